@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of actions: what was asked for, frozen into the action's row when it was accepted.
 
-The API and the operator's commands write them, each workflow of the conductor declares which of them it reads
-(``conductor.saga.Workflow.args``). A field that the writer does not know takes its default, one that the reader does
-not know is ignored, so that an action of the release before is understood. Secrets are never here.
+The API and the operator's commands write them, each workflow of the conductor declares which of
+them it reads (``conductor.saga.Workflow.args``). A field that the writer does not know takes its
+default, one that the reader does not know is ignored, so that an action of the release before is
+understood. Secrets are never here.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -16,25 +18,29 @@ from common.models import JSON, Flavor, ImageRef
 class ActionArgs:
     """What every action has."""
 
-    was: str = ""                                           #: the server's vm_state when the action was accepted
-    roles: list[str] = field(default_factory=list)          #: of the caller who created the server
-    files: list[JSON] = field(default_factory=list)         #: injected files; of actions accepted before upgrade 0008
+    was: str = ""  #: the server's vm_state when the action was accepted
+    roles: list[str] = field(default_factory=list)  #: of the caller who created the server
+    files: list[JSON] = field(
+        default_factory=list
+    )  #: injected files; of actions accepted before upgrade 0008
 
 
 @dataclass(frozen=True, kw_only=True)
 class DestinationArgs(ActionArgs):
     """Where the server is to be placed."""
 
-    zone: str | None = None             #: availability zone
-    host: str | None = None             #: the only host that may be chosen
-    forced: bool = False                #: the filters of the operator do not apply to ``host``
+    zone: str | None = None  #: availability zone
+    host: str | None = None  #: the only host that may be chosen
+    forced: bool = False  #: the filters of the operator do not apply to ``host``
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs(ActionArgs):
     """Which interfaces the server is to get."""
 
-    networks: list[JSON] = field(default_factory=list)      #: dicts with network or port, label, fixed_ip?, tag?
+    networks: list[JSON] = field(
+        default_factory=list
+    )  #: dicts with network or port, label, fixed_ip?, tag?
     security_groups: list[str] = field(default_factory=list)
 
 
@@ -47,7 +53,7 @@ class CreateArgs(DestinationArgs, NetworkArgs):
 class UnshelveArgs(DestinationArgs):
     """Unshelve."""
 
-    unpin: bool = False                 #: the server's pinned availability zone counts no longer
+    unpin: bool = False  #: the server's pinned availability zone counts no longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +67,21 @@ class DetachInterfaceArgs(ActionArgs):
 class SecurityGroupArgs(ActionArgs):
     """Add or remove a security group."""
 
-    group: str                          #: id at the network service
-    name: str = ""                      #: as the caller wrote it
+    group: str  #: id at the network service
+    name: str = ""  #: as the caller wrote it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShareArgs:
     """A share of a server."""
 
-    uuid: str                           #: of the mapping
+    uuid: str  #: of the mapping
     share_id: str
-    access_to: str                      #: address of the host that mounts it
+    access_to: str  #: address of the host that mounts it
     tag: str = ""
     protocol: str = ""
     export_location: str = ""
-    was: str = ""                       #: status of the mapping when it was to be detached
+    was: str = ""  #: status of the mapping when it was to be detached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +105,7 @@ class BackupArgs(ImageArgs):
     """Backup."""
 
     backup_type: str
-    rotation: int                       #: how many backups of this type are kept
+    rotation: int  #: how many backups of this type are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,49 +113,49 @@ class RebuildArgs(ActionArgs):
     """Rebuild. ``before`` and ``wrote`` are there when the image is another one."""
 
     preserve_ephemeral: bool = False
-    before: JSON = field(default_factory=dict)      #: columns of the server as they were
-    wrote: JSON = field(default_factory=dict)       #: the same columns as the request left them
+    before: JSON = field(default_factory=dict)  #: columns of the server as they were
+    wrote: JSON = field(default_factory=dict)  #: the same columns as the request left them
 
 
 @dataclass(frozen=True, kw_only=True)
 class RescueArgs(ActionArgs):
     """Rescue."""
 
-    image: ImageRef | None = None       #: None: the server's own
+    image: ImageRef | None = None  #: None: the server's own
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveArgs(ActionArgs):
     """Resize, cold migration; what all moves have."""
 
-    migration: str                      #: uuid of the migration's record
+    migration: str  #: uuid of the migration's record
     source: str
     old_flavor: Flavor
     new_flavor: Flavor
-    dest: str | None = None             #: of a move that has ended
-    host: str | None = None             #: the only destination that may be chosen
+    dest: str | None = None  #: of a move that has ended
+    host: str | None = None  #: the only destination that may be chosen
     forced: bool = False
-    by: str = ""                        #: the operator's command that began it
+    by: str = ""  #: the operator's command that began it
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveMigrateArgs(MoveArgs):
     """Live migration."""
 
-    block_migration: bool | None = None     #: None: as the hosts' storage needs it
+    block_migration: bool | None = None  #: None: as the hosts' storage needs it
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvacuateArgs(MoveArgs):
     """Evacuate."""
 
-    stopped: bool = False               #: the server is not started at its destination
-    shared: bool | None = None          #: what the caller says of the hosts' storage
+    stopped: bool = False  #: the server is not started at its destination
+    shared: bool | None = None  #: what the caller says of the hosts' storage
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveEndArgs(MoveArgs):
     """Confirm or revert a resize or a cold migration."""
 
-    before: str = ""                    #: vm_state before the move
-    resized: int = 0                    #: fence under which the server was moved
+    before: str = ""  #: vm_state before the move
+    resized: int = 0  #: fence under which the server was moved

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each host and each role of the control plane may do at the broker: its user there, and its permissions.
+"""What each host and each role of the control plane may do at the broker: its user there, and its
+permissions.
 
-RabbitMQ then enforces that a host reads its own queue only, and speaks only to conductors and to who has asked it, in
-its own name (``common.rpc.host_link``); and that a role reads its own queues and answers only, and wakes only whom
-it has to. What it may not do is refused by closing its connection. What it cannot hold a role to is said in
-docs/decisions/0035.
+RabbitMQ then enforces that a host reads its own queue only, and speaks only to conductors and to
+who has asked it, in its own name (``common.rpc.host_link``); and that a role reads its own queues
+and answers only, and wakes only whom it has to. What it may not do is refused by closing its
+connection. What it cannot hold a role to is said in docs/decisions/0035.
 Permissions: https://www.rabbitmq.com/docs/access-control
 """
+
 from __future__ import annotations
 
 import re
@@ -14,19 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-PREFIX = "kilonova"          #: begins every name at the broker
+PREFIX = "kilonova"  #: begins every name at the broker
 REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
 NOTHING = "^$"
 API, CONSOLE, SCHEDULER, CONDUCTOR = "api", "console", "scheduler", "conductor"
 ROLES = (API, CONSOLE, SCHEDULER, CONDUCTOR)
-CALLS = "kilonova"           #: the exchange between processes of the control plane; begins the names of their topics
-_DEFAULT = r"amq\.default"   #: RabbitMQ's name for the exchange that leads into each queue
+CALLS = "kilonova"  #: the exchange between processes of the control plane; begins the names of their topics
+_DEFAULT = r"amq\.default"  #: RabbitMQ's name for the exchange that leads into each queue
 _NUMBER = "[0-9a-f]{32}"
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What a user may say to an exchange of type topic, and hear of it: regular expressions for routing keys."""
+    """What a user may say to an exchange of type topic, and hear of it: regular expressions for
+    routing keys."""
 
     exchange: str
     write: str = NOTHING
@@ -35,8 +38,8 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user of the broker, and what it may: regular expressions for names of queues and exchanges (configure, read,
-    write), and for the routing keys of some exchanges."""
+    """A user of the broker, and what it may: regular expressions for names of queues and exchanges
+    (configure, read, write), and for the routing keys of some exchanges."""
 
     user: str
     password: str = field(repr=False)
@@ -47,59 +50,128 @@ class Identity:
 
     def permissions(self, virtual_host: str = "/") -> dict[str, Any]:
         """As the broker's definitions have them."""
-        return {"user": self.user, "vhost": virtual_host, "configure": self.configure, "write": self.write,
-                "read": self.read}
+        return {
+            "user": self.user,
+            "vhost": virtual_host,
+            "configure": self.configure,
+            "write": self.write,
+            "read": self.read,
+        }
 
     def topic_permissions(self, virtual_host: str = "/") -> list[dict[str, Any]]:
         """The same of routing keys."""
-        return [{"user": self.user, "vhost": virtual_host, "exchange": topic.exchange, "write": topic.write,
-                 "read": topic.read} for topic in self.topics]
+        return [
+            {
+                "user": self.user,
+                "vhost": virtual_host,
+                "exchange": topic.exchange,
+                "write": topic.write,
+                "read": topic.read,
+            }
+            for topic in self.topics
+        ]
 
 
 def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
     """The identity of a host."""
     queue, name = f"^{re.escape(host_queue(prefix, host))}$", re.escape(host)
-    return Identity(user_of(host, prefix), password, queue, f"^{exchange(prefix)}$", queue, (
-        Topic(exchange(prefix), rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{name}$"),))
+    return Identity(
+        user_of(host, prefix),
+        password,
+        queue,
+        f"^{exchange(prefix)}$",
+        queue,
+        (Topic(exchange(prefix), rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{name}$"),),
+    )
 
 
-def of_role(role: str, password: str, prefix: str = PREFIX, calls: str = CALLS, told: str = "nova",
-            topics: Sequence[str] = ("notifications", "versioned_notifications")) -> Identity:
-    """The identity of API, CONSOLE, SCHEDULER or CONDUCTOR. ``calls``: the exchange between these; ``told`` and
+def of_role(
+    role: str,
+    password: str,
+    prefix: str = PREFIX,
+    calls: str = CALLS,
+    told: str = "nova",
+    topics: Sequence[str] = ("notifications", "versioned_notifications"),
+) -> Identity:
+    """The identity of API, CONSOLE, SCHEDULER or CONDUCTOR. ``calls``: the exchange between these;
+    ``told`` and
     ``topics``: where notifications go."""
     hosts, called, begin = re.escape(exchange(prefix)), re.escape(calls), re.escape(CALLS)
-    answers, replies = rf"{re.escape(answers_queue(prefix, role, ''))}{_NUMBER}", rf"{reply_queue(role, '')}{_NUMBER}"
+    answers, replies = (
+        rf"{re.escape(answers_queue(prefix, role, ''))}{_NUMBER}",
+        rf"{reply_queue(role, '')}{_NUMBER}",
+    )
     asks = Topic(exchange(prefix), read=rf"^{ANSWERS}\.{_NUMBER}\.#$")
     served = rf"{begin}-{role}(\..+|_fanout.*)?"
-    if role == CONSOLE:         # it asks hosts only
-        return _identity(role, password, prefix, [answers], [answers, _DEFAULT], [answers, hosts], asks)
+    if role == CONSOLE:  # it asks hosts only
+        return _identity(
+            role, password, prefix, [answers], [answers, _DEFAULT], [answers, hosts], asks
+        )
     if role == API:
         wakes = Topic(calls, write=rf"^{begin}-({CONDUCTOR}|nobody)$")
-        return _identity(role, password, prefix, [answers, replies, called], [answers, _DEFAULT, called],
-                         [answers, replies, hosts], asks, wakes)
+        return _identity(
+            role,
+            password,
+            prefix,
+            [answers, replies, called],
+            [answers, _DEFAULT, called],
+            [answers, replies, hosts],
+            asks,
+            wakes,
+        )
     heard = rf"^{begin}-{role}(\..+)?$"
-    if role == SCHEDULER:       # it answers only
-        return _identity(role, password, prefix, [served, called], [served, _DEFAULT], [served, called],
-                         Topic(calls, read=heard))
+    if role == SCHEDULER:  # it answers only
+        return _identity(
+            role,
+            password,
+            prefix,
+            [served, called],
+            [served, _DEFAULT],
+            [served, called],
+            Topic(calls, read=heard),
+        )
     doors = rf"{re.escape(prefix)}-({REPORTS}|{HEARTBEATS})"
     outbox = rf"({'|'.join(map(re.escape, topics))})\..+"
     return _identity(
-        role, password, prefix, [served, doors, answers, replies, called, hosts, re.escape(told), outbox],
+        role,
+        password,
+        prefix,
+        [served, doors, answers, replies, called, hosts, re.escape(told), outbox],
         [served, doors, answers, _DEFAULT, called, re.escape(told), outbox],
         [served, doors, answers, replies, called, hosts, re.escape(told)],
         Topic(exchange(prefix), read=rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.#$"),
-        Topic(calls, *_sides(calls == told, rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)", heard, outbox)))
+        Topic(
+            calls,
+            *_sides(
+                calls == told, rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)", heard, outbox
+            ),
+        ),
+    )
 
 
 def _sides(both: bool, asked: str, heard: str, outbox: str) -> tuple[str, str]:
-    """What a conductor says and hears where calls travel; also notifications where they travel there too."""
-    return (f"^({asked}|{outbox})$", f"^({heard[1:-1]}|{outbox})$") if both else (f"^({asked})$", heard)
+    """What a conductor says and hears where calls travel; also notifications where they travel
+    there too."""
+    return (
+        (f"^({asked}|{outbox})$", f"^({heard[1:-1]}|{outbox})$")
+        if both
+        else (f"^({asked})$", heard)
+    )
 
 
-def _identity(role: str, password: str, prefix: str, configure: list[str], write: list[str], read: list[str],
-              *topics: Topic) -> Identity:
-    may = {name: f"^({'|'.join(names)})$" for name, names in
-           (("configure", configure), ("write", write), ("read", read))}
+def _identity(
+    role: str,
+    password: str,
+    prefix: str,
+    configure: list[str],
+    write: list[str],
+    read: list[str],
+    *topics: Topic,
+) -> Identity:
+    may = {
+        name: f"^({'|'.join(names)})$"
+        for name, names in (("configure", configure), ("write", write), ("read", read))
+    }
     return Identity(user_of_role(role, prefix), password, topics=topics, **may)
 
 
@@ -129,5 +201,6 @@ def host_queue(prefix: str, host: str) -> str:
 
 
 def exchange(prefix: str) -> str:
-    """Where hosts speak to the control plane; the routing key says to whom, and ends in the host's name."""
+    """Where hosts speak to the control plane; the routing key says to whom, and ends in the host's
+    name."""
     return f"{prefix}-hosts"

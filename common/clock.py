@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time: how it is counted and written.
 
-Stored times are microseconds since the epoch by the *database's* clock (``common.store.engine.now``); a
-process's own clock is only ever asked for ages, through an object with ``monotonic()`` that a simulator
-replaces.
+Stored times are microseconds since the epoch by the *database's* clock
+(``common.store.engine.now``); a process's own clock is only ever asked for ages, through an object
+with ``monotonic()`` that a simulator replaces.
 """
+
 from __future__ import annotations
 
 import time
@@ -40,4 +41,6 @@ def parse(text: str) -> int:
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)     # exact, as a float is not
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(
+        microseconds=1
+    )  # exact, as a float is not

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a command is on its host: its phase, and how much of the phase is done.
 
-The agent reports it with the periodic exchange; conductors derive task_state and progress of the server from it. On the
-wire it is a text, as operators read it: "fetching image 40 %", "hangs in rescue (making disks)".
+The agent reports it with the periodic exchange; conductors derive task_state and progress of the
+server from it. On the wire it is a text, as operators read it: "fetching image 40 %", "hangs in
+rescue (making disks)".
 """
+
 from __future__ import annotations
 
 import re
@@ -33,7 +35,7 @@ class CommandPhase(StrEnum):
     VERIFYING_FILES = "verifying files"
     WAITING_FOR_NETWORK = "waiting for the network"
     WAITING_TO_FETCH = "waiting to fetch image"
-    OTHER = "busy"      #: one that only a later release knows
+    OTHER = "busy"  #: one that only a later release knows
 
     @classmethod
     def _missing_(cls, value: object) -> CommandPhase:
@@ -48,7 +50,8 @@ _PERCENT = re.compile(r"(?P<phase>.*) (?P<percent>\d{1,3}) %")
 
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
-    """``percent``: of the phase, None where nobody counts. ``hanging``: the verb, when it gives no sign of life."""
+    """``percent``: of the phase, None where nobody counts. ``hanging``: the verb, when it gives no
+    sign of life."""
 
     phase: CommandPhase
     percent: int | None = None
@@ -64,5 +67,8 @@ class CommandProgress:
         hangs = _HANGS.fullmatch(text)
         inside = hangs["inside"] if hangs else text
         counted = _PERCENT.fullmatch(inside)
-        return cls(CommandPhase(counted["phase"] if counted else inside),
-                   min(100, int(counted["percent"])) if counted else None, hangs["verb"] if hangs else "")
+        return cls(
+            CommandPhase(counted["phase"] if counted else inside),
+            min(100, int(counted["percent"])) if counted else None,
+            hangs["verb"] if hangs else "",
+        )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option, in one place: few, with safe defaults.
 
-``load`` reads one file (``kilonova.conf``) into oslo.config's global object, because oslo.messaging only
-works with that one, and refuses a wrong value at start, naming the option and what is allowed. The sample
-in deploy/ is made from this list by ``kilonova config sample``.
+``load`` reads one file (``kilonova.conf``) into oslo.config's global object, because oslo.messaging
+only works with that one, and refuses a wrong value at start, naming the option and what is allowed.
+The sample in deploy/ is made from this list by ``kilonova config sample``.
 """
+
 from __future__ import annotations
 
 import json
@@ -36,11 +37,13 @@ def _url(schemes: tuple[str, ...]) -> types.ConfigType:
             if not text.startswith(schemes):
                 raise ValueError(f"must start with one of {', '.join(schemes)}")
             return text
+
     return Url(max_length=2048)
 
 
 _DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+mysqldb://")
 
+# fmt: off
 OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "DEFAULT": (
         cfg.HostAddressOpt("host", default=socket.gethostname(), sample_default="the host's name",
@@ -343,6 +346,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "notifications": notifications.OPTIONS,
 }
+# fmt: on
 
 
 def register(conf: cfg.ConfigOpts = CONF) -> None:
@@ -354,28 +358,43 @@ def register(conf: cfg.ConfigOpts = CONF) -> None:
 def load(path: str | None = None) -> cfg.ConfigOpts:
     """Read the file and check every value.
 
-    The path is, in order: the argument, $KILONOVA_CONF, /etc/kilonova/kilonova.conf (when it exists).
+    The path is, in order: the argument, $KILONOVA_CONF, /etc/kilonova/kilonova.conf (when it
+    exists).
 
     Raises:
-        ConfigError: the file is missing or an option has a wrong value or is unknown in its section.
+        ConfigError: the file is missing or an option has a wrong value or is unknown in its
+        section.
     """
     register()
-    path = path or os.environ.get("KILONOVA_CONF") or (DEFAULT_FILE if os.path.exists(DEFAULT_FILE) else None)
+    path = (
+        path
+        or os.environ.get("KILONOVA_CONF")
+        or (DEFAULT_FILE if os.path.exists(DEFAULT_FILE) else None)
+    )
     try:
-        CONF(args=[], project="kilonova", default_config_files=[path] if path else [], default_config_dirs=[])
+        CONF(
+            args=[],
+            project="kilonova",
+            default_config_files=[path] if path else [],
+            default_config_dirs=[],
+        )
         for group, options in OPTIONS.items():
             section = CONF if group == "DEFAULT" else CONF[group]
             for option in options:
                 section[option.dest]
     except cfg.ConfigFilesNotFoundError as problem:
-        raise ConfigError(f"There is no configuration file {path}. Make one with: kilonova config sample") from problem
+        raise ConfigError(
+            f"There is no configuration file {path}. Make one with: kilonova config sample"
+        ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
     limits = CONF.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:
-        raise ConfigError(f"{path}: [database] lock_timeout is {limits.lock_timeout}, and statement_timeout "
-                          f"{limits.statement_timeout}: it must be less than half of it, or a statement that waits for "
-                          "two rows ends as if the server were dead")
+        raise ConfigError(
+            f"{path}: [database] lock_timeout is {limits.lock_timeout}, and statement_timeout "
+            f"{limits.statement_timeout}: it must be less than half of it, or a statement that waits for "
+            "two rows ends as if the server were dead"
+        )
     return CONF
 
 

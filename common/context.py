@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is asking: made from the validated token, read by policy and the resources."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ OURSELVES = "kilonova"
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request's caller. ``token`` is the caller's own, only for reads of the neighbours; it never
-    prints. ``admin``: what policy says of it, where that has been asked."""
+    """One request's caller. ``token`` is the caller's own, only for reads of the neighbours; it
+    never prints. ``admin``: what policy says of it, where that has been asked."""
 
     user_id: str
     project_id: str
@@ -33,7 +34,9 @@ class RequestContext:
     @classmethod
     def of_ourselves(cls, project_id: str) -> RequestContext:
         """For what nobody asked for: Kilonova begins it itself, for a server of this project."""
-        return cls(user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request())
+        return cls(
+            user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request()
+        )
 
     @property
     def is_admin(self) -> bool:

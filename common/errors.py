@@ -24,9 +24,10 @@
             ├── Unsure         503  nor did it say whether the change was made
             └── WrongSchema    503  it is of another version than this code
 
-The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says whether the
-same request can succeed later without being changed.
+The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says
+whether the same request can succeed later without being changed.
 """
+
 from __future__ import annotations
 
 
@@ -37,7 +38,9 @@ class Problem(Exception):
     kind = "computeFault"
     retryable = False
 
-    def __init__(self, text: str = "Unexpected error. Give the request id to your operator.") -> None:
+    def __init__(
+        self, text: str = "Unexpected error. Give the request id to your operator."
+    ) -> None:
         super().__init__(text)
         self.text = text
 
@@ -63,7 +66,9 @@ class OverQuota(Forbidden):
         asked = ", ".join(str(over[name][0]) for name in over)
         used = ", ".join(str(over[name][1]) for name in over)
         limit = ", ".join(str(over[name][2]) for name in over)
-        super().__init__(f"Quota exceeded for {names}: Requested {asked}, but already used {used} of {limit} {names}")
+        super().__init__(
+            f"Quota exceeded for {names}: Requested {asked}, but already used {used} of {limit} {names}"
+        )
 
 
 class NotFound(Problem):
@@ -149,6 +154,8 @@ class WrongSchema(NoStore):
 
 
 class Unsure(NoStore):
-    def __init__(self, text: str = "The database did not say whether this was done; look before you ask again."
-                 ) -> None:
+    def __init__(
+        self,
+        text: str = "The database did not say whether this was done; look before you ask again.",
+    ) -> None:
         super().__init__(text)

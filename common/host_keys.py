@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that a host shares with the control plane: what proves, and hides, each message between both.
+"""Keys that a host shares with the control plane: what proves, and hides, each message between
+both.
 
-A host has two: one with conductors (commands, reports), one with whoever may ask it something (queries). Each is made
-of a secret of the control plane, the host's name and a number, the generation, so nothing has to be kept of it: a
-conductor makes the keys of every host, a host has its own. A new generation makes the old key worthless. Which
-generations count is in the database (``common.store.hosts.host_keys``).
+A host has two: one with conductors (commands, reports), one with whoever may ask it something
+(queries). Each is made of a secret of the control plane, the host's name and a number, the
+generation, so nothing has to be kept of it: a conductor makes the keys of every host, a host has
+its own. A new generation makes the old key worthless. Which generations count is in the database
+(``common.store.hosts.host_keys``).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -28,7 +31,7 @@ from common.clock import Clock
 _NONCE_BYTES = 12
 _STRANGERS_SECONDS = 0.1
 _SILENCE_SECONDS = 1.0  #: after which a database that was silent is asked again
-GOOD_FOR_SECONDS = 5     #: for which what was read of generations is believed
+GOOD_FOR_SECONDS = 5  #: for which what was read of generations is believed
 
 
 class Purpose(StrEnum):
@@ -71,7 +74,9 @@ class HostKey:
 def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey:
     """The key of a host that everybody with the secret makes alike."""
     about = json.dumps(["host key", host, generation, purpose]).encode()
-    return HostKey(host, generation, purpose, hmac.new(secret.encode(), about, hashlib.sha256).digest())
+    return HostKey(
+        host, generation, purpose, hmac.new(secret.encode(), about, hashlib.sha256).digest()
+    )
 
 
 class Keys(Protocol):
@@ -81,12 +86,14 @@ class Keys(Protocol):
         """The key for a message to or of this host; raises Unavailable when there is none."""
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        """The key with which a message was made; raises NotGenuine when it does not count (any more)."""
+        """The key with which a message was made; raises NotGenuine when it does not count (any
+        more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKeys:
-    """The keys of an agent. ``transport_url``: the broker, in the host's own name; empty: as configured."""
+    """The keys of an agent. ``transport_url``: the broker, in the host's own name; empty: as
+    configured."""
 
     host: str
     generation: int
@@ -103,31 +110,52 @@ class OwnKeys:
 
     def text(self) -> str:
         """The host's key file."""
-        return json.dumps({"host": self.host, "generation": self.generation, "keys": dict(self.secrets),
-                           "transport_url": self.transport_url}, indent=1) + "\n"
+        return (
+            json.dumps(
+                {
+                    "host": self.host,
+                    "generation": self.generation,
+                    "keys": dict(self.secrets),
+                    "transport_url": self.transport_url,
+                },
+                indent=1,
+            )
+            + "\n"
+        )
 
     @classmethod
     def read(cls, path: Path, host: str) -> OwnKeys:
         """The host's key file.
 
         Raises:
-            ValueError: it is missing, readable for others, or not this host's; the text says what to do.
+            ValueError: it is missing, readable for others, or not this host's; the text says what
+            to do.
         """
-        again = f"make it with: kilonova host add {host} (or rotate), on a machine of the control plane"
+        again = (
+            f"make it with: kilonova host add {host} (or rotate), on a machine of the control plane"
+        )
         try:
             mode = path.stat().st_mode
             told = json.loads(path.read_text())
-            own = cls(told["host"], int(told["generation"]), {purpose: told["keys"][purpose] for purpose in Purpose},
-                      told.get("transport_url", ""))
+            own = cls(
+                told["host"],
+                int(told["generation"]),
+                {purpose: told["keys"][purpose] for purpose in Purpose},
+                told.get("transport_url", ""),
+            )
             assert all(len(bytes.fromhex(secret)) == 32 for secret in own.secrets.values())
         except FileNotFoundError as problem:
             raise ValueError(f"this host has no key file {path}: {again}") from problem
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as problem:
-            raise ValueError(f"the key file {path} cannot be used ({type(problem).__name__}): {again}") from problem
+            raise ValueError(
+                f"the key file {path} cannot be used ({type(problem).__name__}): {again}"
+            ) from problem
         if mode & 0o077:
             raise ValueError(f"others may read the key file {path}: chmod 600 {path}")
         if own.host != host:
-            raise ValueError(f"the key file {path} is of host {own.host}, and this is {host}: {again}")
+            raise ValueError(
+                f"the key file {path} is of host {own.host}, and this is {host}: {again}"
+            )
         return own
 
 
@@ -140,11 +168,16 @@ class Generations:
 
 
 class AllKeys:
-    """The keys of all hosts, for a process of the control plane. ``secrets``: for each purpose that it may have;
-    ``look`` reads which generations count, at most every ``good_for`` seconds."""
+    """The keys of all hosts, for a process of the control plane. ``secrets``: for each purpose that
+    it may have; ``look`` reads which generations count, at most every ``good_for`` seconds."""
 
-    def __init__(self, secrets: Mapping[Purpose, str], look: Callable[[], Mapping[str, Generations]], clock: Clock,
-                 good_for: float = GOOD_FOR_SECONDS) -> None:
+    def __init__(
+        self,
+        secrets: Mapping[Purpose, str],
+        look: Callable[[], Mapping[str, Generations]],
+        clock: Clock,
+        good_for: float = GOOD_FOR_SECONDS,
+    ) -> None:
         self._secrets = {purpose: secret for purpose, secret in secrets.items() if secret}
         self._look, self._clock, self._good_for = look, clock, good_for
         self._found: Mapping[str, Generations] = {}
@@ -162,20 +195,26 @@ class AllKeys:
         known = self._generations(host)
         if known is None:
             raise NotGenuine("this host has no key (any more): kilonova host add")
-        if generation != known.newest and not (known.accepts_previous and generation == known.newest - 1):
-            raise NotGenuine(f"generation {generation} of its key does not count: it is {known.newest}")
+        if generation != known.newest and not (
+            known.accepts_previous and generation == known.newest - 1
+        ):
+            raise NotGenuine(
+                f"generation {generation} of its key does not count: it is {known.newest}"
+            )
         return self._make(host, generation, purpose)
 
     def _generations(self, host: str) -> Generations | None:
-        """A host that is not known is looked for at once, but a stranger who makes names up has the database asked ten
-        times a second at most."""
+        """A host that is not known is looked for at once, but a stranger who makes names up has the
+        database asked ten times a second at most."""
         with self._lock:
             moment = self._clock.monotonic()
             age = moment - self._looked_at
             if age > self._good_for or (host not in self._found and age > _STRANGERS_SECONDS):
                 if moment < self._rests_until:
                     raise errors.Unavailable("The database does not say which keys of hosts count.")
-                self._rests_until = moment + _SILENCE_SECONDS       # for those that come while it is away
+                self._rests_until = (
+                    moment + _SILENCE_SECONDS
+                )  # for those that come while it is away
                 self._found = self._look()
                 self._looked_at, self._rests_until = self._clock.monotonic(), moment
             return self._found.get(host)
@@ -184,12 +223,20 @@ class AllKeys:
         key = self._made.get((host, generation, purpose))
         if key is None:
             if purpose not in self._secrets:
-                raise errors.Unavailable(f"This process has no secret for keys of purpose {purpose}; see [host_keys].")
-            key = self._made[host, generation, purpose] = derive(self._secrets[purpose], host, generation, purpose)
+                raise errors.Unavailable(
+                    f"This process has no secret for keys of purpose {purpose}; see [host_keys]."
+                )
+            key = self._made[host, generation, purpose] = derive(
+                self._secrets[purpose], host, generation, purpose
+            )
         return key
 
     def for_host(self, host: str, transport_url: str = "") -> OwnKeys:
         """What the host's key file has."""
         made: dict[str, Any] = {purpose: self.newest(host, purpose) for purpose in Purpose}
-        return OwnKeys(host, made[Purpose.COMMAND].generation,
-                       {purpose: key.secret.hex() for purpose, key in made.items()}, transport_url)
+        return OwnKeys(
+            host,
+            made[Purpose.COMMAND].generation,
+            {purpose: key.secret.hex() for purpose, key in made.items()},
+            transport_url,
+        )

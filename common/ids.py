@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identifiers: servers and actions are UUIDs, requests are ``req-`` and a UUID."""
+
 from __future__ import annotations
 
 import re
@@ -45,5 +46,6 @@ def spellings(text: str) -> tuple[str, str]:
 
 
 def number(text: str) -> int | None:
-    """The number of a row that a path or a query names, in ASCII digits; None: no row has such a number."""
+    """The number of a row that a path or a query names, in ASCII digits; None: no row has such a
+    number."""
     return int(text) if _NUMBER.match(text) else None

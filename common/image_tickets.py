@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets: what a host shows the image gateway to read or write the images of its commands, and nothing else.
+"""Tickets: what a host shows the image gateway to read or write the images of its commands, and
+nothing else.
 
-The conductor makes one for each message that has commands with images, the gateway checks it; the key is derived from
-a secret of these two, which no host has, and no API process. Which verbs need an image, and where their arguments name
-it, stands in ``common.verbs``.
-Must stay true: a ticket opens no image that its commands do not name, a ticket for reading does not write, and the
-reverse; it ends by itself, and is compared in constant time.
+The conductor makes one for each message that has commands with images, the gateway checks it; the
+key is derived from a secret of these two, which no host has, and no API process. Which verbs need
+an image, and where their arguments name it, stands in ``common.verbs``. Must stay true: a ticket
+opens no image that its commands do not name, a ticket for reading does not write, and the reverse;
+it ends by itself, and is compared in constant time.
 """
+
 from __future__ import annotations
 
 import base64
@@ -29,9 +31,9 @@ from common.verbs import facts_of
 
 log = logging.getLogger(__name__)
 PURPOSE = "image-gateway/1"
-LIFETIME = 3600              #: seconds
-MOST = 100                   #: images of one ticket: it travels in a header, and servers bound these
-LONGEST = 8000               #: characters
+LIFETIME = 3600  #: seconds
+MOST = 100  #: images of one ticket: it travels in a header, and servers bound these
+LONGEST = 8000  #: characters
 _BAD = "The ticket is not one of this cloud's, is too old, or does not open this image for that."
 
 
@@ -52,7 +54,9 @@ def images_read(commands: Iterable[Command]) -> list[str]:
 
 def images_written(commands: Iterable[Command]) -> list[str]:
     """The images that these commands make."""
-    return _each(command.args[key] for command in commands if (key := facts_of(command.verb).writes_image))
+    return _each(
+        command.args[key] for command in commands if (key := facts_of(command.verb).writes_image)
+    )
 
 
 def uses_image(command: Command) -> bool:
@@ -77,8 +81,10 @@ def configured(conf: cfg.ConfigOpts) -> Tickets:
     """Made and checked with the secret that conductors and image gateways have."""
     own = conf.image_gateway.ticket_secret
     if not own.strip(", "):
-        log.warning("whoever has [DEFAULT] secret_key can make tickets for images: set [image_gateway] ticket_secret "
-                    "for conductors and image gateways")
+        log.warning(
+            "whoever has [DEFAULT] secret_key can make tickets for images: set [image_gateway] ticket_secret "
+            "for conductors and image gateways"
+        )
         own = conf.secret_key
     return Tickets(Vault(own))
 
@@ -109,13 +115,15 @@ class Tickets:
             Unavailable: this cloud has no secret.
         """
         body, _, signature = text[:LONGEST].partition(".")
-        known = [hmac.compare_digest(_signature(key, body).encode(), signature.encode(errors="replace"))
-                 for key in self._vault.derive_all(PURPOSE)]
+        known = [
+            hmac.compare_digest(_signature(key, body).encode(), signature.encode(errors="replace"))
+            for key in self._vault.derive_all(PURPOSE)
+        ]
         if not any(known):
             raise errors.Unauthorized(_BAD)
         try:
             host, reads, writes, until = json.loads(base64.urlsafe_b64decode(body))
-        except (ValueError, binascii.Error) as problem:         # signed by us, by another release
+        except (ValueError, binascii.Error) as problem:  # signed by us, by another release
             raise errors.Unauthorized(_BAD) from problem
         if self._seconds() >= until:
             raise errors.Unauthorized(_BAD)
@@ -124,7 +132,8 @@ class Tickets:
 
 @dataclass(frozen=True)
 class Gateway:
-    """The image gateway as conductors send it to hosts: its ``url`` as these reach it, and who makes tickets."""
+    """The image gateway as conductors send it to hosts: its ``url`` as these reach it, and who
+    makes tickets."""
 
     url: str
     tickets: Tickets

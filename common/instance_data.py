@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest may know of itself: the one maker of the trees of its config drive and of the metadata service.
+"""What a guest may know of itself: the one maker of the trees of its config drive and of the
+metadata service.
 
-``guest_spec`` takes the facts from a server's row, for the conductor (whose command carries them to the host) and for
-the metadata service; ``InstanceData`` puts them into the words of OpenStack and of EC2, version by version, in the
-layout that cloud-init, cloudbase-init and Ignition read. Pure: whoever needs chance or a file brings it along.
-Must stay true: both ways tell the same, except what only the drive carries (admin password, files, chosen once);
-what a tenant wrote is data, never a path.
+``guest_spec`` takes the facts from a server's row, for the conductor (whose command carries them to
+the host) and for the metadata service; ``InstanceData`` puts them into the words of OpenStack and
+of EC2, version by version, in the layout that cloud-init, cloudbase-init and Ignition read. Pure:
+whoever needs chance or a file brings it along. Must stay true: both ways tell the same, except what
+only the drive carries (admin password, files, chosen once); what a tenant wrote is data, never a
+path.
 """
+
 from __future__ import annotations
 
 import base64
@@ -23,25 +26,69 @@ from common.wire import from_wire
 
 LATEST = "latest"
 #: The OpenStack versions that guests ask for.
-VERSIONS = ("2012-08-10", "2013-04-04", "2013-10-17", "2015-10-15", "2016-06-30", "2016-10-06", "2017-02-22",
-            "2018-08-27", "2020-10-14", "2025-04-04", LATEST)
-EC2_VERSIONS = ("1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01",
-                "2008-09-01", "2009-04-04", LATEST)
-META_DATA, USER_DATA, PASSWORD, VENDOR_DATA = "meta_data.json", "user_data", "password", "vendor_data.json"
-#: Each document, and each later key of meta_data.json and EC2's meta-data, with the first version that has it.
-DOCUMENTS = {META_DATA: "2012-08-10", USER_DATA: "2012-08-10", PASSWORD: "2013-04-04", VENDOR_DATA: "2013-10-17",
-             "network_data.json": "2015-10-15", "vendor_data2.json": "2016-10-06"}
-KEYS = {"random_seed": "2013-04-04", "project_id": "2015-10-15", "devices": "2016-06-30",
-        "dedicated_cpus": "2020-10-14"}
-EC2_KEYS = {"local-hostname": "2007-01-19", "public-hostname": "2007-01-19", "public-ipv4": "2007-01-19",
-            "instance-type": "2007-08-29", "block-device-mapping": "2007-12-15", "placement": "2008-02-01",
-            "instance-action": "2008-09-01"}
+VERSIONS = (
+    "2012-08-10",
+    "2013-04-04",
+    "2013-10-17",
+    "2015-10-15",
+    "2016-06-30",
+    "2016-10-06",
+    "2017-02-22",
+    "2018-08-27",
+    "2020-10-14",
+    "2025-04-04",
+    LATEST,
+)
+EC2_VERSIONS = (
+    "1.0",
+    "2007-01-19",
+    "2007-03-01",
+    "2007-08-29",
+    "2007-10-10",
+    "2007-12-15",
+    "2008-02-01",
+    "2008-09-01",
+    "2009-04-04",
+    LATEST,
+)
+META_DATA, USER_DATA, PASSWORD, VENDOR_DATA = (
+    "meta_data.json",
+    "user_data",
+    "password",
+    "vendor_data.json",
+)
+#: Each document, and each later key of meta_data.json and EC2's meta-data, with the first version
+#: that has it.
+DOCUMENTS = {
+    META_DATA: "2012-08-10",
+    USER_DATA: "2012-08-10",
+    PASSWORD: "2013-04-04",
+    VENDOR_DATA: "2013-10-17",
+    "network_data.json": "2015-10-15",
+    "vendor_data2.json": "2016-10-06",
+}
+KEYS = {
+    "random_seed": "2013-04-04",
+    "project_id": "2015-10-15",
+    "devices": "2016-06-30",
+    "dedicated_cpus": "2020-10-14",
+}
+EC2_KEYS = {
+    "local-hostname": "2007-01-19",
+    "public-hostname": "2007-01-19",
+    "public-ipv4": "2007-01-19",
+    "instance-type": "2007-08-29",
+    "block-device-mapping": "2007-12-15",
+    "placement": "2008-02-01",
+    "instance-action": "2008-09-01",
+}
 SEED_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of the EC2 tree; ``shown``: what the list of its parent calls it, its name and a slash by default."""
+    """A folder of the EC2 tree; ``shown``: what the list of its parent calls it, its name and a
+    slash by default."""
 
     items: dict[str, Node]
     shown: str = ""
@@ -51,34 +98,66 @@ Node = Folder | list[str] | str | int | bytes
 
 
 def group_names(interfaces: Iterable[JSON], asked: Iterable[JSON]) -> list[str]:
-    """The security groups of a server's ports, port by port; of ports whose groups are not known, those that its
-    request asked for."""
+    """The security groups of a server's ports, port by port; of ports whose groups are not known,
+    those that its request asked for."""
     known = [one.get("groups") for one in interfaces]
-    return ([group["name"] for group in asked] if None in known else
-            [name for names in known for name in names or ()])
+    return (
+        [group["name"] for group in asked]
+        if None in known
+        else [name for names in known for name in names or ()]
+    )
 
 
-def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availability_zone: str | None = None,
-               files: Sequence[JSON] = (), admin_pass: str = "", boot_roles: Sequence[str] = ()) -> GuestSpec:
-    """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another than its own.
+def guest_spec(
+    row: Any,
+    fence: int,
+    image: ImageRef | None = None,
+    *,
+    availability_zone: str | None = None,
+    files: Sequence[JSON] = (),
+    admin_pass: str = "",
+    boot_roles: Sequence[str] = (),
+) -> GuestSpec:
+    """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another
+    than its own.
     ``boot_roles``: of who asked for the server."""
-    keys = [{"name": row.key_name, "type": _key_type(row.key_data), "data": row.key_data}] if row.key_name else []
+    keys = (
+        [{"name": row.key_name, "type": _key_type(row.key_data), "data": row.key_data}]
+        if row.key_name
+        else []
+    )
     instance: JSON = {
-        "name": row.name, "hostname": row.hostname, "project_id": row.project_id,
-        "availability_zone": availability_zone or row.availability_zone, "launch_index": row.launch_index,
-        "meta": row.meta, "keys": keys, "files": list(files), "reservation_id": row.reservation_id,
-        "security_groups": list(dict.fromkeys(group_names(row.interfaces or (), row.security_groups or ()))),
-        "root_device_name": row.root_device_name}
+        "name": row.name,
+        "hostname": row.hostname,
+        "project_id": row.project_id,
+        "availability_zone": availability_zone or row.availability_zone,
+        "launch_index": row.launch_index,
+        "meta": row.meta,
+        "keys": keys,
+        "files": list(files),
+        "reservation_id": row.reservation_id,
+        "security_groups": list(
+            dict.fromkeys(group_names(row.interfaces or (), row.security_groups or ()))
+        ),
+        "root_device_name": row.root_device_name,
+    }
     if boot_roles:
         instance["boot_roles"] = ",".join(boot_roles)
     if admin_pass:
         instance["admin_pass"] = admin_pass
     flavor = from_wire(Flavor, row.flavor)
     return GuestSpec(
-        server=row.id, fence=fence, name=row.name, flavor=flavor, disks=local_disks.of(flavor, row.disks),
-        image=image or (from_wire(ImageRef, row.image) if row.image else None), config_drive=bool(row.config_drive),
-        user_data=row.user_data, instance=instance,
-        interfaces=[from_wire(Interface, interface) for interface in row.interfaces or ()])
+        server=row.id,
+        fence=fence,
+        name=row.name,
+        flavor=flavor,
+        disks=local_disks.of(flavor, row.disks),
+        image=image or (from_wire(ImageRef, row.image) if row.image else None),
+        config_drive=bool(row.config_drive),
+        user_data=row.user_data,
+        instance=instance,
+        interfaces=[from_wire(Interface, interface) for interface in row.interfaces or ()],
+    )
 
 
 def _dedicated(spec: GuestSpec) -> list[int]:
@@ -86,7 +165,7 @@ def _dedicated(spec: GuestSpec) -> list[int]:
     try:
         return sorted(hardware(spec.flavor, spec.image.properties if spec.image else {}).dedicated)
     except errors.BadRequest:
-        return []           # a guest from before these were checked still has its metadata
+        return []  # a guest from before these were checked still has its metadata
 
 
 def _key_type(data: str | None) -> str:
@@ -95,8 +174,9 @@ def _key_type(data: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InstanceData:
-    """The documents and trees of one guest. ``vendor`` is what the operator tells all guests, None: that is not told;
-    ``dynamic`` gives what the operator's services tell this one, by their names."""
+    """The documents and trees of one guest. ``vendor`` is what the operator tells all guests, None:
+    that is not told; ``dynamic`` gives what the operator's services tell this one, by their
+    names."""
 
     spec: GuestSpec
     vendor: JSON | None = field(default_factory=dict)
@@ -109,14 +189,19 @@ class InstanceData:
 
     @property
     def hostname(self) -> str:
-        """What the guest should call itself; the API has made it from the name, else the id does."""
+        """What the guest should call itself; the API has made it from the name, else the id
+        does."""
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
         """The documents of an OpenStack version, in the order of their age."""
-        return [name for name, since in DOCUMENTS.items()
-                if since <= version and (name != USER_DATA or self.user_data)
-                and (name != VENDOR_DATA or self.vendor is not None)]
+        return [
+            name
+            for name, since in DOCUMENTS.items()
+            if since <= version
+            and (name != USER_DATA or self.user_data)
+            and (name != VENDOR_DATA or self.vendor is not None)
+        ]
 
     def document(self, version: str, name: str, random_seed: bytes) -> bytes:
         """One of ``names``, except the password, which is not ours to tell."""
@@ -124,47 +209,69 @@ class InstanceData:
             return self.user_data
         makers: dict[str, Any] = {
             META_DATA: lambda: self.meta_data(version, random_seed),
-            VENDOR_DATA: lambda: self.vendor, "vendor_data2.json": self._vendor_data2,
-            "network_data.json": lambda: network_data(self.spec.interfaces)}
+            VENDOR_DATA: lambda: self.vendor,
+            "vendor_data2.json": self._vendor_data2,
+            "network_data.json": lambda: network_data(self.spec.interfaces),
+        }
         return _json(makers[name]())
 
     def _vendor_data2(self) -> JSON:
         return self.dynamic() if self.vendor is None else {"static": self.vendor, **self.dynamic()}
 
     def facts(self) -> JSON:
-        """What the operator's services are told of the guest: nothing that is secret but its user data."""
+        """What the operator's services are told of the guest: nothing that is secret but its user
+        data."""
         instance = self.spec.instance
-        return {"project-id": instance.get("project_id"), "instance-id": self.spec.server,
-                "image-id": self.spec.image.id if self.spec.image else None, "user-data": self.spec.user_data,
-                "hostname": self.hostname, "metadata": instance.get("meta") or {},
-                "boot-roles": instance.get("boot_roles", "")}
+        return {
+            "project-id": instance.get("project_id"),
+            "instance-id": self.spec.server,
+            "image-id": self.spec.image.id if self.spec.image else None,
+            "user-data": self.spec.user_data,
+            "hostname": self.hostname,
+            "metadata": instance.get("meta") or {},
+            "boot-roles": instance.get("boot_roles", ""),
+        }
 
     def meta_data(self, version: str, random_seed: bytes) -> JSON:
-        """The ``meta_data.json`` of this version; ``random_seed`` feeds the guest's entropy pool."""
+        """The ``meta_data.json`` of this version; ``random_seed`` feeds the guest's entropy
+        pool."""
         instance = self.spec.instance
         data: JSON = {
-            "uuid": self.spec.server, "name": self.spec.name, "hostname": self.hostname,
-            "launch_index": instance.get("launch_index", 0), "availability_zone": instance.get("availability_zone"),
-            "random_seed": base64.b64encode(random_seed).decode(), "project_id": instance.get("project_id"),
-            "devices": _devices(self.spec.interfaces), "dedicated_cpus": _dedicated(self.spec)}
+            "uuid": self.spec.server,
+            "name": self.spec.name,
+            "hostname": self.hostname,
+            "launch_index": instance.get("launch_index", 0),
+            "availability_zone": instance.get("availability_zone"),
+            "random_seed": base64.b64encode(random_seed).decode(),
+            "project_id": instance.get("project_id"),
+            "devices": _devices(self.spec.interfaces),
+            "dedicated_cpus": _dedicated(self.spec),
+        }
         data = {name: value for name, value in data.items() if KEYS.get(name, "") <= version}
         if instance.get("meta"):
             data["meta"] = instance["meta"]
         keys: list[dict[str, str]] = instance.get("keys") or []
         if keys:
-            data["keys"] = [{"name": key["name"], "type": key.get("type", "ssh"), "data": key["data"]} for key in keys]
+            data["keys"] = [
+                {"name": key["name"], "type": key.get("type", "ssh"), "data": key["data"]}
+                for key in keys
+            ]
         if ssh := {key["name"]: key["data"] for key in self._ssh_keys()}:
             data["public_keys"] = ssh
         if instance.get("admin_pass"):
             data["admin_pass"] = instance["admin_pass"]
         if instance.get("files"):
-            data["files"] = [{"path": item["path"], "content_path": f"/{_content(number)}"}
-                             for number, item in enumerate(instance["files"])]
+            data["files"] = [
+                {"path": item["path"], "content_path": f"/{_content(number)}"}
+                for number, item in enumerate(instance["files"])
+            ]
         return data
 
     def ec2(self, version: str) -> Folder:
         """What lies under a version of EC2's tree."""
-        held = {name: value for name, value in self._ec2().items() if EC2_KEYS.get(name, "") <= version}
+        held = {
+            name: value for name, value in self._ec2().items() if EC2_KEYS.get(name, "") <= version
+        }
         items: dict[str, Node] = {"meta-data": Folder(held)}
         if self.user_data:
             items["user-data"] = self.user_data
@@ -172,42 +279,71 @@ class InstanceData:
 
     def drive(self, random_seed: bytes) -> dict[str, bytes]:
         """What a config drive holds: path -> content."""
-        tree = {f"openstack/{version}/{name}": self.document(version, name, random_seed)
-                for version in VERSIONS for name in self.names(version) if name != PASSWORD}
+        tree = {
+            f"openstack/{version}/{name}": self.document(version, name, random_seed)
+            for version in VERSIONS
+            for name in self.names(version)
+            if name != PASSWORD
+        }
         for number, item in enumerate(self.spec.instance.get("files") or ()):
             tree[f"openstack/{_content(number)}"] = base64.b64decode(item["contents"])
         for version in EC2_VERSIONS[-2:]:
-            tree[f"ec2/{version}/meta-data.json"] = _json(_plain(self.ec2(version).items["meta-data"]))
+            tree[f"ec2/{version}/meta-data.json"] = _json(
+                _plain(self.ec2(version).items["meta-data"])
+            )
             if self.user_data:
                 tree[f"ec2/{version}/user-data"] = self.user_data
         return tree
 
     def _ec2(self) -> dict[str, Node]:
         spec, instance, name = self.spec, self.spec.instance, self.hostname
-        local = [address for interface in spec.interfaces for address in interface.addresses
-                 if address.get("version") == 4]
+        local = [
+            address
+            for interface in spec.interfaces
+            for address in interface.addresses
+            if address.get("version") == 4
+        ]
         public = [floating for address in local for floating in address.get("floating") or ()]
         root = str(instance.get("root_device_name") or "/dev/vda")
         zone = instance.get("availability_zone") or ""
         found: dict[str, Node] = {
             "ami-id": _ec2_id("ami", spec.image.id) if spec.image else "",
-            "ami-launch-index": int(instance.get("launch_index", 0)), "ami-manifest-path": "",
-            "block-device-mapping": Folder({
-                "ami": root.removeprefix("/dev/"), "root": root, **local_disks.devices(spec.disks, root)}),
-            "hostname": name, "instance-action": "none", "instance-id": _ec2_id("i", spec.server),
-            "instance-type": spec.flavor.name, "local-hostname": name,
-            "local-ipv4": str(local[0]["address"]) if local else "", "placement": Folder({"availability-zone": zone}),
-            "public-hostname": name, "public-ipv4": str(public[0]) if public else "",
+            "ami-launch-index": int(instance.get("launch_index", 0)),
+            "ami-manifest-path": "",
+            "block-device-mapping": Folder(
+                {
+                    "ami": root.removeprefix("/dev/"),
+                    "root": root,
+                    **local_disks.devices(spec.disks, root),
+                }
+            ),
+            "hostname": name,
+            "instance-action": "none",
+            "instance-id": _ec2_id("i", spec.server),
+            "instance-type": spec.flavor.name,
+            "local-hostname": name,
+            "local-ipv4": str(local[0]["address"]) if local else "",
+            "placement": Folder({"availability-zone": zone}),
+            "public-hostname": name,
+            "public-ipv4": str(public[0]) if public else "",
             "reservation-id": instance.get("reservation_id") or "",
-            "security-groups": list(instance.get("security_groups") or ())}
+            "security-groups": list(instance.get("security_groups") or ()),
+        }
         if keys := self._ssh_keys():
-            found["public-keys"] = Folder({
-                str(number): Folder({"openssh-key": key["data"]}, f"{number}={_line(key['name'])}")
-                for number, key in enumerate(keys)})
+            found["public-keys"] = Folder(
+                {
+                    str(number): Folder(
+                        {"openssh-key": key["data"]}, f"{number}={_line(key['name'])}"
+                    )
+                    for number, key in enumerate(keys)
+                }
+            )
         return found
 
     def _ssh_keys(self) -> list[dict[str, str]]:
-        return [key for key in self.spec.instance.get("keys") or () if key.get("type", "ssh") == "ssh"]
+        return [
+            key for key in self.spec.instance.get("keys") or () if key.get("type", "ssh") == "ssh"
+        ]
 
 
 def find(node: Node, parts: Iterable[str]) -> Node | None:
@@ -220,7 +356,8 @@ def find(node: Node, parts: Iterable[str]) -> Node | None:
 
 
 def text(node: Node) -> bytes:
-    """A node of an EC2 tree as its readers expect it: a folder as the list of what is in it, one name a line."""
+    """A node of an EC2 tree as its readers expect it: a folder as the list of what is in it, one
+    name a line."""
     if isinstance(node, Folder):
         return "\n".join(_shown(name, node.items[name]) for name in sorted(node.items)).encode()
     if isinstance(node, list):
@@ -241,14 +378,25 @@ def network_data(interfaces: Sequence[Interface]) -> JSON:
         if not interface.addresses:
             continue
         link = interface.device or f"interface{len(links)}"
-        links.append({"id": link, "vif_id": interface.port, "type": interface.vif_type or "bridge",
-                      "mtu": interface.mtu or None, "ethernet_mac_address": interface.mac})
+        links.append(
+            {
+                "id": link,
+                "vif_id": interface.port,
+                "type": interface.vif_type or "bridge",
+                "mtu": interface.mtu or None,
+                "ethernet_mac_address": interface.mac,
+            }
+        )
         leased: set[str] = set()
         for address in interface.addresses:
-            network = {"id": f"network{len(networks)}", **_network(address), "link": link,
-                       "network_id": interface.network}
+            network = {
+                "id": f"network{len(networks)}",
+                **_network(address),
+                "link": link,
+                "network_id": interface.network,
+            }
             if "ip_address" not in network and network["type"] in leased:
-                continue                    # one lease brings all addresses of its kind
+                continue  # one lease brings all addresses of its kind
             leased.add(network["type"])
             networks.append(network)
             services += [service for service in _dns(address) if service not in services]
@@ -256,21 +404,34 @@ def network_data(interfaces: Sequence[Interface]) -> JSON:
 
 
 def _network(address: JSON) -> JSON:
-    """An address as the guest comes by it: leased, made up from the router's word (IPv6), or told here."""
+    """An address as the guest comes by it: leased, made up from the router's word (IPv6), or told
+    here."""
     version, kind = address["version"], address.get("ipv6_mode") or ""
     if address.get("dhcp") and not kind:
         return {"type": f"ipv{version}_dhcp"}
-    routes = [{"destination": "0.0.0.0/0" if version == 4 else "::/0", "nexthop": address["gateway"]}] \
-        if address.get("gateway") else []
-    return {"type": f"ipv{version}" + (f"_{kind}" if kind else ""), "ip_address": address["address"],
-            "netmask": str(ipaddress.ip_network(f"{address['address']}/{address['prefix']}", strict=False).netmask),
-            "routes": [_route(route) for route in (*routes, *(address.get("routes") or ()))],
-            "services": _dns(address)}
+    routes = (
+        [{"destination": "0.0.0.0/0" if version == 4 else "::/0", "nexthop": address["gateway"]}]
+        if address.get("gateway")
+        else []
+    )
+    return {
+        "type": f"ipv{version}" + (f"_{kind}" if kind else ""),
+        "ip_address": address["address"],
+        "netmask": str(
+            ipaddress.ip_network(f"{address['address']}/{address['prefix']}", strict=False).netmask
+        ),
+        "routes": [_route(route) for route in (*routes, *(address.get("routes") or ()))],
+        "services": _dns(address),
+    }
 
 
 def _route(route: dict[str, str]) -> dict[str, str]:
     network = ipaddress.ip_network(route["destination"], strict=False)
-    return {"network": str(network.network_address), "netmask": str(network.netmask), "gateway": route["nexthop"]}
+    return {
+        "network": str(network.network_address),
+        "netmask": str(network.netmask),
+        "gateway": route["nexthop"],
+    }
 
 
 def _dns(address: JSON) -> list[JSON]:
@@ -278,9 +439,19 @@ def _dns(address: JSON) -> list[JSON]:
 
 
 def _devices(interfaces: Sequence[Interface]) -> list[JSON]:
-    """Interfaces that their user gave a tag. Where they sit is known to the host only once the guest runs."""
-    return [{"type": "nic", "bus": "none", "address": "none", "mac": interface.mac, "tags": [interface.tag]}
-            for interface in interfaces if interface.tag]
+    """Interfaces that their user gave a tag. Where they sit is known to the host only once the
+    guest runs."""
+    return [
+        {
+            "type": "nic",
+            "bus": "none",
+            "address": "none",
+            "mac": interface.mac,
+            "tags": [interface.tag],
+        }
+        for interface in interfaces
+        if interface.tag
+    ]
 
 
 def _content(number: int) -> str:
@@ -298,7 +469,11 @@ def _line(name: str) -> str:
 
 
 def _plain(node: Node) -> Any:
-    return {name: _plain(item) for name, item in node.items.items()} if isinstance(node, Folder) else node
+    return (
+        {name: _plain(item) for name, item in node.items.items()}
+        if isinstance(node, Folder)
+        else node
+    )
 
 
 def _json(data: Any) -> bytes:

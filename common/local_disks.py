@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server beside its root disk: which it has, and with which file system they begin.
 
-Pure. The API asks what a flavor lets a server have, ``instance_data`` what a guest is told of its disks, hosts what to
-make. A server has what its flavor says unless its request asked for something else; that stands in its row as
-{"ephemeral": [{"gb", "format"}], "swap_mb"}, either of which may be missing, and "gb" 0 is all that the flavor has.
+Pure. The API asks what a flavor lets a server have, ``instance_data`` what a guest is told of its
+disks, hosts what to make. A server has what its flavor says unless its request asked for something
+else; that stands in its row as {"ephemeral": [{"gb", "format"}], "swap_mb"}, either of which may be
+missing, and "gb" 0 is all that the flavor has.
 """
+
 from __future__ import annotations
 
 from string import ascii_lowercase
@@ -18,10 +20,12 @@ BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 
 
 def of(flavor: Flavor, asked: JSON | None) -> list[LocalDisk]:
-    """The disks of a server of this flavor. What was asked for follows another flavor only as far as it must: an
-    ephemeral disk keeps its size, swap is never more than the flavor has."""
-    disks = [LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
-             for number, (gb, kind) in enumerate(_ephemeral(flavor, asked))]
+    """The disks of a server of this flavor. What was asked for follows another flavor only as far
+    as it must: an ephemeral disk keeps its size, swap is never more than the flavor has."""
+    disks = [
+        LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
+        for number, (gb, kind) in enumerate(_ephemeral(flavor, asked))
+    ]
     swap_mb = min((asked or {}).get("swap_mb", flavor.swap_mb), flavor.swap_mb)
     return [*disks, LocalDisk(SWAP, swap_mb, SWAP)] if swap_mb else disks
 
@@ -38,10 +42,14 @@ def _ephemeral(flavor: Flavor, asked: JSON | None) -> list[tuple[int, str]]:
 
 
 def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
-    """The file system that a disk begins with; ``default``: the host's, where nobody asked for one."""
+    """The file system that a disk begins with; ``default``: the host's, where nobody asked for
+    one."""
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)
 
 
 def devices(disks: list[LocalDisk], root: str) -> dict[str, str]:
     """What a guest whose root disk is called ``root`` (/dev/vda) calls each: they follow it."""
-    return {disk.name: f"{root[:-1]}{letter}" for disk, letter in zip(disks, ascii_lowercase[1:], strict=False)}
+    return {
+        disk.name: f"{root[:-1]}{letter}"
+        for disk, letter in zip(disks, ascii_lowercase[1:], strict=False)
+    }

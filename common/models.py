@@ -4,9 +4,12 @@
 Every process builds and reads these; ``common.wire`` turns them into plain dictionaries and back.
 They hold facts, never behaviour that needs I/O. A field added later has a default, so that an older
 sender and a newer reader (and the other way round) understand each other.
-``metadata["wire"]``: the name that a field had in the release before, by which it still travels (docs/decisions/0044).
-Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch (UTC).
+``metadata["wire"]``: the name that a field had in the release before, by which it still travels
+(docs/decisions/0044).
+Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch
+(UTC).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -19,14 +22,14 @@ JSON = dict[str, Any]
 class Control(StrEnum):
     """What can be requested of a live migration that runs."""
 
-    ABORT = "abort"              #: the server stays where it is
-    COMPLETE = "complete"        #: it is moved now, also if it stands still meanwhile
+    ABORT = "abort"  #: the server stays where it is
+    COMPLETE = "complete"  #: it is moved now, also if it stands still meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """The size of a server, frozen into it when it is created or resized. ``number``: of its row in the store, by which
-    migrations name it; 0 where nobody looked."""
+    """The size of a server, frozen into it when it is created or resized. ``number``: of its row in
+    the store, by which migrations name it; 0 where nobody looked."""
 
     id: str
     name: str
@@ -60,12 +63,12 @@ class ImageRef:
 class Interface:
     """A network interface of a server: a port of the network service as it was last described.
 
-    label: the network's name. addresses: dicts with address, version (4 or 6), prefix (length), subnet, gateway,
-    dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of addresses), and ipv6_mode (slaac …) where
-    the subnet has one. device and bridge: what the
-    host calls the interface and what it is plugged into. own: made by Kilonova, so deleted with the server; else
-    only unbound. active: wired, as far as the network service says. groups: the names of the security groups that guard
-    it; None: not known.
+    label: the network's name. addresses: dicts with address, version (4 or 6), prefix (length),
+    subnet, gateway, dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of
+    addresses), and ipv6_mode (slaac …) where the subnet has one. device and bridge: what the host
+    calls the interface and what it is plugged into. own: made by Kilonova, so deleted with the
+    server; else only unbound. active: wired, as far as the network service says. groups: the names
+    of the security groups that guard it; None: not known.
     """
 
     port: str
@@ -85,7 +88,8 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class AttachedShare:
-    """A share of a server, as its host needs to know it. tag: by which the guest mounts it; protocol: NFS;
+    """A share of a server, as its host needs to know it. tag: by which the guest mounts it;
+    protocol: NFS;
     export_location: where the host mounts it from."""
 
     share_id: str
@@ -96,8 +100,10 @@ class AttachedShare:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node of a host. cpus: those that guests share; pcpus: those that a guest can have for itself;
-    siblings: groups of threads that share a core; pages: size in KiB, as text -> number of pages of that size."""
+    """A NUMA node of a host. cpus: those that guests share; pcpus: those that a guest can have for
+    itself;
+    siblings: groups of threads that share a core; pages: size in KiB, as text -> number of pages of
+    that size."""
 
     id: int
     cpus: list[int] = field(default_factory=list)
@@ -109,7 +115,8 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A PCI device of a host that guests can have. address: 0000:81:00.1; numbers in four hexadecimal digits;
+    """A PCI device of a host that guests can have. address: 0000:81:00.1; numbers in four
+    hexadecimal digits;
     numa_node: the NUMA node it is near, or -1."""
 
     address: str
@@ -120,9 +127,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class AssignedNumaNode:
-    """A NUMA node of a guest on a NUMA node of its host. cpus: the guest's CPUs; pins: guest CPU, as text -> the host
-    CPU that is its alone (empty: it shares the host NUMA node's). page_kb: 0 for pages of any kind that need no
-    counting. idle: host CPUs that nobody may have because a guest CPU is alone on their core."""
+    """A NUMA node of a guest on a NUMA node of its host. cpus: the guest's CPUs; pins: guest CPU,
+    as text -> the host CPU that is its alone (empty: it shares the host NUMA node's). page_kb: 0
+    for pages of any kind that need no counting. idle: host CPUs that nobody may have because a
+    guest CPU is alone on their core."""
 
     numa_node: int = field(metadata={"wire": "cell"})
     cpus: list[int] = field(default_factory=list)
@@ -142,7 +150,8 @@ class HardwareAssignment:
 
 @dataclass(frozen=True, slots=True)
 class LocalDisk:
-    """A disk of a server beside its root disk, which begins empty. name: of its file, ephemeral0, ephemeral1 … or swap.
+    """A disk of a server beside its root disk, which begins empty. name: of its file, ephemeral0,
+    ephemeral1 … or swap.
     format: the file system that was asked for; empty: the one that goes with the image's OS."""
 
     name: str
@@ -154,11 +163,12 @@ class LocalDisk:
 class GuestSpec:
     """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
 
-    ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
-    meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
-    ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait when it is first started, because the
-    network service has not wired its interfaces yet. ``assignment``: which parts of the host are its own. ``disks``:
-    those beside its root disk, in the order in which the guest finds them.
+    ``instance`` feeds the config drive: name, hostname, project_id, availability_zone,
+    launch_index, meta (dict), keys (list of {name, type, data}), files (list of {path, contents});
+    ``user_data`` and ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait
+    when it is first started, because the network service has not wired its interfaces yet.
+    ``assignment``: which parts of the host are its own. ``disks``: those beside its root disk, in
+    the order in which the guest finds them.
     """
 
     server: str
@@ -188,9 +198,9 @@ class DomainState:
 class HostInventory:
     """What a host has; reported at registration and on change.
 
-    vcpus: CPUs that guests share; pcpus: those that are given to one guest each. ratios: resource class -> allocation
-    ratio, as this host is configured. facts: what filters may ask, among them supported_instances (lists of
-    [architecture, hypervisor type, vm mode]).
+    vcpus: CPUs that guests share; pcpus: those that are given to one guest each. ratios: resource
+    class -> allocation ratio, as this host is configured. facts: what filters may ask, among them
+    supported_instances (lists of [architecture, hypervisor type, vm mode]).
     """
 
     hypervisor_type: str
@@ -213,7 +223,8 @@ class HostInventory:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One verb for one server on one host. ``key`` says which command it is: (action, step, attempt).
+    """One verb for one server on one host. ``key`` says which command it is: (action, step,
+    attempt).
 
     The fence is checked, never part of the key; ``session`` is the host session it was meant for.
     """
@@ -233,12 +244,15 @@ class Command:
 
 
 class FailureReason(StrEnum):
-    """Why a command failed or was refused, as far as a reader decides by it; ``Result.error`` says it to people."""
+    """Why a command failed or was refused, as far as a reader decides by it; ``Result.error`` says
+    it to people."""
 
-    UNSPECIFIED = ""                #: also what agents of the release before send
-    ABORTED = "aborted"             #: somebody asked for the end of the live migration
-    STALE_FENCE = "stale_fence"     #: the host knows a higher fence, which is in ``Result.data["known"]``
-    UNKNOWN_VERB = "unknown_verb"   #: the agent is older than the verb
+    UNSPECIFIED = ""  #: also what agents of the release before send
+    ABORTED = "aborted"  #: somebody asked for the end of the live migration
+    STALE_FENCE = (
+        "stale_fence"  #: the host knows a higher fence, which is in ``Result.data["known"]``
+    )
+    UNKNOWN_VERB = "unknown_verb"  #: the agent is older than the verb
 
     @classmethod
     def _missing_(cls, value: object) -> FailureReason:
@@ -248,9 +262,10 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused (an old fence, where
-    ``data`` has the one that is ``known``, or a verb that the agent does not know: it is asked again) or unknown (a
-    verb declared *once* that was found begun after a crash)."""
+    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused
+    (an old fence, where ``data`` has the one that is ``known``, or a verb that the agent does not
+    know: it is asked again) or unknown (a verb declared *once* that was found begun after a
+    crash)."""
 
     key: str
     server: str
@@ -267,14 +282,16 @@ class Result:
 class Sync:
     """What an agent says in the one exchange with the conductor.
 
-    ``session`` 0 is registration: it asks for a new session and brings ``inventory``, which comes again when it
-    changed. ``metrics`` come with the full report where the host is told to measure. ``working`` lists the keys
-    of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
-    report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
-    are, by key. ``cached``: what became of images that the host was to fetch ahead: image -> "" when it is there, or
-    why not; told until an answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the
-    periodic exchange, which is answered with what the host should be doing. ``number`` rises with each exchange of a
-    session, so that what an older one tells of the host's state is not taken for news; 0: an agent that counts none.
+    ``session`` 0 is registration: it asks for a new session and brings ``inventory``, which comes
+    again when it changed. ``metrics`` come with the full report where the host is told to measure.
+    ``working`` lists the keys of the commands in hand; ``results`` what is finished and not yet
+    acknowledged; ``domains`` the full report when it is not None; ``changed`` single domains that
+    an event spoke of; ``phases`` how far long commands are, by key. ``cached``: what became of
+    images that the host was to fetch ahead: image -> "" when it is there, or why not; told until an
+    answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the periodic
+    exchange, which is answered with what the host should be doing. ``number`` rises with each
+    exchange of a session, so that what an older one tells of the host's state is not taken for
+    news; 0: an agent that counts none.
     ``cookie``: the last that a conductor gave, which shows that this is said now.
     """
 
@@ -297,13 +314,20 @@ class Sync:
     @property
     def tells_state(self) -> bool:
         """Does it tell something of the host that a later exchange may have told otherwise?"""
-        return bool(self.domains is not None or self.changed or self.inventory or self.metrics or self.cached)
+        return bool(
+            self.domains is not None
+            or self.changed
+            or self.inventory
+            or self.metrics
+            or self.cached
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What an idle host says in place of a ``Sync``: nothing to tell, nothing in hand. It asks whether something waits
-    for it. ``domains``: another text when its domains, or their states or fences, are not what they were."""
+    """What an idle host says in place of a ``Sync``: nothing to tell, nothing in hand. It asks
+    whether something waits for it. ``domains``: another text when its domains, or their states or
+    fences, are not what they were."""
 
     host: str
     session: int
@@ -313,7 +337,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """Does ``nothing`` wait for the host? Else it is to sync, with all its domains. ``cookie``: as in SyncAnswer."""
+    """Does ``nothing`` wait for the host? Else it is to sync, with all its domains. ``cookie``: as
+    in SyncAnswer."""
 
     nothing: bool
     cookie: str = ""
@@ -321,11 +346,12 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The conductor's half: the session in force (0: register again), the result keys it has heard (the command of
-    one that it could not write down comes again), the commands and debts that the host does not seem to know of, and
-    fences that it should know: all guests' at registration, else those of domains that it told of under an older one.
-    ``stop``, at registration: servers whose domain here must be off, because they are or may be elsewhere. ``cookie``:
-    what the host says next is to bring it; good for a minute."""
+    """The conductor's half: the session in force (0: register again), the result keys it has heard
+    (the command of one that it could not write down comes again), the commands and debts that the
+    host does not seem to know of, and fences that it should know: all guests' at registration, else
+    those of domains that it told of under an older one.
+    ``stop``, at registration: servers whose domain here must be off, because they are or may be
+    elsewhere. ``cookie``: what the host says next is to bring it; good for a minute."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)
@@ -337,8 +363,8 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What opens images for a host: the image gateway's URL and a ticket (``common.image_tickets``), made for the
-    message. Never journalled, never printed."""
+    """What opens images for a host: the image gateway's URL and a ticket
+    (``common.image_tickets``), made for the message. Never journalled, never printed."""
 
     url: str
     token: str = field(repr=False)
@@ -348,10 +374,12 @@ class Access:
 class RequestSpec:
     """What is wanted of placement for one server.
 
-    force_host: this host, whatever the filters of the operator say; requested_host: this one, if they let it.
+    force_host: this host, whatever the filters of the operator say; requested_host: this one, if
+    they let it.
     group: the server group whose policy counts. traits: those a host must have, and must not have.
-    is_rebuild: the server is on requested_host already and only its image changes. holds: what it has on the host
-    holds_on, which may become its place once more: there it needs only what it wants more.
+    is_rebuild: the server is on requested_host already and only its image changes. holds: what it
+    has on the host holds_on, which may become its place once more: there it needs only what it
+    wants more.
     """
 
     server: str
@@ -378,8 +406,8 @@ class Selection:
     """The scheduler's proposal: hosts in order of preference; why each of the others was left out.
 
     ``reason`` is a sentence with the number of hosts that each filter removed, safe for tenants;
-    ``by_host`` names each rejected host with its reason, for admins; ``zones`` is the availability zone of
-    each proposed host.
+    ``by_host`` names each rejected host with its reason, for admins; ``zones`` is the availability
+    zone of each proposed host.
     """
 
     server: str
@@ -393,8 +421,9 @@ class Selection:
 class Explanation:
     """What would become of a request, asked without making anything.
 
-    hosts: the best first, at most ten. room: availability zone -> how many such servers fit there. removed: for each
-    check how many hosts it was the first to refuse, and its text. reason and by_host as in ``Selection``.
+    hosts: the best first, at most ten. room: availability zone -> how many such servers fit there.
+    removed: for each check how many hosts it was the first to refuse, and its text. reason and
+    by_host as in ``Selection``.
     """
 
     total: int

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server wants of placement, made in one place.
 
-Pure. The conductor makes it of a server that is being placed (``conductor.claims``), the operator's ``explain`` of one
-that nobody has asked for yet: both get the same answer because both ask here.
+Pure. The conductor makes it of a server that is being placed (``conductor.claims``), the operator's
+``explain`` of one that nobody has asked for yet: both get the same answer because both ask here.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,15 +14,23 @@ from common import hardware
 from common.models import Flavor, ImageRef, RequestSpec
 
 
-def of(server: str, project_id: str, flavor: Flavor, image: ImageRef | None = None, *,
-       hints: Mapping[str, Any] | None = None, **more: Any) -> RequestSpec:
+def of(
+    server: str,
+    project_id: str,
+    flavor: Flavor,
+    image: ImageRef | None = None,
+    *,
+    hints: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> RequestSpec:
     """The request for one server of this flavor and image.
 
     Args:
         server: its id, or any text for one that is not made.
         image: None for one that boots from no image.
         hints: scheduler hints as the user gave them; the server group is the one that they name.
-        more: other fields of ``RequestSpec``: availability_zone, force_host, requested_host, excluded, is_rebuild.
+        more: other fields of ``RequestSpec``: availability_zone, force_host, requested_host,
+        excluded, is_rebuild.
     Raises:
         BadRequest: flavor or image ask for what no host can carry out.
     """
@@ -29,9 +38,18 @@ def of(server: str, project_id: str, flavor: Flavor, image: ImageRef | None = No
     required, forbidden = hardware.traits(flavor, properties)
     given = dict(hints or {})
     return RequestSpec(
-        server=server, project_id=project_id, resources=hardware.resources(flavor, properties), flavor=flavor,
-        image_id=image.id if image is not None else None, image_properties=dict(properties),
-        required_traits=required, forbidden_traits=forbidden, hints=given, group=group_of(given), **more)
+        server=server,
+        project_id=project_id,
+        resources=hardware.resources(flavor, properties),
+        flavor=flavor,
+        image_id=image.id if image is not None else None,
+        image_properties=dict(properties),
+        required_traits=required,
+        forbidden_traits=forbidden,
+        hints=given,
+        group=group_of(given),
+        **more,
+    )
 
 
 def group_of(hints: Mapping[str, Any]) -> str | None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The skeleton of a process: configuration, log, identity, readiness, signals.
 
-Used by the ``service.py`` of each process. TERM and INT ask it to stop; a second one, or eight seconds
-without coming to an end, ends it at once: every process can be killed between any two lines anyway.
+Used by the ``service.py`` of each process. TERM and INT ask it to stop; a second one, or eight
+seconds without coming to an end, ends it at once: every process can be killed between any two lines
+anyway.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -23,12 +25,13 @@ from common import config, log
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
-UMASK = 0o077       #: what a process of ours makes is its user's alone
+UMASK = 0o077  #: what a process of ours makes is its user's alone
 T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
-    """Read the configuration and start logging; a wrong value ends the process with its explanation."""
+    """Read the configuration and start logging; a wrong value ends the process with its
+    explanation."""
     os.umask(UMASK)
     conf = checked(name, config.load)
     log.start(conf.log_level)
@@ -44,16 +47,20 @@ def checked(name: str, read: Callable[[], T]) -> T:
 
 
 def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]) -> None:
-    """Call ``open_up``, tell the supervisor that the process is ready, wait for a signal, and close.
+    """Call ``open_up``, tell the supervisor that the process is ready, wait for a signal, and
+    close.
 
     ``open_up`` returns what closes everything that it opened.
     """
     stop, opened = threading.Event(), threading.Event()
 
     def asked(number: int, frame: Any) -> None:
-        if stop.is_set() or not opened.is_set():       # what still waits for a neighbour has nothing to finish
+        if (
+            stop.is_set() or not opened.is_set()
+        ):  # what still waits for a neighbour has nothing to finish
             os._exit(1 if stop.is_set() else 0)
         stop.set()
+
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, asked)
     close = checked(Path(sys.argv[0]).name.removeprefix("kilonova-"), lambda: open_up(conf))
@@ -64,7 +71,7 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
     notify("STOPPING=1")
     threading.Timer(GRACE, os._exit, (0,)).start()
     close()
-    os._exit(0)             # threads of the messaging library may linger for minutes
+    os._exit(0)  # threads of the messaging library may linger for minutes
 
 
 def notify(state: str) -> None:
@@ -78,7 +85,8 @@ def notify(state: str) -> None:
 
 
 def only_one(state_dir: str, kind: str) -> IO[str]:
-    """Make sure that no other process of this kind works on this folder; the returned file must be kept open.
+    """Make sure that no other process of this kind works on this folder; the returned file must be
+    kept open.
 
     Ends the process when one does.
     """

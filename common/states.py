@@ -1,21 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of a server and the one table of what may be asked of it.
 
-Read by the API (may this be asked now?), the store (``begin_action`` compares and sets by it) and the
-conductor (which workflow, which state after). Nobody else decides about states. Values and rules are the
-Compute API's own, so that clients meet the states and the 409s they know.
+Read by the API (may this be asked now?), the store (``begin_action`` compares and sets by it) and
+the conductor (which workflow, which state after). Nobody else decides about states. Values and
+rules are the Compute API's own, so that clients meet the states and the 409s they know.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # vm_state: what the server rests in
-BUILDING, ACTIVE, STOPPED, PAUSED, SUSPENDED = "building", "active", "stopped", "paused", "suspended"
-ERROR, DELETED, SOFT_DELETED, RESCUED, RESIZED = "error", "deleted", "soft-delete", "rescued", "resized"
+BUILDING, ACTIVE, STOPPED, PAUSED, SUSPENDED = (
+    "building",
+    "active",
+    "stopped",
+    "paused",
+    "suspended",
+)
+ERROR, DELETED, SOFT_DELETED, RESCUED, RESIZED = (
+    "error",
+    "deleted",
+    "soft-delete",
+    "rescued",
+    "resized",
+)
 SHELVED, SHELVED_OFFLOADED = "shelved", "shelved_offloaded"
-VM_STATES = (BUILDING, ACTIVE, STOPPED, PAUSED, SUSPENDED, ERROR, DELETED, SOFT_DELETED, RESCUED, RESIZED,
-             SHELVED, SHELVED_OFFLOADED)
+VM_STATES = (
+    BUILDING,
+    ACTIVE,
+    STOPPED,
+    PAUSED,
+    SUSPENDED,
+    ERROR,
+    DELETED,
+    SOFT_DELETED,
+    RESCUED,
+    RESIZED,
+    SHELVED,
+    SHELVED_OFFLOADED,
+)
 
 # task_state: what is being done to it now
 SCHEDULING, NETWORKING = "scheduling", "networking"
@@ -45,15 +70,18 @@ NONE: tuple[str | None, ...] = (None,)
 class Action:
     """One thing that can be asked of a server.
 
-    key: the body key of POST /servers/{id}/action, or the HTTP operation in words; ``when`` picks among
-    rows of one key by the body's value. name: as os-instance-actions shows it. vm, task: the states it may
-    start from (ANY: not asked). during: the task_state meanwhile (None: keeps None). after: the vm_state
-    when it succeeded (None: unchanged). workflow: what the conductor runs; None with ``query`` for what
-    the API does at once and journals nowhere (a question to the host, a change at the network service by the user's own
-    token), or with ``immediate``: what the accepting transaction does by itself.
+    key: the body key of POST /servers/{id}/action, or the HTTP operation in words; ``when`` picks
+    among rows of one key by the body's value. name: as os-instance-actions shows it. vm, task: the
+    states it may start from (ANY: not asked). during: the task_state meanwhile (None: keeps None).
+    after: the vm_state when it succeeded (None: unchanged). workflow: what the conductor runs; None
+    with ``query`` for what the API does at once and journals nowhere (a question to the host, a
+    change at the network service by the user's own token), or with ``immediate``: what the
+    accepting transaction does by itself.
     supersedes: it ends a running action instead of being refused.
-    locked: a lock forbids it to all but admins. answer_after: the step whose outcome the API waits for.
-    notification: what notifications call it (None: there is none), see ``common.notifications.events``.
+    locked: a lock forbids it to all but admins. answer_after: the step whose outcome the API waits
+    for.
+    notification: what notifications call it (None: there is none), see
+    ``common.notifications.events``.
     with_shares: can it be done with a server that has shares?
     """
 
@@ -78,16 +106,46 @@ class Action:
     with_shares: bool = True
 
 
-_REBOOTABLE = (None, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING,
-               RESUMING)
-#: What a dead host can be asked to do with a server that stays there; a move of it ends by itself then.
-_STAYING = (None, POWERING_ON, POWERING_OFF, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING,
-            SUSPENDING, RESUMING, RESCUING, UNRESCUING, REBUILDING, REBUILD_BLOCK_DEVICE_MAPPING, REBUILD_SPAWNING,
-            IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT, IMAGE_UPLOADING, IMAGE_BACKUP, UPDATING_PASSWORD)
+_REBOOTABLE = (
+    None,
+    REBOOTING,
+    REBOOT_PENDING,
+    REBOOT_STARTED,
+    REBOOTING_HARD,
+    PAUSING,
+    UNPAUSING,
+    SUSPENDING,
+    RESUMING,
+)
+#: What a dead host can be asked to do with a server that stays there; a move of it ends by itself
+#: then.
+_STAYING = (
+    None,
+    POWERING_ON,
+    POWERING_OFF,
+    REBOOTING,
+    REBOOT_PENDING,
+    REBOOT_STARTED,
+    REBOOTING_HARD,
+    PAUSING,
+    SUSPENDING,
+    RESUMING,
+    RESCUING,
+    UNRESCUING,
+    REBUILDING,
+    REBUILD_BLOCK_DEVICE_MAPPING,
+    REBUILD_SPAWNING,
+    IMAGE_SNAPSHOT_PENDING,
+    IMAGE_SNAPSHOT,
+    IMAGE_UPLOADING,
+    IMAGE_BACKUP,
+    UPDATING_PASSWORD,
+)
 _PLUGGABLE = (ACTIVE, PAUSED, STOPPED)
 _ALIVE = (ACTIVE, PAUSED, STOPPED, SUSPENDED, RESCUED, RESIZED, SHELVED, SHELVED_OFFLOADED, ERROR)
 _P = "os_compute_api:"
 
+# fmt: off
 #: In the order of a server's life. One line an action.
 ACTIONS: tuple[Action, ...] = (
     Action("create", "create", _P + "servers:create", vm=(BUILDING,), during=SCHEDULING, after=ACTIVE,
@@ -191,16 +249,21 @@ ACTIONS: tuple[Action, ...] = (
     Action("delete", "delete", _P + "servers:delete", task=ANY, during=DELETING, after=DELETED,
            workflow="delete", supersedes=True, success=204, notification="delete"),
 )
+# fmt: on
 
 #: The row that says how a workflow ends; rows that share one agree about that.
 BY_WORKFLOW = {row.workflow: row for row in ACTIONS if row.workflow}
 #: Stories that another one goes over to, when it sees that the server stays where it is.
-BY_WORKFLOW |= {"resize_here": BY_WORKFLOW["resize"], "confirm_here": BY_WORKFLOW["confirm_resize"],
-                "revert_here": BY_WORKFLOW["revert_resize"]}
+BY_WORKFLOW |= {
+    "resize_here": BY_WORKFLOW["resize"],
+    "confirm_here": BY_WORKFLOW["confirm_resize"],
+    "revert_here": BY_WORKFLOW["revert_resize"],
+}
 
 
 def action(key: str, value: str | None = None) -> Action | None:
-    """The row for a body key; ``value`` is the body's distinguishing value where rows share a key."""
+    """The row for a body key; ``value`` is the body's distinguishing value where rows share a
+    key."""
     for row in ACTIONS:
         if row.key == key and (row.when is None or row.when[1] == value):
             return row
@@ -215,13 +278,23 @@ def row(key: str, value: str | None = None) -> Action:
 
 
 def matching_row(rows: Sequence[Action], vm_state: str) -> Action:
-    """Of the rows that a body means, the one that starts from this state; the first, whose refusal names the state,
-    when none does."""
+    """Of the rows that a body means, the one that starts from this state; the first, whose refusal
+    names the state, when none does."""
     return next((row for row in rows if row.vm == ANY or vm_state in row.vm), rows[0])
 
 
-_REBUILD = {REBUILDING: "REBUILD", REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD", REBUILD_SPAWNING: "REBUILD"}
-_RESIZE = {RESIZE_PREP: "RESIZE", RESIZE_MIGRATING: "RESIZE", RESIZE_MIGRATED: "RESIZE", RESIZE_FINISH: "RESIZE"}
+_REBUILD = {
+    REBUILDING: "REBUILD",
+    REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD",
+    REBUILD_SPAWNING: "REBUILD",
+}
+_RESIZE = {
+    RESIZE_PREP: "RESIZE",
+    RESIZE_MIGRATING: "RESIZE",
+    RESIZE_MIGRATED: "RESIZE",
+    RESIZE_FINISH: "RESIZE",
+}
+# fmt: off
 _STATUS: dict[str, tuple[str, dict[str, str]]] = {
     BUILDING: ("BUILD", {}),
     ACTIVE: ("ACTIVE", {REBOOTING: "REBOOT", REBOOT_PENDING: "REBOOT", REBOOT_STARTED: "REBOOT",
@@ -238,6 +311,7 @@ _STATUS: dict[str, tuple[str, dict[str, str]]] = {
     SHELVED: ("SHELVED", {}),
     SHELVED_OFFLOADED: ("SHELVED_OFFLOADED", {}),
 }
+# fmt: on
 
 
 def status(vm_state: str, task_state: str | None) -> str:
@@ -247,8 +321,8 @@ def status(vm_state: str, task_state: str | None) -> str:
 
 
 def vm_states_of(status_name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The (vm_state, task_states) pairs that show as this status; no task_states: all but those shown
-    otherwise. Empty for a status that no server can have."""
+    """The (vm_state, task_states) pairs that show as this status; no task_states: all but those
+    shown otherwise. Empty for a status that no server can have."""
     found: list[tuple[str, tuple[str, ...]]] = []
     for vm_state, (default, during) in _STATUS.items():
         if default == status_name:
@@ -260,6 +334,7 @@ def vm_states_of(status_name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(found)
 
 
+# fmt: off
 #: What os-instance-actions calls the steps of a workflow; clients and Tempest wait for these names.
 EVENT_NAMES: dict[tuple[str, str], str] = {
     ("create", "place"): "conductor_schedule_and_build_instances",
@@ -314,6 +389,7 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("soft_delete", "stop"): "compute_soft_delete_instance",
     ("delete", "remove"): "compute_terminate_instance",
 }
+# fmt: on
 
 
 def event_name(workflow: str, step: str) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TLS connection that one thread may read while another writes, and that a selector may watch.
 
-OpenSSL allows neither of Python's own socket: its connection must not be used by two threads at a time, and no thread
-that waits may keep it. Here each call has it for a moment, and waits outside. The handshake is made by the first call
-that needs it, or by ``handshake``.
+OpenSSL allows neither of Python's own socket: its connection must not be used by two threads at a
+time, and no thread that waits may keep it. Here each call has it for a moment, and waits outside.
+The handshake is made by the first call that needs it, or by ``handshake``.
 """
+
 from __future__ import annotations
 
 import select
@@ -19,17 +20,23 @@ T = TypeVar("T")
 
 
 class TlsSocket:
-    """``plain`` is its own from now on. ``name``: whom a client has dialled, and verifies; none: a server."""
+    """``plain`` is its own from now on. ``name``: whom a client has dialled, and verifies; none: a
+    server."""
 
-    def __init__(self, plain: socket.socket, context: ssl.SSLContext, name: str | None = None) -> None:
+    def __init__(
+        self, plain: socket.socket, context: ssl.SSLContext, name: str | None = None
+    ) -> None:
         self._timeout = plain.gettimeout()
         plain.setblocking(False)
-        self._sock = context.wrap_socket(plain, server_side=name is None, server_hostname=name,
-                                         do_handshake_on_connect=False)
+        self._sock = context.wrap_socket(
+            plain, server_side=name is None, server_hostname=name, do_handshake_on_connect=False
+        )
         self._lock = threading.Lock()
 
     @classmethod
-    def proved(cls, plain: socket.socket, context: ssl.SSLContext, name: str | None = None) -> TlsSocket:
+    def proved(
+        cls, plain: socket.socket, context: ssl.SSLContext, name: str | None = None
+    ) -> TlsSocket:
         """One whose handshake is made; it is closed where that fails. Raises OSError."""
         made = cls(plain, context, name)
         try:
@@ -44,12 +51,18 @@ class TlsSocket:
         self._when_possible(lambda: self._sock.do_handshake())
 
     def names(self) -> list[str]:
-        """What the other side's certificate names: addresses and names; none when it has shown none."""
+        """What the other side's certificate names: addresses and names; none when it has shown
+        none."""
         shown: Any = self._sock.getpeercert() or {}
-        return [value for kind, value in shown.get("subjectAltName", ()) if kind in ("IP Address", "DNS")]
+        return [
+            value
+            for kind, value in shown.get("subjectAltName", ())
+            if kind in ("IP Address", "DNS")
+        ]
 
     def recv(self, size: int) -> bytes:
-        """As of a socket: empty at the end; BlockingIOError or TimeoutError when there is nothing."""
+        """As of a socket: empty at the end; BlockingIOError or TimeoutError when there is
+        nothing."""
         return self._when_possible(lambda: self._sock.recv(size))
 
     def send(self, data: Any) -> int:
@@ -60,7 +73,7 @@ class TlsSocket:
         """As of a socket."""
         left = memoryview(data)
         while left:
-            left = left[self.send(left):]
+            left = left[self.send(left) :]
 
     def _when_possible(self, work: Callable[[], T]) -> T:
         end = None if self._timeout is None else time.monotonic() + self._timeout
@@ -106,7 +119,7 @@ class TlsSocket:
 
     def shutdown(self, how: int) -> None:
         """As of a socket; whoever waits for it in another thread is woken."""
-        socket.socket.shutdown(self._sock, how)     # Python's of TLS would go on in plain text
+        socket.socket.shutdown(self._sock, how)  # Python's of TLS would go on in plain text
 
     def close(self) -> None:
         """As of a socket."""

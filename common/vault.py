@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets at rest, readable with the key only: an action's until it ends, and the user data of servers.
+"""Secrets at rest, readable with the key only: an action's until it ends, and the user data of
+servers.
 
-The API seals, the conductor opens when it sends the command; the action forgets its secrets in the transaction that
-ends it. User data is opened for the guest and for admins who are shown it; what is no sealed text, of a row from
-before it was sealed, is its own content. The key is ``[DEFAULT] secret_key``, the same for all processes of a cloud.
+The API seals, the conductor opens when it sends the command; the action forgets its secrets in the
+transaction that ends it. User data is opened for the guest and for admins who are shown it; what is
+no sealed text, of a row from before it was sealed, is its own content. The key is ``[DEFAULT]
+secret_key``, the same for all processes of a cloud.
 """
+
 from __future__ import annotations
 
 import base64
@@ -22,7 +25,8 @@ _NO_KEY = "This cloud has no [DEFAULT] secret_key to keep secrets with; set one.
 
 
 class Vault:
-    """Seals and opens with one key. Several keys, separated by commas: the first seals, all open (rotation)."""
+    """Seals and opens with one key. Several keys, separated by commas: the first seals, all open
+    (rotation)."""
 
     def __init__(self, keys: str) -> None:
         self._keys = [key.strip() for key in keys.split(",") if key.strip()]
@@ -61,7 +65,8 @@ class Vault:
         return self._opened(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
 
     def derive(self, purpose: str) -> str:
-        """A secret that everybody with the first key makes alike and nobody else can: 64 hexadecimal digits.
+        """A secret that everybody with the first key makes alike and nobody else can: 64
+        hexadecimal digits.
 
         Raises:
             Unavailable: there is no key.
@@ -76,20 +81,31 @@ class Vault:
         """
         if not self._keys:
             raise errors.Unavailable(_NO_KEY)
-        return [hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest() for key in self._keys]
+        return [
+            hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+            for key in self._keys
+        ]
 
     def _opened(self, sealed: str) -> bytes:
         from cryptography.fernet import InvalidToken
+
         try:
             return bytes(self._box.decrypt(sealed.encode()))
         except InvalidToken as problem:
-            raise errors.Unavailable("Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
-                                     "same one.") from problem
+            raise errors.Unavailable(
+                "Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
+                "same one."
+            ) from problem
 
     @cached_property
     def _box(self) -> Any:
         from cryptography.fernet import Fernet, MultiFernet
+
         if not self._keys:
             raise errors.Unavailable(_NO_KEY)
-        return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
-                            for key in self._keys])
+        return MultiFernet(
+            [
+                Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
+                for key in self._keys
+            ]
+        )

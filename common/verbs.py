@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of hosts: what a conductor can have a host do with a server, and what is known of each verb.
+"""The verbs of hosts: what a conductor can have a host do with a server, and what is known of each
+verb.
 
-``VERBS`` is the one table of these facts. The agent has a function for each verb (``compute_agent.verbs``) and runs it
-as its row says; the scheduler counts the verbs that copy disks; the tickets of the image gateway open the images that a
-verb reads or writes.
+``VERBS`` is the one table of these facts. The agent has a function for each verb
+(``compute_agent.verbs``) and runs it as its row says; the scheduler counts the verbs that copy
+disks; the tickets of the image gateway open the images that a verb reads or writes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: A command about another command: abort a live migration that is under way, or complete it. It is no row of the table.
+#: A command about another command: abort a live migration that is under way, or complete it. It is
+#: no row of the table.
 CONTROL = "steer"
 
 _IMAGE_OF_GUEST = ("guest", "image")
@@ -20,8 +23,8 @@ _IMAGE_OF_GUEST = ("guest", "image")
 class VerbFacts:
     """One row of the table."""
 
-    #: It may start a guest. The host must have had a lease since the command was sent, and waits until every guest
-    #: that must not run there is off.
+    #: It may start a guest. The host must have had a lease since the command was sent, and waits
+    #: until every guest that must not run there is off.
     starts: bool = False
     #: It needs such a lease too, although it starts no guest.
     needs_lease: bool = False
@@ -29,14 +32,15 @@ class VerbFacts:
     once: bool = False
     #: It is repeated until it succeeds; no failure is definite and none is reported.
     retry_until_done: bool = False
-    #: Its result decides which of two hosts has the guest: only ``VerbFailed`` is a failure, any other is retried.
+    #: Its result decides which of two hosts has the guest: only ``VerbFailed`` is a failure, any
+    #: other is retried.
     authoritative: bool = False
     #: It makes disks from an image; a limited number run at a time.
     builds: bool = False
     #: It copies whole disks, which takes minutes; one worker stays free of these verbs.
     copies: bool = False
-    #: It migrates a running guest to another host: a limited number run at a time. It is journalled when it begins;
-    #: before that an abort ends it at once.
+    #: It migrates a running guest to another host: a limited number run at a time. It is journalled
+    #: when it begins; before that an abort ends it at once.
     migrates: bool = False
     #: It mostly waits for the guest, so it occupies no worker.
     waits: bool = False
@@ -46,7 +50,8 @@ class VerbFacts:
     writes_image: str = ""
 
 
-#: ``arrived`` starts nothing: the guest runs already at the destination; ``live_migrate`` started it there.
+#: ``arrived`` starts nothing: the guest runs already at the destination; ``live_migrate`` started
+#: it there.
 VERBS: Mapping[str, VerbFacts] = {
     "ensure_guest": VerbFacts(starts=True, builds=True, copies=True, reads_image=_IMAGE_OF_GUEST),
     "ensure_running": VerbFacts(starts=True),

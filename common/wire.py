@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records to plain dictionaries and back: what goes over RabbitMQ and into JSON columns.
 
-Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does not know
-take their default. A field with ``metadata["wire"]`` was renamed: it is written under the name that the release before
-knows, and read by both. A record is trusted to be what its type says: both ends are ours.
+Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does
+not know take their default. A field with ``metadata["wire"]`` was renamed: it is written under the
+name that the release before knows, and read by both. A record is trusted to be what its type says:
+both ends are ours.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,7 +23,7 @@ _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
 
 def to_wire(record: Any) -> Any:
     """A record, or a list or dictionary of them, as plain data."""
-    if isinstance(record, _PLAIN):      # a StrEnum is a str
+    if isinstance(record, _PLAIN):  # a StrEnum is a str
         return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {key: to_wire(getattr(record, name)) for name, key in _names(type(record))}
@@ -45,12 +47,15 @@ def from_wire(kind: type[T], data: dict[str, Any]) -> T:
 @functools.cache
 def _names(kind: type) -> tuple[tuple[str, str], ...]:
     """Of each field: its name, and the one by which it travels."""
-    return tuple((field.name, field.metadata.get("wire", field.name)) for field in dataclasses.fields(kind))
+    return tuple(
+        (field.name, field.metadata.get("wire", field.name)) for field in dataclasses.fields(kind)
+    )
 
 
 @functools.cache
 def _readers(kind: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    """Key -> its field, and how that is read. A field that was renamed is read by both names, the new one first."""
+    """Key -> its field, and how that is read. A field that was renamed is read by both names, the
+    new one first."""
     hints = typing.get_type_hints(kind)
     found = {key: (name, _reader(hints[name])) for name, key in _names(kind)}
     return found | {name: (name, _reader(hints[name])) for name, _ in _names(kind)}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration of an agent names, made: its driver, its listener for consoles, its service for files of
-servers that move, its limits.
+"""What the configuration of an agent names, made: its driver, its listener for consoles, its
+service for files of servers that move, its limits.
 
-Called by ``compute_agent.service`` when the process starts. Must stay true: what the configuration asks for and this
-host does not have ends the process, and says what to do.
+Called by ``compute_agent.service`` when the process starts. Must stay true: what the configuration
+asks for and this host does not have ends the process, and says what to do.
 """
+
 from __future__ import annotations
 
 import functools
@@ -40,14 +41,26 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
 def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.memory.driver import MemoryDriver
     from compute_agent.virt.memory.host import MemoryHost, described
+
     options = conf.agent
-    inventory = described(conf.host, options.memory_vcpus, options.memory_mb, options.memory_disk_gb,
-                          _cpus(conf, range(options.memory_vcpus)))
+    inventory = described(
+        conf.host,
+        options.memory_vcpus,
+        options.memory_mb,
+        options.memory_disk_gb,
+        _cpus(conf, range(options.memory_vcpus)),
+    )
     # As a process it has no storage that it could share or not, whatever its guests remember.
     inventory = replace(inventory, facts={**inventory.facts, "diskless": True})
     state_file = Path(conf.state_dir) / "memory-guests.json"
-    return MemoryDriver(MemoryHost(conf.host, inventory=inventory, state_file=state_file,
-                                   image_fetches=options.max_concurrent_image_fetches))
+    return MemoryDriver(
+        MemoryHost(
+            conf.host,
+            inventory=inventory,
+            state_file=state_file,
+            image_fetches=options.max_concurrent_image_fetches,
+        )
+    )
 
 
 def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
@@ -58,27 +71,51 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.libvirt.host import HostOptions
     from compute_agent.virt.libvirt.live_migration import MigrationOptions
     from compute_agent.virt.libvirt.local_disks import LocalDisks
+
     options = conf.agent
-    client.configure(client.SandboxSettings(options.image_user, options.image_memory_mb << 20,
-                                            options.image_cpu_seconds))
-    about = HostOptions(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
-                  cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices),
-                  host_ip=own_address(conf), share_address=options.share_address or "")
+    client.configure(
+        client.SandboxSettings(
+            options.image_user, options.image_memory_mb << 20, options.image_cpu_seconds
+        )
+    )
+    about = HostOptions(
+        reserved_memory_mb=options.reserved_memory_mb,
+        reserved_disk_gb=options.reserved_disk_gb,
+        cpus=_cpus(conf, machine.cpus()),
+        devices=machine.devices(options.pci_devices),
+        host_ip=own_address(conf),
+        share_address=options.share_address or "",
+    )
     moving = conf.migration
     migration = MigrationOptions(
-        port=moving.live_migration_port, address=own_address(conf), bandwidth=moving.live_migration_bandwidth,
+        port=moving.live_migration_port,
+        address=own_address(conf),
+        bandwidth=moving.live_migration_bandwidth,
         completion_timeout=moving.live_migration_completion_timeout,
-        timeout_action=moving.live_migration_timeout_action, auto_converge=moving.live_migration_permit_auto_converge,
-        post_copy=moving.live_migration_permit_post_copy, native_tls=moving.live_migration_with_native_tls,
-        plain_text=conf.tls.allow_plain_text, tls=_transfer_proof(conf, own_address(conf)))
+        timeout_action=moving.live_migration_timeout_action,
+        auto_converge=moving.live_migration_permit_auto_converge,
+        post_copy=moving.live_migration_permit_post_copy,
+        native_tls=moving.live_migration_with_native_tls,
+        plain_text=conf.tls.allow_plain_text,
+        tls=_transfer_proof(conf, own_address(conf)),
+    )
     if migration.port and (reason := migration.plain_text_to(migration.facts)):
-        raise config.ConfigError(f"servers would come here as plain text: {reason}. Set both, or [tls] "
-                                 "allow_plain_text = true where nobody else reaches that network")
-    return LibvirtDriver(options.libvirt_uri, conf.state_dir, virt_type=options.virt_type, about=about,
-                         image_fetches=options.max_concurrent_image_fetches, migration=migration,
-                         local_disks=LocalDisks(conf.default_ephemeral_format),
-                         config_drives=config_drive.opened(options.config_drive_format, vendor_data.static(conf),
-                                                           vendor_data.configured(conf)))
+        raise config.ConfigError(
+            f"servers would come here as plain text: {reason}. Set both, or [tls] "
+            "allow_plain_text = true where nobody else reaches that network"
+        )
+    return LibvirtDriver(
+        options.libvirt_uri,
+        conf.state_dir,
+        virt_type=options.virt_type,
+        about=about,
+        image_fetches=options.max_concurrent_image_fetches,
+        migration=migration,
+        local_disks=LocalDisks(conf.default_ephemeral_format),
+        config_drives=config_drive.opened(
+            options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
+        ),
+    )
 
 
 def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
@@ -88,26 +125,36 @@ def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
     """The listener for consoles, where the configuration says."""
     try:
-        proof = tls.protecting(conf, "[agent] console_host", [conf.agent.console_host], listens=True)
+        proof = tls.protecting(
+            conf, "[agent] console_host", [conf.agent.console_host], listens=True
+        )
         return Consoles(driver.console, conf.agent.console_host, tls=proof)
     except config.ConfigError as problem:
         sys.exit(f"kilonova-agent: {problem}")
     except OSError as problem:
-        sys.exit(f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
-                 "host that the console service reaches")
+        sys.exit(
+            f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
+            "host that the console service reaches"
+        )
 
 
-def make_transfer(conf: cfg.ConfigOpts, driver: Driver) -> tuple[transfer.TransferService, verbs.PeerOpener]:
+def make_transfer(
+    conf: cfg.ConfigOpts, driver: Driver
+) -> tuple[transfer.TransferService, verbs.PeerOpener]:
     """The service that gives files to other hosts, and what reads theirs."""
     options, address = conf.migration, own_address(conf)
     try:
         proof = _transfer_proof(conf, address)
-        made = transfer.TransferService(driver, address, options.transfer_port, rate=options.transfer_rate, tls=proof)
+        made = transfer.TransferService(
+            driver, address, options.transfer_port, rate=options.transfer_rate, tls=proof
+        )
     except config.ConfigError as problem:
         sys.exit(f"kilonova-agent: {problem}")
     except OSError as problem:
-        sys.exit(f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
-                 "port that is free, and as live_migration_inbound_addr an address of this host that others reach")
+        sys.exit(
+            f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
+            "port that is free, and as live_migration_inbound_addr an address of this host that others reach"
+        )
     return made, functools.partial(client.peer, tls=proof)
 
 
@@ -116,10 +163,14 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
     options = conf.migration
     files = options.transfer_cert, options.transfer_key, options.transfer_ca
     if not any(files):
-        return tls.protecting(conf, "[migration] live_migration_inbound_addr", [address], listens=True)
+        return tls.protecting(
+            conf, "[migration] live_migration_inbound_addr", [address], listens=True
+        )
     if not all(files):
-        raise config.ConfigError("[migration] transfer_cert, transfer_key and transfer_ca belong together: set all or "
-                                 "none")
+        raise config.ConfigError(
+            "[migration] transfer_cert, transfer_key and transfer_ca belong together: set all or "
+            "none"
+        )
     return tls.opened(*files, "[migration] transfer_cert {}, transfer_key {}, transfer_ca {}")
 
 
@@ -129,7 +180,7 @@ def own_address(conf: cfg.ConfigOpts) -> str:
         return str(conf.migration.live_migration_inbound_addr)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(ELSEWHERE)        # sends nothing
+            probe.connect(ELSEWHERE)  # sends nothing
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

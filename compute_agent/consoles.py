@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of this host's guests for the console service: one listener, and a relay of opaque bytes for each session.
+"""Consoles of this host's guests for the console service: one listener, and a relay of opaque bytes
+for each session.
 
-``Host.query`` offers a console: the guest's side is opened at once, and whoever brings the secret within
-``OFFER_SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is read but its length, and
-nothing is answered. Must stay true: sockets block, so that who reads slowly slows the writer and nothing piles up
-here; a session ends when either side does; a serial port has one reader, so that the newest session takes it over.
+``Host.query`` offers a console: the guest's side is opened at once, and whoever brings the secret
+within ``OFFER_SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is
+read but its length, and nothing is answered. Must stay true: sockets block, so that who reads
+slowly slows the writer and nothing piles up here; a session ends when either side does; a serial
+port has one reader, so that the newest session takes it over.
 """
+
 from __future__ import annotations
 
 import hmac
@@ -25,11 +28,11 @@ from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
 
 log = logging.getLogger(__name__)
 KINDS = (VNC, SERIAL)
-OFFER_SECONDS = 30.0              #: that an offer stands
-MAX_SESSIONS = 128              #: offered and open, in all
-MAX_UNPROVED = 32              #: connections that have not yet said their secret
-SECRET_TIMEOUT_SECONDS = 5.0      #: for saying it
-SECRET_BYTES = 43                #: of a secret
+OFFER_SECONDS = 30.0  #: that an offer stands
+MAX_SESSIONS = 128  #: offered and open, in all
+MAX_UNPROVED = 32  #: connections that have not yet said their secret
+SECRET_TIMEOUT_SECONDS = 5.0  #: for saying it
+SECRET_BYTES = 43  #: of a secret
 CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 
@@ -46,7 +49,8 @@ class Session:
     peer: Side | None = None
 
     def end(self) -> None:
-        """Both sides see the end; the sockets are closed by the threads that read them, or here when none does."""
+        """Both sides see the end; the sockets are closed by the threads that read them, or here
+        when none does."""
         for side in (self.guest, self.peer):
             if side is not None:
                 _shut(side)
@@ -55,11 +59,19 @@ class Session:
 
 
 class Consoles:
-    """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an offer stands for
-    ``seconds``; ``sessions`` are offered and open in all; with ``tls`` who connects must prove itself. Thread-safe."""
+    """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an
+    offer stands for ``seconds``; ``sessions`` are offered and open in all; with ``tls`` who
+    connects must prove itself. Thread-safe."""
 
-    def __init__(self, open_console: Callable[[str, str], socket.socket], host: str, *, seconds: float = OFFER_SECONDS,
-                 sessions: int = MAX_SESSIONS, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        open_console: Callable[[str, str], socket.socket],
+        host: str,
+        *,
+        seconds: float = OFFER_SECONDS,
+        sessions: int = MAX_SESSIONS,
+        tls: Tls | None = None,
+    ) -> None:
         self._tls = tls
         self._open_console, self._seconds, self._most = open_console, seconds, sessions
         self._lock = threading.Lock()
@@ -80,7 +92,7 @@ class Consoles:
     def close(self) -> None:
         """End all sessions."""
         self._closed.set()
-        _shut(self._listener)       # wakes who accepts
+        _shut(self._listener)  # wakes who accepts
         self._listener.close()
         with self._lock:
             ended, self._sessions = self._sessions, []
@@ -88,19 +100,25 @@ class Consoles:
             session.end()
 
     def offer(self, server: str, kind: str) -> dict[str, Any]:
-        """Where the guest's console can be reached, and the secret that opens it once: host, port, secret.
+        """Where the guest's console can be reached, and the secret that opens it once: host, port,
+        secret.
 
         Raises:
-            BadRequest: there is no such kind. Conflict: the guest does not run. Unavailable: too many are open.
+            BadRequest: there is no such kind. Conflict: the guest does not run. Unavailable: too
+            many are open.
         """
         if kind not in KINDS:
-            raise errors.BadRequest(f"This host knows no console {kind!r}; it has {', '.join(KINDS)}.")
+            raise errors.BadRequest(
+                f"This host knows no console {kind!r}; it has {', '.join(KINDS)}."
+            )
         self._make_room(server, kind)
         try:
             guest = self._open_console(server, kind)
         except VerbFailed as problem:
             raise errors.Conflict(str(problem)) from problem
-        session = Session(server, kind, secrets.token_urlsafe(32), guest, time.monotonic() + self._seconds)
+        session = Session(
+            server, kind, secrets.token_urlsafe(32), guest, time.monotonic() + self._seconds
+        )
         with self._lock:
             self._sessions.append(session)
         return {"host": self._host, "port": self._port, "secret": session.secret}
@@ -108,15 +126,21 @@ class Consoles:
     def _make_room(self, server: str, kind: str) -> None:
         """End what nobody came for, and the session that has the serial port."""
         with self._lock:
-            ended = [session for session in self._sessions
-                     if (session.peer is None and session.deadline < time.monotonic())
-                     or kind == SERIAL == session.kind and session.server == server]
+            ended = [
+                session
+                for session in self._sessions
+                if (session.peer is None and session.deadline < time.monotonic())
+                or kind == SERIAL == session.kind
+                and session.server == server
+            ]
             self._sessions = [session for session in self._sessions if session not in ended]
             full = len(self._sessions) >= self._most
         for session in ended:
             session.end()
         if full:
-            raise errors.Unavailable("Too many consoles are open on this host; close some and try again.")
+            raise errors.Unavailable(
+                "Too many consoles are open on this host; close some and try again."
+            )
 
     # --- the threads ---
     def _listen(self) -> None:
@@ -127,25 +151,31 @@ class Consoles:
                 self._expire()
                 continue
             except OSError as error:
-                if not self._closed.wait(0.1):      # out of descriptors, say: it passes
+                if not self._closed.wait(0.1):  # out of descriptors, say: it passes
                     log.warning("no console connection could be accepted: %s", error)
                 continue
             if not self._strangers.acquire(blocking=False):
                 peer.close()
                 continue
-            threading.Thread(target=self._open_session, args=(peer,), name="console", daemon=True).start()
+            threading.Thread(
+                target=self._open_session, args=(peer,), name="console", daemon=True
+            ).start()
 
     def _expire(self) -> None:
         now = time.monotonic()
         with self._lock:
-            ended = [session for session in self._sessions if session.peer is None and session.deadline < now]
+            ended = [
+                session
+                for session in self._sessions
+                if session.peer is None and session.deadline < now
+            ]
             self._sessions = [session for session in self._sessions if session not in ended]
         for session in ended:
             session.end()
 
     def _open_session(self, peer: Side) -> None:
-        """The thread of a connection: the secret, then what the peer sends to the guest; a second thread has the
-        other direction."""
+        """The thread of a connection: the secret, then what the peer sends to the guest; a second
+        thread has the other direction."""
         try:
             said = _read_secret(peer := self._secured(peer))
             session = self._claimed(peer, said)
@@ -157,7 +187,9 @@ class Consoles:
         if session is None:
             peer.close()
             return
-        back = threading.Thread(target=_copy, args=(session.guest, peer), name="console-back", daemon=True)
+        back = threading.Thread(
+            target=_copy, args=(session.guest, peer), name="console-back", daemon=True
+        )
         back.start()
         _copy(peer, session.guest)
         back.join()
@@ -179,8 +211,17 @@ class Consoles:
         now = time.monotonic()
         with self._lock:
             # Every secret is compared, so that time tells nothing of where in the list one stands.
-            found = [session for session in self._sessions if hmac.compare_digest(session.secret.encode(), said)]
-            if self._closed.is_set() or not found or found[0].peer is not None or found[0].deadline < now:
+            found = [
+                session
+                for session in self._sessions
+                if hmac.compare_digest(session.secret.encode(), said)
+            ]
+            if (
+                self._closed.is_set()
+                or not found
+                or found[0].peer is not None
+                or found[0].deadline < now
+            ):
                 return None
             found[0].peer = peer
         _stay_alive(peer)
@@ -222,10 +263,13 @@ def _shut(side: Side) -> None:
 
 
 def _stay_alive(peer: Side) -> None:
-    """Small messages go at once; a console service that vanished is noticed within a minute of silence."""
-    for level, option, value in ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-                                 (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-                                 (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-                                 (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-                                 (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)):
+    """Small messages go at once; a console service that vanished is noticed within a minute of
+    silence."""
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    ):
         peer.setsockopt(level, option, value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images as an agent gets and stores them: at the image gateway, never at the image service."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ _OLD_TICKET = "the image gateway does not accept the ticket (any more)"
 
 
 class ImageGatewayAccess:
-    """The image gateway, with the access that came with a command. A ticket that is not accepted any more means that
-    the command is sent again with a new one. ``protect``: what the certificate at a URL is verified with; raises
-    ConfigError where that would be plain text to another machine."""
+    """The image gateway, with the access that came with a command. A ticket that is not accepted
+    any more means that the command is sent again with a new one. ``protect``: what the certificate
+    at a URL is verified with; raises ConfigError where that would be plain text to another
+    machine."""
 
     def __init__(self, protect: Callable[[str], bool | str] = lambda url: True) -> None:
         self._protect = protect
@@ -40,6 +42,7 @@ class ImageGatewayAccess:
 
     def _client(self, access: Access) -> Any:
         from common.clients.image import ImageClient
+
         try:
             return ImageClient(access.url, cache_seconds=0, verify=self._protect(access.url))
         except ConfigError as problem:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent keeps over restarts: the last fence of each server, the results of commands by key, and how often
-this host has fenced itself since it was booted.
+"""What the agent keeps over restarts: the last fence of each server, the results of commands by
+key, and how often this host has fenced itself since it was booted.
 
-SQLite with synchronous=FULL. A command whose key is here is answered again and not carried out again. Fences and
-results are kept for a week, since a delayed command may come long after its result was acknowledged. Fences of guests
-that still exist come with the answer to each registration. No secrets: neither arguments nor tokens are written.
+SQLite with synchronous=FULL. A command whose key is here is answered again and not carried out
+again. Fences and results are kept for a week, since a delayed command may come long after its
+result was acknowledged. Fences of guests that still exist come with the answer to each
+registration. No secrets: neither arguments nor tokens are written.
 """
+
 from __future__ import annotations
 
 import json
@@ -40,7 +42,9 @@ class Journal:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_TABLES)
         for table in ("results", "fences"):
-            self._db.execute(f"DELETE FROM {table} WHERE at < unixepoch() - ?", (KEEP_DAYS * 86400,))
+            self._db.execute(
+                f"DELETE FROM {table} WHERE at < unixepoch() - ?", (KEEP_DAYS * 86400,)
+            )
 
     def fences(self) -> dict[str, int]:
         """The highest fence seen for each server."""
@@ -50,13 +54,18 @@ class Journal:
     def find(self, key: str) -> Result | None:
         """The result of this command, if it was carried out."""
         with self._lock:
-            row = self._db.execute("SELECT result FROM results WHERE key = ? AND result IS NOT NULL", (key,)).fetchone()
+            row = self._db.execute(
+                "SELECT result FROM results WHERE key = ? AND result IS NOT NULL", (key,)
+            ).fetchone()
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
         """Was this once-only command begun, whether or not it came to an end?"""
         with self._lock:
-            return self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone() is not None
+            return (
+                self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
+                is not None
+            )
 
     def begin(self, key: str) -> None:
         """Remember, before its effect, that a once-only command is carried out."""
@@ -67,25 +76,34 @@ class Journal:
         """Remember a result and its fence, in one transaction."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT INTO results (key, result) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET "
-                             "result = excluded.result", (result.key, json.dumps(to_wire(result))))
-            self._db.execute("INSERT INTO fences (server, fence) VALUES (?, ?) ON CONFLICT (server) DO "
-                             "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at",
-                             (result.server, result.fence))
+            self._db.execute(
+                "INSERT INTO results (key, result) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET "
+                "result = excluded.result",
+                (result.key, json.dumps(to_wire(result))),
+            )
+            self._db.execute(
+                "INSERT INTO fences (server, fence) VALUES (?, ?) ON CONFLICT (server) DO "
+                "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at",
+                (result.server, result.fence),
+            )
             self._db.execute("COMMIT")
 
     def forget_running(self, server: str) -> None:
-        """This host has stopped a guest: drop the results that report it as running, so that a repeated command is not
-        answered with them."""
+        """This host has stopped a guest: drop the results that report it as running, so that a
+        repeated command is not answered with them."""
         with self._lock:
-            self._db.execute("DELETE FROM results WHERE json_extract(result, '$.server') = ? AND "
-                             "json_extract(result, '$.data.power_state') IN (?, ?)",
-                             (server, states.RUNNING, states.POWER_PAUSED))
+            self._db.execute(
+                "DELETE FROM results WHERE json_extract(result, '$.server') = ? AND "
+                "json_extract(result, '$.data.power_state') IN (?, ?)",
+                (server, states.RUNNING, states.POWER_PAUSED),
+            )
 
     def fencings(self, boot: str) -> tuple[int, bool]:
         """How often this host has fenced itself since that boot, and whether it still does."""
         with self._lock:
-            row = self._db.execute("SELECT times, ended FROM fencings WHERE boot = ?", (boot,)).fetchone()
+            row = self._db.execute(
+                "SELECT times, ended FROM fencings WHERE boot = ?", (boot,)
+            ).fetchone()
         return (row[0], row[1] == 0) if row else (0, False)
 
     def begin_fencing(self, boot: str) -> None:
@@ -93,8 +111,11 @@ class Journal:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("DELETE FROM fencings WHERE boot <> ?", (boot,))
-            self._db.execute("INSERT INTO fencings (boot, times, ended) VALUES (?, 1, 0) ON CONFLICT (boot) DO UPDATE "
-                             "SET times = times + 1, ended = 0", (boot,))
+            self._db.execute(
+                "INSERT INTO fencings (boot, times, ended) VALUES (?, 1, 0) ON CONFLICT (boot) DO UPDATE "
+                "SET times = times + 1, ended = 0",
+                (boot,),
+            )
             self._db.execute("COMMIT")
 
     def end_fencing(self, boot: str) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that a host fetches before a server needs them, one after the other.
 
-``service`` adds images (``add``) and runs ``work`` in a thread of its own; the outcome of each goes to ``report``.
-Nothing is kept over a restart: conductors ask again until an outcome is reported.
+``service`` adds images (``add``) and runs ``work`` in a thread of its own; the outcome of each goes
+to ``report``. Nothing is kept over a restart: conductors ask again until an outcome is reported.
 """
+
 from __future__ import annotations
 
 import logging
@@ -19,10 +20,12 @@ Download = Callable[[Access, str], Iterator[bytes]]
 
 
 class Prefetch:
-    """``download`` reads an image from the image service. ``report(image, problem)`` is called for each, ``problem``
-    empty when it is here. Thread-safe."""
+    """``download`` reads an image from the image service. ``report(image, problem)`` is called for
+    each, ``problem`` empty when it is here. Thread-safe."""
 
-    def __init__(self, driver: Driver, download: Download, report: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, driver: Driver, download: Download, report: Callable[[str, str], None]
+    ) -> None:
         self._driver, self._download, self._report = driver, download, report
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[ImageRef, Access]] = {}
@@ -63,7 +66,12 @@ class Prefetch:
         except Cancelled:
             return None
         except (VerbFailed, errors.Problem) as problem:
-            log.warning("image %s is not fetched ahead: %s %s", image.id, problem, getattr(problem, "details", ""))
+            log.warning(
+                "image %s is not fetched ahead: %s %s",
+                image.id,
+                problem,
+                getattr(problem, "details", ""),
+            )
             return str(problem)
         except Exception:
             log.exception("image %s is not fetched ahead", image.id)

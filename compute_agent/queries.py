@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queries of the API that a host answers at once: they change nothing and are not journalled.
 
-``service.AgentProcess.query`` passes each query to ``HostQueries.answer``; each is an entry of its table.
-Must stay true: the length of what a guest wrote is bounded, and an unknown query is refused with what to do.
+``service.AgentProcess.query`` passes each query to ``HostQueries.answer``; each is an entry of its
+table. Must stay true: the length of what a guest wrote is bounded, and an unknown query is refused
+with what to do.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,15 +27,22 @@ class HostQueries:
     def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
         self._driver = driver
         self._answers: dict[str, Callable[[Arguments], dict[str, Any]]] = {
-            "console_output": self._console_output, "diagnostics": self._diagnostics, "domains": self._domains,
-            "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())}}
+            "console_output": self._console_output,
+            "diagnostics": self._diagnostics,
+            "domains": self._domains,
+            "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())},
+        }
         if consoles is not None:
-            self._answers["console"] = lambda arguments: consoles.offer(arguments["server"], arguments["kind"])
+            self._answers["console"] = lambda arguments: consoles.offer(
+                arguments["server"], arguments["kind"]
+            )
 
     def answer(self, verb: str, arguments: Arguments) -> dict[str, Any]:
         """Raises the Problem that the API answers with."""
         if verb not in self._answers:
-            raise errors.NotImplementedHere(f"This host does not know the query {verb}; upgrade its agent.")
+            raise errors.NotImplementedHere(
+                f"This host does not know the query {verb}; upgrade its agent."
+            )
         return self._answers[verb](arguments)
 
     def _console_output(self, arguments: Arguments) -> dict[str, Any]:

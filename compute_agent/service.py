@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent process: the threads around ``sync`` and ``verbs``.
 
-One thread exchanges with the conductor, every five seconds and at once when there is something to report. Workers carry
-out commands. Threads of the messaging library deliver commands and queries. All share one ``Agent`` behind one lock.
+One thread exchanges with the conductor, every five seconds and at once when there is something to
+report. Workers carry out commands. Threads of the messaging library deliver commands and queries.
+All share one ``Agent`` behind one lock.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -39,30 +41,52 @@ from compute_agent.sync import Agent, Work
 from compute_agent.virt.driver import Driver, ImageWriter, VerbContext
 
 log = logging.getLogger(__name__)
-EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)          #: between exchanges, with jitter
-ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)   #: for an answer, by the number of tries
-CLOSE_TIMEOUT_SECONDS = 5.0                 #: for threads to end
-HEARTBEAT_PAUSE_SECONDS = 60.0  #: without heartbeats after one without an answer: old conductors do not know them
+EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)  #: between exchanges, with jitter
+ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)  #: for an answer, by the number of tries
+CLOSE_TIMEOUT_SECONDS = 5.0  #: for threads to end
+HEARTBEAT_PAUSE_SECONDS = (
+    60.0  #: without heartbeats after one without an answer: old conductors do not know them
+)
 
 
 class AgentProcess:
     """What the process serves (``common.rpc.agent.AgentApi``) and the loops of its threads."""
 
-    def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.ConductorClient,
-                 images: ImageGatewayAccess, consoles: Consoles | None = None, ratios: dict[str, float] | None = None,
-                 monitor: machine.Monitor | None = None, peer: verbs.PeerOpener = verbs.no_peer,
-                 facts: dict[str, Any] | None = None) -> None:
-        self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
+    def __init__(
+        self,
+        agent: Agent,
+        journal: Journal,
+        driver: Driver,
+        conductor: conductor_rpc.ConductorClient,
+        images: ImageGatewayAccess,
+        consoles: Consoles | None = None,
+        ratios: dict[str, float] | None = None,
+        monitor: machine.Monitor | None = None,
+        peer: verbs.PeerOpener = verbs.no_peer,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        self._agent, self._journal, self._driver, self._conductor = (
+            agent,
+            journal,
+            driver,
+            conductor,
+        )
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
         self._peer, self._facts = peer, facts or {}
         self._questions = HostQueries(driver, consoles)
-        self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
-        self._access: dict[str, Access] = {}        # by the key of its command
+        self._prefetch = Prefetch(
+            driver, lambda access, image: images.download(access, image), self._cached
+        )
+        self._access: dict[str, Access] = {}  # by the key of its command
         self._beats_from = 0.0
         self._moved: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._work, self._speak, self._stop = threading.Condition(self._lock), threading.Event(), threading.Event()
+        self._work, self._speak, self._stop = (
+            threading.Condition(self._lock),
+            threading.Event(),
+            threading.Event(),
+        )
         driver.watch(self._saw)
 
     # --- what others call ---
@@ -75,10 +99,13 @@ class AgentProcess:
                 self._speak.set()
 
     def _keep(self, commands: list[Command], access: Access | None) -> None:
-        """Keep the access to the images of these commands; drop that of commands that are not in hand any more."""
+        """Keep the access to the images of these commands; drop that of commands that are not in
+        hand any more."""
         if access is not None:
             self._access |= {command.key: access for command in commands if uses_image(command)}
-        self._access = {key: self._access[key] for key in self._access.keys() & self._agent.in_hand()}
+        self._access = {
+            key: self._access[key] for key in self._access.keys() & self._agent.in_hand()
+        }
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
         self._prefetch.add(images, access)
@@ -93,8 +120,8 @@ class AgentProcess:
         self._speak.set()
 
     def _saw(self, server: str) -> None:
-        """An event of the driver: the next exchange reports the domain's state. It takes place now, or when the command
-        that caused the event has ended."""
+        """An event of the driver: the next exchange reports the domain's state. It takes place now,
+        or when the command that caused the event has ended."""
         with self._lock:
             self._moved.add(server)
             if not self._agent.is_working_on(server):
@@ -102,8 +129,8 @@ class AgentProcess:
 
     # --- the loops ---
     def carry_out(self) -> None:
-        """Loop of a worker: it stops guests that must not run here, then carries out commands one by one. It ends when
-        another worker has replaced it."""
+        """Loop of a worker: it stops guests that must not run here, then carries out commands one
+        by one. It ends when another worker has replaced it."""
         replaced = False
         while not self._stop.is_set() and not replaced:
             with self._work:
@@ -132,9 +159,13 @@ class AgentProcess:
         with self._lock:
             hanging = self._agent.hanging()
         for work in hanging:
-            log.error("%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
-                      "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
-                      work.command.verb, work.command.server, work.progress)
+            log.error(
+                "%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
+                "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
+                work.command.verb,
+                work.command.server,
+                work.progress,
+            )
             if not work.facts.waits:
                 self._begin("worker-more", self.carry_out)
 
@@ -155,8 +186,11 @@ class AgentProcess:
         try:
             return verbs.run(self._journal, self._tools(work), work.command)
         except Exception:
-            log.exception("%s of server %s could not be journalled; see to the disk of state_dir",
-                          work.command.verb, work.command.server)
+            log.exception(
+                "%s of server %s could not be journalled; see to the disk of state_dir",
+                work.command.verb,
+                work.command.server,
+            )
             return None
 
     def _tools(self, work: Work) -> verbs.Tools:
@@ -185,27 +219,31 @@ class AgentProcess:
             return work.cancelled or (self._stop.is_set() and not work.facts.migrates)
 
         def may_start() -> bool:
-            with self._lock:        # an answer changes lease and cancelled commands at once
+            with self._lock:  # an answer changes lease and cancelled commands at once
                 return self._agent.may_start(work)
 
-        context = VerbContext(report_progress, cancelled, lambda: work.requested, report_migration, may_start)
+        context = VerbContext(
+            report_progress, cancelled, lambda: work.requested, report_migration, may_start
+        )
         return verbs.Tools(self._driver, read_image, write_image, context, self._peer)
 
     def talk(self) -> None:
-        """Loop: exchange at once when there is something to report, else every five seconds; repeat after 1, 2, 4 s
-        without an answer. The periodic exchange, which asks for commands, also takes place on a busy host, since that
-        one may have lost a command too."""
+        """Loop: exchange at once when there is something to report, else every five seconds; repeat
+        after 1, 2, 4 s without an answer. The periodic exchange, which asks for commands, also
+        takes place on a busy host, since that one may have lost a command too."""
         failed, ask_at = 0, 0.0
         while not self._stop.is_set():
             has_news = not failed and self._speak.wait(max(0.0, ask_at - time.monotonic()))
             self._speak.clear()
             asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_registration()
             if not (asks or has_news):
-                continue            # the wait may end slightly too early
+                continue  # the wait may end slightly too early
             self._replace_workers()
             try:
                 if failed or not asks or not self._is_idle():
-                    self._exchange(asks, ANSWER_TIMEOUTS_SECONDS[min(failed, len(ANSWER_TIMEOUTS_SECONDS) - 1)])
+                    self._exchange(
+                        asks, ANSWER_TIMEOUTS_SECONDS[min(failed, len(ANSWER_TIMEOUTS_SECONDS) - 1)]
+                    )
                 failed = 0
                 if asks:
                     ask_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)
@@ -261,7 +299,9 @@ class AgentProcess:
                 if inventory is not None:
                     self._agent.noticed(inventory, metrics)
                 self._agent.changed(state for state in domains if state.server in moved)
-                request = self._agent.request(ask, domains if full else None, inventory if registration else None)
+                request = self._agent.request(
+                    ask, domains if full else None, inventory if registration else None
+                )
             answer, access = self._conductor.sync(request, patience)
         except BaseException:
             with self._lock:
@@ -300,8 +340,8 @@ class AgentProcess:
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
 
     def close(self) -> list[threading.Thread]:
-        """Cancel the commands in hand; they are sent again to the next agent. Returns the threads that did not end,
-        which are those of commands that hang."""
+        """Cancel the commands in hand; they are sent again to the next agent. Returns the threads
+        that did not end, which are those of commands that hang."""
         self._stop.set()
         self._speak.set()
         self._prefetch.close()
@@ -314,7 +354,8 @@ class AgentProcess:
 
 
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
-    """The keys of this host. Without them no conductor accepts its messages, so the agent does not start."""
+    """The keys of this host. Without them no conductor accepts its messages, so the agent does not
+    start."""
     try:
         return OwnKeys.read(Path(conf.agent.key_file or f"{conf.state_dir}/host.key"), conf.host)
     except ValueError as problem:
@@ -328,19 +369,38 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     journal = Journal(Path(conf.state_dir) / "agent.db")
     keys = _keys(conf)
     link = HostSide(opener(conf, keys.transport_url or None), keys, conf.host)
-    agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
-                  assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
-                  assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations,
-                  conf.agent.hang_timeout, conf.agent.fence_after)
+    agent = Agent(
+        conf.host,
+        journal,
+        Clock(),
+        driver.boot_id(),
+        assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
+        assembly.copies_at_a_time(conf.agent.workers),
+        conf.migration.max_concurrent_live_migrations,
+        conf.agent.hang_timeout,
+        conf.agent.fence_after,
+    )
     consoles = assembly.make_consoles(conf, driver)
     transfer, peer = assembly.make_transfer(conf, driver)
     images = ImageGatewayAccess(lambda url: tls.of_url(conf, "[image_gateway] url", url))
-    ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
-              "DISK_GB": conf.agent.disk_allocation_ratio}
+    ratios = {
+        "VCPU": conf.agent.cpu_allocation_ratio,
+        "MEMORY_MB": conf.agent.ram_allocation_ratio,
+        "DISK_GB": conf.agent.disk_allocation_ratio,
+    }
     monitor = machine.Monitor() if conf.agent.compute_monitors else None
-    host = AgentProcess(agent, journal, driver, conductor_rpc.ConductorClient(link), images, consoles, ratios, monitor,
-                        peer,
-                {"transfer": transfer.start()})
+    host = AgentProcess(
+        agent,
+        journal,
+        driver,
+        conductor_rpc.ConductorClient(link),
+        images,
+        consoles,
+        ratios,
+        monitor,
+        peer,
+        {"transfer": transfer.start()},
+    )
     host.guard()
     agent_rpc.serve(link, host)
     host.start(conf.agent.workers)
@@ -355,6 +415,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         driver.close()
         journal.close()
         alone.close()
+
     return close
 
 

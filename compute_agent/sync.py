@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's side of the exchange with the conductor, and the rules by which it accepts commands.
 
-``Agent`` is a state machine without threads. It takes commands (``accept``), gives them out one at a time for each
-server (``take``), takes their results (``ended``), makes the next request to the conductor (``request``) and takes the
-answer (``answered``). While there is nothing to report, a heartbeat replaces the exchange (``heartbeat``, ``heard``).
+``Agent`` is a state machine without threads. It takes commands (``accept``), gives them out one at
+a time for each server (``take``), takes their results (``ended``), makes the next request to the
+conductor (``request``) and takes the answer (``answered``). While there is nothing to report, a
+heartbeat replaces the exchange (``heartbeat``, ``heard``).
 ``compute_agent.service`` calls these from its threads under one lock; tests call them directly.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -33,14 +35,14 @@ from compute_agent.journal import Journal
 from compute_agent.verbs import aborted
 
 log = logging.getLogger(__name__)
-LEASE_SECONDS = 30.0                 #: of silence; then nothing is started, and the host registers again
-START_MARGIN_SECONDS = 5.0                  #: of the lease that must be left when a guest is started
+LEASE_SECONDS = 30.0  #: of silence; then nothing is started, and the host registers again
+START_MARGIN_SECONDS = 5.0  #: of the lease that must be left when a guest is started
 FULL_REPORT_SECONDS = 60.0
-MAX_BUILDS = 10                  #: commands that make disks from an image, at a time
-MAX_COPIES = 10                  #: commands that copy whole disks, builds included, at a time
-MAX_MIGRATIONS = 1               #: outgoing live migrations at a time
-MAX_WAITS = 64                   #: commands that wait for their guest, at a time
-HANG_SECONDS = 120.0                 #: without a sign of life; then a command is reported as hanging
+MAX_BUILDS = 10  #: commands that make disks from an image, at a time
+MAX_COPIES = 10  #: commands that copy whole disks, builds included, at a time
+MAX_MIGRATIONS = 1  #: outgoing live migrations at a time
+MAX_WAITS = 64  #: commands that wait for their guest, at a time
+HANG_SECONDS = 120.0  #: without a sign of life; then a command is reported as hanging
 
 
 class Pool(Enum):
@@ -79,22 +81,40 @@ class Work:
     def pools(self) -> set[Pool]:
         """The pools in which it takes a place while it runs."""
         facts = self.facts
-        member = {Pool.BUILDS: facts.builds, Pool.COPIES: facts.copies, Pool.MIGRATIONS: facts.migrates,
-                  Pool.WAITS: facts.waits}
+        member = {
+            Pool.BUILDS: facts.builds,
+            Pool.COPIES: facts.copies,
+            Pool.MIGRATIONS: facts.migrates,
+            Pool.WAITS: facts.waits,
+        }
         return {pool for pool, is_member in member.items() if is_member}
 
 
 class Agent:
-    """What one host knows of its commands, fences and lease. ``builds``, ``copies`` and ``migrations`` limit how many
-    of these run at a time. ``hang``: seconds without a sign of life after which a command hangs. ``fence_after``:
-    seconds of silence after which this host stops its own guests; 0: never."""
+    """What one host knows of its commands, fences and lease. ``builds``, ``copies`` and
+    ``migrations`` limit how many of these run at a time. ``hang``: seconds without a sign of life
+    after which a command hangs. ``fence_after``: seconds of silence after which this host stops its
+    own guests; 0: never."""
 
-    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = MAX_BUILDS,
-                 copies: int = MAX_COPIES, migrations: int = MAX_MIGRATIONS, hang: float = HANG_SECONDS,
-                 fence_after: float = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        journal: Journal,
+        clock: Clock,
+        boot_id: str,
+        builds: int = MAX_BUILDS,
+        copies: int = MAX_COPIES,
+        migrations: int = MAX_MIGRATIONS,
+        hang: float = HANG_SECONDS,
+        fence_after: float = 0,
+    ) -> None:
         self.host, self.boot_id, self._hang, self._fence_after = host, boot_id, hang, fence_after
-        self._limits = {Pool.BUILDS: builds, Pool.COPIES: copies, Pool.MIGRATIONS: migrations,
-                        Pool.WAITS: MAX_WAITS}
+        self._limits = {
+            Pool.BUILDS: builds,
+            Pool.COPIES: copies,
+            Pool.MIGRATIONS: migrations,
+            Pool.WAITS: MAX_WAITS,
+        }
         self._journal, self._clock = journal, clock
         self.session = 0
         self._fences = journal.fences()
@@ -119,7 +139,11 @@ class Agent:
         """Take commands in hand. Those that were carried out before are answered again."""
         for command in commands:
             if command.session != self.session:
-                log.info("a command for session %d is dropped in session %d", command.session, self.session)
+                log.info(
+                    "a command for session %d is dropped in session %d",
+                    command.session,
+                    self.session,
+                )
             elif command.key not in self._work and command.key not in self._results:
                 try:
                     self._accept(command)
@@ -127,19 +151,30 @@ class Agent:
                     self._refuse(command, problem)
 
     def _refuse(self, command: Command, problem: Exception) -> None:
-        """A command of another shape: its action hears of it, and is asked again until it is stuck."""
+        """A command of another shape: its action hears of it, and is asked again until it is
+        stuck."""
         log.exception("command %s cannot be understood", command.key)
         self._work.pop(command.key, None)
         self._results[command.key] = Result(
-            command.key, str(command.server), command.fence if isinstance(command.fence, int) else 0, "refused",
-            error=f"its agent cannot understand the command {command.key} ({type(problem).__name__}).")
+            command.key,
+            str(command.server),
+            command.fence if isinstance(command.fence, int) else 0,
+            "refused",
+            error=f"its agent cannot understand the command {command.key} ({type(problem).__name__}).",
+        )
 
     def _accept(self, command: Command) -> None:
         known = self._fences.get(command.server, 0)
         if command.fence < known:
-            self._results[command.key] = Result(command.key, command.server, command.fence, "refused",
-                                                {"known": known}, f"fence {command.fence} is older than {known}",
-                                                reason=FailureReason.STALE_FENCE)
+            self._results[command.key] = Result(
+                command.key,
+                command.server,
+                command.fence,
+                "refused",
+                {"known": known},
+                f"fence {command.fence} is older than {known}",
+                reason=FailureReason.STALE_FENCE,
+            )
             return
         self._learn(command.server, command.fence)
         done = self._journal.find(command.key)
@@ -159,30 +194,43 @@ class Agent:
                 work.cancelled = True
 
     def _control(self, command: Command) -> None:
-        """Something is requested of the live migration with this key, if it is in hand. No request replaces an abort,
-        and a migration that has not begun ends at once."""
+        """Something is requested of the live migration with this key, if it is in hand. No request
+        replaces an abort, and a migration that has not begun ends at once."""
         work = self._work.get(command.args["key"])
         if work is not None and work.requested is not Control.ABORT:
             work.requested = Control(command.args["wish"])
-            if work.requested is Control.ABORT and work.facts.migrates and not (work.running or work.begun):
+            if (
+                work.requested is Control.ABORT
+                and work.facts.migrates
+                and not (work.running or work.begun)
+            ):
                 self.ended(work, aborted(self._journal, work.command))
-        self._results[command.key] = Result(command.key, command.server, command.fence, "done",
-                                            {"in_hand": work is not None})
+        self._results[command.key] = Result(
+            command.key, command.server, command.fence, "done", {"in_hand": work is not None}
+        )
 
     def take(self) -> Work | None:
-        """The next command that may run now, at most one for each server; cancelled ones are dropped. A command whose
-        pool is full waits, and others overtake it. A migration that another agent has begun is joined in any case.
-        Until all guests that must not run here are off, nothing is started."""
+        """The next command that may run now, at most one for each server; cancelled ones are
+        dropped. A command whose pool is full waits, and others overtake it. A migration that
+        another agent has begun is joined in any case. Until all guests that must not run here are
+        off, nothing is started."""
         running = [work for work in self._work.values() if work.running]
         busy = {work.command.server for work in running} | self._stopping
-        full = {pool for pool, limit in self._limits.items()
-                if sum(pool in work.pools and not work.replaced for work in running) >= limit}
+        full = {
+            pool
+            for pool, limit in self._limits.items()
+            if sum(pool in work.pools and not work.replaced for work in running) >= limit
+        }
         for key, work in list(self._work.items()):
             if work.running:
                 continue
-            if work.cancelled or ((work.facts.starts or work.facts.needs_lease) and not self._is_valid(work)):
+            if work.cancelled or (
+                (work.facts.starts or work.facts.needs_lease) and not self._is_valid(work)
+            ):
                 del self._work[key]
-            elif work.command.server in busy or (work.facts.starts and (self._must_be_off or self._stopping)):
+            elif work.command.server in busy or (
+                work.facts.starts and (self._must_be_off or self._stopping)
+            ):
                 continue
             elif work.begun or not work.pools & full:
                 work.running = True
@@ -195,8 +243,8 @@ class Agent:
         work.alive_at = self._clock.monotonic()
 
     def hanging(self) -> list[Work]:
-        """Commands that hang, in the hypervisor or in storage, and did not at the last call. Each is returned once and
-        gives its place in the pools to others; commands of its server wait."""
+        """Commands that hang, in the hypervisor or in storage, and did not at the last call. Each
+        is returned once and gives its place in the pools to others; commands of its server wait."""
         found = [work for work in self._work.values() if not work.replaced and self._hangs(work)]
         for work in found:
             work.replaced = True
@@ -206,11 +254,20 @@ class Agent:
         return work.running and self._clock.monotonic() - work.alive_at >= self._hang
 
     def _progress(self, work: Work) -> CommandProgress:
-        return replace(work.progress, hanging=work.command.verb) if self._hangs(work) else work.progress
+        return (
+            replace(work.progress, hanging=work.command.verb)
+            if self._hangs(work)
+            else work.progress
+        )
 
     def take_stop(self) -> str | None:
-        """A server whose domain must be stopped now. A command that is just starting it ends first."""
-        starting = {work.command.server for work in self._work.values() if work.running and work.facts.starts}
+        """A server whose domain must be stopped now. A command that is just starting it ends
+        first."""
+        starting = {
+            work.command.server
+            for work in self._work.values()
+            if work.running and work.facts.starts
+        }
         server = next(iter(self._must_be_off - self._stopping - starting), None)
         if server is not None:
             self._stopping.add(server)
@@ -228,15 +285,18 @@ class Agent:
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def may_start(self, work: Work) -> bool:
-        """May its verb start a guest's CPUs now? The command must still be wanted, and the lease under which it was
-        sent must last for longer than a guest takes to start."""
+        """May its verb start a guest's CPUs now? The command must still be wanted, and the lease
+        under which it was sent must last for longer than a guest takes to start."""
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
     def _is_valid(self, work: Work, left: float = 0.0) -> bool:
-        """Has the lease lasted since the command was sent, and does it last for ``left`` more seconds? After a new
-        registration a conductor may have built the server elsewhere; it sends the command again if it is wanted."""
-        return (work.command.session == self.session
-                and self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS - left)
+        """Has the lease lasted since the command was sent, and does it last for ``left`` more
+        seconds? After a new registration a conductor may have built the server elsewhere; it sends
+        the command again if it is wanted."""
+        return (
+            work.command.session == self.session
+            and self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS - left
+        )
 
     def fences_itself(self) -> bool:
         """Was no conductor heard for so long that this host may have been declared dead?"""
@@ -244,8 +304,8 @@ class Agent:
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
 
     def begin_fencing(self) -> None:
-        """The guests of this host are about to be stopped. From now on another boot is reported, so that those which
-        should run here are started again."""
+        """The guests of this host are about to be stopped. From now on another boot is reported, so
+        that those which should run here are started again."""
         if not self._is_fencing:
             self._journal.begin_fencing(self.boot_id)
             self._fencings, self._is_fencing = self._journal.fencings(self.boot_id)
@@ -263,9 +323,12 @@ class Agent:
             self._results[result.key] = result
 
     def changed(self, states: Iterable[DomainState]) -> None:
-        """Domains whose state changed, by an event. A state that a waiting result reports already is left out, as is
-        one that was seen while the command was still running."""
-        reported = {(result.server, result.fence, result.data.get("power_state")) for result in self._results.values()}
+        """Domains whose state changed, by an event. A state that a waiting result reports already
+        is left out, as is one that was seen while the command was still running."""
+        reported = {
+            (result.server, result.fence, result.data.get("power_state"))
+            for result in self._results.values()
+        }
         for state in states:
             if (state.server, state.fence, state.power_state) in reported:
                 self._changed.pop(state.server, None)
@@ -273,8 +336,8 @@ class Agent:
                 self._changed[state.server] = state
 
     def noticed(self, inventory: HostInventory, metrics: dict[str, float] | None) -> None:
-        """The present inventory and metrics of the host. The inventory is reported when it differs from the last one
-        that the conductor took; metrics are reported once."""
+        """The present inventory and metrics of the host. The inventory is reported when it differs
+        from the last one that the conductor took; metrics are reported once."""
         self._inventory, self._metrics = inventory, metrics
 
     def cached(self, image: str, problem: str) -> None:
@@ -284,28 +347,44 @@ class Agent:
     # --- the exchange ---
     def wants_full_report(self) -> bool:
         """Is it time to report all domains with the next exchange?"""
-        return self._looked_at is None or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
+        return (
+            self._looked_at is None
+            or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
+        )
 
     def looks_again(self) -> bool:
         """Is it time to look at all domains for the heartbeat?"""
-        return self._looked_at is not None and self.wants_full_report() and not self.needs_registration()
+        return (
+            self._looked_at is not None
+            and self.wants_full_report()
+            and not self.needs_registration()
+        )
 
     def looked(self, domains: list[DomainState]) -> None:
         """These are all domains. Only their digest is reported, with the heartbeat."""
         self._looked_at, self._domains = self._clock.monotonic(), _digest(self._settled(domains))
 
     def heartbeat(self) -> Heartbeat | None:
-        """The heartbeat of a host that has nothing to report and no command in hand. None: an exchange is needed."""
-        idle = not (self.needs_registration() or self.wants_full_report() or self._work or self._results
-                    or self._changed
-                    or self._cached or self._metrics is not None or self._inventory != self._inventory_reported)
+        """The heartbeat of a host that has nothing to report and no command in hand. None: an
+        exchange is needed."""
+        idle = not (
+            self.needs_registration()
+            or self.wants_full_report()
+            or self._work
+            or self._results
+            or self._changed
+            or self._cached
+            or self._metrics is not None
+            or self._inventory != self._inventory_reported
+        )
         if not idle:
             return None
         self._asked_at = self._clock.monotonic()
         return Heartbeat(self.host, self.session, self._domains, self._cookie)
 
     def heard(self, answer: HeartbeatAnswer | None) -> None:
-        """The answer to the heartbeat. Without one, or with one that asks for it, all domains are reported next."""
+        """The answer to the heartbeat. Without one, or with one that asks for it, all domains are
+        reported next."""
         if answer is not None:
             self._cookie = answer.cookie
         if answer is not None and answer.nothing:
@@ -329,7 +408,9 @@ class Agent:
         """Is a new session needed? It is at start, and after a silence longer than the lease."""
         return self.session == 0 or not self.has_lease()
 
-    def request(self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None) -> Sync:
+    def request(
+        self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None
+    ) -> Sync:
         """The next request to the conductor. With ``inventory`` the host registers."""
         session = self.session
         if inventory is not None:
@@ -340,27 +421,50 @@ class Agent:
         self._number += 1
         if domains is not None:
             self.looked(domains)
-        return Sync(self.host, session, self._reported_boot_id(), ask, list(self._work), list(self._results.values()),
-                    None if domains is None else self._settled(domains), self._settled(self._changed.values()),
-                    news, metrics,
-                    {key: str(self._progress(work)) for key, work in self._work.items()
-                     if work.running or work.facts.migrates}
-                    if ask else {}, dict(self._cached),
-                    {key: work.measured for key, work in self._work.items() if work.measured} if ask else {},
-                    self._number, self._cookie)
+        return Sync(
+            self.host,
+            session,
+            self._reported_boot_id(),
+            ask,
+            list(self._work),
+            list(self._results.values()),
+            None if domains is None else self._settled(domains),
+            self._settled(self._changed.values()),
+            news,
+            metrics,
+            {
+                key: str(self._progress(work))
+                for key, work in self._work.items()
+                if work.running or work.facts.migrates
+            }
+            if ask
+            else {},
+            dict(self._cached),
+            {key: work.measured for key, work in self._work.items() if work.measured}
+            if ask
+            else {},
+            self._number,
+            self._cookie,
+        )
 
     def _reported_boot_id(self) -> str:
         """The boot id to report: a new one each time this host has fenced itself."""
         return f"{self.boot_id}.{self._fencings}" if self._fencings else self.boot_id
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
-        """Domains of servers without a command in hand or an unacknowledged result, each with the highest fence that
-        was accepted for it. A state that is seen after a failed command is true under that command's fence, although
-        the domain never carried it. A state from before a result is reported after the result."""
+        """Domains of servers without a command in hand or an unacknowledged result, each with the
+        highest fence that was accepted for it. A state that is seen after a failed command is true
+        under that command's fence, although the domain never carried it. A state from before a
+        result is reported after the result."""
         busy = {work.command.server for work in self._work.values()}
         busy |= {result.server for result in self._results.values()}
-        return [DomainState(state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0)))
-                for state in domains if state.server not in busy]
+        return [
+            DomainState(
+                state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0))
+            )
+            for state in domains
+            if state.server not in busy
+        ]
 
     def answered(self, request: Sync, answer: SyncAnswer) -> None:
         """Take the conductor's answer to this request."""
@@ -368,7 +472,7 @@ class Agent:
         if answer.session == 0 or request.boot_id != self._reported_boot_id():
             self.session = 0
             return
-        self._acknowledged_at = self._asked_at      # the conductor answered after that
+        self._acknowledged_at = self._asked_at  # the conductor answered after that
         self.session = answer.session
         for key in answer.acknowledged:
             self._results.pop(key, None)
@@ -386,12 +490,12 @@ class Agent:
             for server, fence in answer.guests.items():
                 if fence > self._fences.get(server, 0):
                     self._learn(server, fence)
-                    self._looked_at = None          # states under an older fence are reported again
+                    self._looked_at = None  # states under an older fence are reported again
         self.accept(answer.commands)
 
     def _must_stop(self, servers: Iterable[str]) -> None:
-        """The servers whose guests must not run here, by the answer to this registration. Commands that would start one
-        are cancelled."""
+        """The servers whose guests must not run here, by the answer to this registration. Commands
+        that would start one are cancelled."""
         self._must_be_off = set(servers)
         for work in self._work.values():
             if work.command.server in self._must_be_off and work.facts.starts:

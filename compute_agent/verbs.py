@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the verbs, and ``run``, which carries out one command.
 
-``common.verbs`` has the table of what is known of each verb. ``run`` is called by the worker threads of
-``compute_agent.service`` and by the tests. It takes a journal, the verb's tools and a command, and starts no thread.
-Every verb can be repeated, but for those whose row says ``once``.
+``common.verbs`` has the table of what is known of each verb. ``run`` is called by the worker
+threads of ``compute_agent.service`` and by the tests. It takes a journal, the verb's tools and a
+command, and starts no thread. Every verb can be repeated, but for those whose row says ``once``.
 """
+
 from __future__ import annotations
 
 import logging
@@ -47,7 +48,9 @@ PeerOpener = Callable[[str, str, str], Peer]
 
 def no_peer(address: str, server: str, secret: str) -> Peer:
     """This host reaches no other."""
-    raise errors.Unavailable("This host does not reach others; see [migration] of its configuration.")
+    raise errors.Unavailable(
+        "This host does not reach others; see [migration] of its configuration."
+    )
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,21 @@ def _ensure_running(tools: Tools, command: Command) -> DomainState:
 
 
 def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_stopped(command.server, command.fence, float(command.args["timeout"]), tools.context)
+    return tools.driver.ensure_stopped(
+        command.server, command.fence, float(command.args["timeout"]), tools.context
+    )
 
 
 def _reboot(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.reboot(command.server, command.fence, float(command.args["timeout"]), tools.context)
+    return tools.driver.reboot(
+        command.server, command.fence, float(command.args["timeout"]), tools.context
+    )
 
 
 def _ensure_absent(tools: Tools, command: Command) -> None:
-    tools.driver.ensure_absent(command.server, command.fence, bool(command.args.get("keep_files", False)))
+    tools.driver.ensure_absent(
+        command.server, command.fence, bool(command.args.get("keep_files", False))
+    )
 
 
 def _ensure_paused(tools: Tools, command: Command) -> DomainState:
@@ -105,8 +114,13 @@ def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
 
 
 def _rebuild(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.context,
-                                bool(command.args.get("keep_ephemeral", False)))
+    return tools.driver.rebuild(
+        _spec(command),
+        tools.read_image,
+        bool(command.args["runs"]),
+        tools.context,
+        bool(command.args.get("keep_ephemeral", False)),
+    )
 
 
 def _rescue(tools: Tools, command: Command) -> DomainState:
@@ -164,11 +178,15 @@ def _peer_unless_shared(tools: Tools, command: Command) -> Peer | None:
 
 
 def _prepare(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.prepare(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context)
+    return tools.driver.prepare(
+        _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
+    )
 
 
 def _receive(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.receive(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context)
+    return tools.driver.receive(
+        _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
+    )
 
 
 def _resize_here(tools: Tools, command: Command) -> DomainState:
@@ -176,8 +194,9 @@ def _resize_here(tools: Tools, command: Command) -> DomainState:
 
 
 def _settle_resize(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.settle_resize(_spec(command), bool(command.args["back"]), int(command.args["resized"]),
-                                      tools.context)
+    return tools.driver.settle_resize(
+        _spec(command), bool(command.args["back"]), int(command.args["resized"]), tools.context
+    )
 
 
 def _install(tools: Tools, command: Command) -> DomainState:
@@ -186,12 +205,21 @@ def _install(tools: Tools, command: Command) -> DomainState:
 
 def _prepare_incoming(tools: Tools, command: Command) -> dict[str, Any]:
     source = str(command.args["from"]).rpartition(":")[0].strip("[]")
-    return tools.driver.prepare_incoming(_spec(command), _peer(tools, command), bool(command.args["shared"]),
-                                        command.args["cpu"], tools.read_image, tools.context, source)
+    return tools.driver.prepare_incoming(
+        _spec(command),
+        _peer(tools, command),
+        bool(command.args["shared"]),
+        command.args["cpu"],
+        tools.read_image,
+        tools.context,
+        source,
+    )
 
 
 def _live_migrate(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.live_migrate(_spec(command), command.args["to"], bool(command.args["shared"]), tools.context)
+    return tools.driver.live_migrate(
+        _spec(command), command.args["to"], bool(command.args["shared"]), tools.context
+    )
 
 
 def _finish_incoming(tools: Tools, command: Command) -> DomainState:
@@ -233,18 +261,31 @@ def nothing(verb: str, step: str, where: str) -> None:
     """The fault point of ordinary operation."""
 
 
-def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing,
-        table: Mapping[str, Verb] = VERBS) -> Result | None:
-    """Carry a command out and journal its result. None: it was cancelled, or cannot be done now. Then nothing is
-    reported, and the conductor sends the command again if it is still wanted. A verb of a later release is refused
-    and not journalled, since an upgraded agent may know it."""
+def run(
+    journal: Journal,
+    tools: Tools,
+    command: Command,
+    fault_point: FaultPoint = nothing,
+    table: Mapping[str, Verb] = VERBS,
+) -> Result | None:
+    """Carry a command out and journal its result. None: it was cancelled, or cannot be done now.
+    Then nothing is reported, and the conductor sends the command again if it is still wanted. A
+    verb of a later release is refused and not journalled, since an upgraded agent may know it."""
     verb = table.get(command.verb)
     if verb is None:
-        log.warning("%s of server %s is refused: this agent does not know it", command.verb, command.server)
-        return _ended(command, "refused", reason=FailureReason.UNKNOWN_VERB,
-                      error=f"its agent does not know {command.verb} and must be upgraded.")
+        log.warning(
+            "%s of server %s is refused: this agent does not know it", command.verb, command.server
+        )
+        return _ended(
+            command,
+            "refused",
+            reason=FailureReason.UNKNOWN_VERB,
+            error=f"its agent does not know {command.verb} and must be upgraded.",
+        )
     if verb.facts.once and journal.has_begun(command.key):
-        return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
+        return _journalled(
+            journal, _ended(command, "unknown", error="It was begun before a crash.")
+        )
     if verb.facts.once or verb.facts.migrates:
         journal.begin(command.key)
     fault_point(command.verb, command.step, "before")
@@ -257,8 +298,14 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
         log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
         return None
     except Exception as problem:
-        if verb.facts.retry_until_done or verb.facts.authoritative and not isinstance(problem, VerbFailed):
-            log.exception("%s of server %s did not succeed; it is tried again", command.verb, command.server)
+        if (
+            verb.facts.retry_until_done
+            or verb.facts.authoritative
+            and not isinstance(problem, VerbFailed)
+        ):
+            log.exception(
+                "%s of server %s did not succeed; it is tried again", command.verb, command.server
+            )
             return None
         result = _failed(command, problem)
     fault_point(command.verb, command.step, "after")
@@ -266,17 +313,31 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
 
 
 def _failed(command: Command, problem: Exception) -> Result:
-    """What is told of a failure: the verb's own words, or for one that nobody foresaw only that there was one."""
+    """What is told of a failure: the verb's own words, or for one that nobody foresaw only that
+    there was one."""
     if isinstance(problem, VerbFailed):
-        log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
-        return _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable,
-                      reason=problem.reason)
+        log.warning(
+            "%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details
+        )
+        return _ended(
+            command,
+            "failed",
+            error=str(problem),
+            details=problem.details,
+            retryable=problem.retryable,
+            reason=problem.reason,
+        )
     if isinstance(problem, errors.Problem):
         log.warning("%s of server %s failed: %s", command.verb, command.server, problem)
         return _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
     log.error("%s of server %s failed unexpectedly", command.verb, command.server, exc_info=problem)
-    return _ended(command, "failed", error="The host failed unexpectedly; its log says more.",
-                  details=f"{type(problem).__name__}: {problem}", retryable=True)
+    return _ended(
+        command,
+        "failed",
+        error="The host failed unexpectedly; its log says more.",
+        details=f"{type(problem).__name__}: {problem}",
+        retryable=True,
+    )
 
 
 def _data_of(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
@@ -291,10 +352,26 @@ def aborted(journal: Journal, command: Command) -> Result:
     return _journalled(journal, _failed(command, MigrationAborted()))
 
 
-def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",
-           retryable: bool = False, reason: FailureReason = FailureReason.UNSPECIFIED) -> Result:
-    return Result(command.key, command.server, command.fence, status, data or {}, error, details[:MAX_DETAILS_CHARS],
-                  retryable, reason)
+def _ended(
+    command: Command,
+    status: str,
+    data: dict[str, Any] | None = None,
+    error: str = "",
+    details: str = "",
+    retryable: bool = False,
+    reason: FailureReason = FailureReason.UNSPECIFIED,
+) -> Result:
+    return Result(
+        command.key,
+        command.server,
+        command.fence,
+        status,
+        data or {},
+        error,
+        details[:MAX_DETAILS_CHARS],
+        retryable,
+        reason,
+    )
 
 
 def _journalled(journal: Journal, result: Result) -> Result:

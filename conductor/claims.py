@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placing servers: the scheduler proposes, the conductor claims the first host that still fits.
 
-A claim, its guest record and the server's new place commit together. "No valid host" is only said from a snapshot that
-was read after the last failed claim; that no scheduler answers is waiting, not a failure. Whether builds work on a host
-is written down here too: where several fail in a row, claims leave the host out.
+A claim, its guest record and the server's new place commit together. "No valid host" is only said
+from a snapshot that was read after the last failed claim; that no scheduler answers is waiting, not
+a failure. Whether builds work on a host is written down here too: where several fail in a row,
+claims leave the host out.
 """
+
 from __future__ import annotations
 
 import logging
@@ -24,7 +26,7 @@ from common.wire import from_wire, to_wire
 from conductor.saga import ActionData, Engine, Run, StepFailed, debt_command
 
 log = logging.getLogger(__name__)
-MAX_LOST_CLAIMS = 3                 #: claims lost to others in a row before the next try waits
+MAX_LOST_CLAIMS = 3  #: claims lost to others in a row before the next try waits
 MAX_PAUSE_MICROS = 4 * SECOND
 
 
@@ -32,11 +34,15 @@ MAX_PAUSE_MICROS = 4 * SECOND
 class PlacementData(ActionData):
     """What placing a server leaves."""
 
-    claims_lost: int = 0                    #: to others, in a row
-    tried: bool = False                     #: the claim is a try of a host on which builds have failed
-    failed_hosts: list[str] = field(default_factory=list)       #: that were given up, the last one last
-    blamed: list[str] = field(default_factory=list)             #: of these, those for which a failed build was counted
-    hosts_with_debts: list[str] = field(default_factory=list)   #: that have not removed an old guest of the server yet
+    claims_lost: int = 0  #: to others, in a row
+    tried: bool = False  #: the claim is a try of a host on which builds have failed
+    failed_hosts: list[str] = field(default_factory=list)  #: that were given up, the last one last
+    blamed: list[str] = field(
+        default_factory=list
+    )  #: of these, those for which a failed build was counted
+    hosts_with_debts: list[str] = field(
+        default_factory=list
+    )  #: that have not removed an old guest of the server yet
 
 
 PlacementRun = Run[ActionArgs, PlacementData]
@@ -52,32 +58,53 @@ class ClaimedHost(NamedTuple):
 
     def guest(self, run: PlacementRun) -> dict[str, Any]:
         """The record of the guest that the server has or will have there."""
-        return {"server_id": run.server.id, "host": self.host, "fence": run.fence,
-                "assignment": to_wire(self.assignment) if self.assignment is not None else None}
+        return {
+            "server_id": run.server.id,
+            "host": self.host,
+            "fence": run.fence,
+            "assignment": to_wire(self.assignment) if self.assignment is not None else None,
+        }
 
 
-def spec(run: PlacementRun, zone: str | None = None, host: str | None = None, *, forced: bool = False,
-         is_rebuild: bool = False, flavor: Flavor | None = None) -> RequestSpec:
-    """What the server wants of a host. host: the only one that may be; forced: whatever the operator's filters say;
+def spec(
+    run: PlacementRun,
+    zone: str | None = None,
+    host: str | None = None,
+    *,
+    forced: bool = False,
+    is_rebuild: bool = False,
+    flavor: Flavor | None = None,
+) -> RequestSpec:
+    """What the server wants of a host. host: the only one that may be; forced: whatever the
+    operator's filters say;
     flavor: another than its own."""
     server = run.server
     image = from_wire(ImageRef, server.image) if server.image else None
-    return request_spec.of(server.id, server.project_id, flavor or from_wire(Flavor, server.flavor), image,
-                           hints=server.scheduler_hints, availability_zone=zone, force_host=host if forced else None,
-                           requested_host=None if forced else host, is_rebuild=is_rebuild,
-                           excluded=[*run.data.failed_hosts, *run.data.hosts_with_debts])
+    return request_spec.of(
+        server.id,
+        server.project_id,
+        flavor or from_wire(Flavor, server.flavor),
+        image,
+        hints=server.scheduler_hints,
+        availability_zone=zone,
+        force_host=host if forced else None,
+        requested_host=None if forced else host,
+        is_rebuild=is_rebuild,
+        excluded=[*run.data.failed_hosts, *run.data.hosts_with_debts],
+    )
 
 
 def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> None:
-    """A host that has not removed an old guest of the server yet holds its resources still, and gets no second one."""
+    """A host that has not removed an old guest of the server yet holds its resources still, and
+    gets no second one."""
     debts = engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs]))
     for run in runs:
         run.data.hosts_with_debts = [debt.host for debt in debts if debt.server_id == run.server.id]
 
 
 def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]) -> None:
-    """Ask for hosts for all of them in one call. One whose flavor or image asks for what no host makes, as it did not
-    when the server was made, has failed.
+    """Ask for hosts for all of them in one call. One whose flavor or image asks for what no host
+    makes, as it did not when the server was made, has failed.
 
     Raises:
         NoAnswer: no scheduler answers.
@@ -87,7 +114,9 @@ def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpe
         try:
             wanted = spec_of(run)
             assert wanted.flavor is not None
-            hardware(wanted.flavor, wanted.image_properties)    # claim and host read it too; here it may still refuse
+            hardware(
+                wanted.flavor, wanted.image_properties
+            )  # claim and host read it too; here it may still refuse
             specs.append(wanted)
         except errors.BadRequest as problem:
             run.fail(problem.text)
@@ -96,9 +125,11 @@ def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpe
         run.selection = by_server.get(run.server.id)
 
 
-def claim_and_place(tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]) -> None:
-    """Claim for each run the first proposed host that still fits, and the server is there; the others ask again or
-    fail with reasons."""
+def claim_and_place(
+    tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]
+) -> None:
+    """Claim for each run the first proposed host that still fits, and the server is there; the
+    others ask again or fail with reasons."""
     placed: list[dict[str, Any]] = []
     for run, claimed in claim(tx, engine, runs, spec_of):
         run.set(host=claimed.host, availability_zone=claimed.zone)
@@ -108,10 +139,17 @@ def claim_and_place(tx: Connection, engine: Engine, runs: Sequence[R], spec_of: 
         guests.add(tx, placed)
 
 
-def claim(tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec],
-          leaves: Callable[[R], tuple[str, str]] | None = None) -> list[tuple[R, ClaimedHost]]:
-    """Claim for each run the first proposed host that still fits; the others ask again or fail with reasons.
-    ``leaves``: the host that a server leaves, and the migration that holds from now on what it has there."""
+def claim(
+    tx: Connection,
+    engine: Engine,
+    runs: Sequence[R],
+    spec_of: Callable[[R], RequestSpec],
+    leaves: Callable[[R], tuple[str, str]] | None = None,
+) -> list[tuple[R, ClaimedHost]]:
+    """Claim for each run the first proposed host that still fits; the others ask again or fail with
+    reasons.
+    ``leaves``: the host that a server leaves, and the migration that holds from now on what it has
+    there."""
     requests = {run.server.id: _request(run, spec_of(run)) for run in runs}
     if leaves is not None:
         for run in runs:
@@ -125,7 +163,14 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[
             assert run.selection is not None
             run.data.claims_lost = 0
             run.data.tried = run.data.tried or bool(request.tried)
-            taken.append((run, ClaimedHost(request.host, run.selection.zones.get(request.host), request.assignment)))
+            taken.append(
+                (
+                    run,
+                    ClaimedHost(
+                        request.host, run.selection.zones.get(request.host), request.assignment
+                    ),
+                )
+            )
         elif run.selection is None or run.selection.hosts:
             _retry(run, request.refused)
         else:
@@ -136,25 +181,37 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[
 def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
     assert spec.flavor is not None
     wanted = hardware(spec.flavor, spec.image_properties)
-    return allocations.ClaimRequest(run.server.id, run.server.project_id, run.server.user_id, spec.resources,
-                            list(run.selection.hosts) if run.selection else [], forced=spec.force_host is not None,
-                            zone=spec.availability_zone, group=spec.group,
-                            hardware=wanted if wanted.needs_assignment else None)
+    return allocations.ClaimRequest(
+        run.server.id,
+        run.server.project_id,
+        run.server.user_id,
+        spec.resources,
+        list(run.selection.hosts) if run.selection else [],
+        forced=spec.force_host is not None,
+        zone=spec.availability_zone,
+        group=spec.group,
+        hardware=wanted if wanted.needs_assignment else None,
+    )
 
 
 def _retry(run: PlacementRun, refused: str) -> None:
-    """Others were first on every host proposed: ask again at once, and after some tries with pauses."""
+    """Others were first on every host proposed: ask again at once, and after some tries with
+    pauses."""
     lost = run.data.claims_lost = run.data.claims_lost + 1
     over = lost - MAX_LOST_CLAIMS
     if over > MAX_LOST_CLAIMS:
-        log.warning("server %s: the hosts proposed were refused %d times in a row, the last because of: %s",
-                    run.server.id, lost, refused or "no scheduler's answer")
+        log.warning(
+            "server %s: the hosts proposed were refused %d times in a row, the last because of: %s",
+            run.server.id,
+            lost,
+            refused or "no scheduler's answer",
+        )
     run.retry_in(0 if over <= 0 else min(MAX_PAUSE_MICROS, (SECOND // 100) * 2 ** min(over, 10)))
 
 
 def fail_no_valid_host(run: PlacementRun) -> None:
-    """No host may take it: the step fails with how many hosts there are for what reason, with what the last host said
-    on which it was tried, and for operators with each host by its name."""
+    """No host may take it: the step fails with how many hosts there are for what reason, with what
+    the last host said on which it was tried, and for operators with each host by its name."""
     assert run.selection is not None
     by_host = [f"{name}: {why}" for name, why in sorted(run.selection.by_host.items())]
     text, before = f"No valid host was found. {run.selection.reason}", run.data.problem
@@ -166,19 +223,25 @@ def fail_no_valid_host(run: PlacementRun) -> None:
 
 
 def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
-    """Give the claimed host up: what may be there becomes a debt, the host is asked to remove it, and the claim is
-    given back when it has."""
+    """Give the claimed host up: what may be there becomes a debt, the host is asked to remove it,
+    and the claim is given back when it has."""
     if run.host is not None:
         leave_debt(tx, run, run.host)
     run.set(host=None, availability_zone=None)
 
 
-def leave_debt(tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True) -> None:
-    """What may be there of the server becomes a debt, and the next try goes to another host. ``keeps_files``: they are
-    the guest's that stays, on shared storage; ``blames``: a failure of the host's own says that builds fail there,
-    unless its image is as likely to blame."""
-    if blames and run.problem is not None and run.problem.retryable and failed_builds.says_something(
-            tx, run.action.id, host, run.server.image_id):
+def leave_debt(
+    tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True
+) -> None:
+    """What may be there of the server becomes a debt, and the next try goes to another host.
+    ``keeps_files``: they are the guest's that stays, on shared storage; ``blames``: a failure of
+    the host's own says that builds fail there, unless its image is as likely to blame."""
+    if (
+        blames
+        and run.problem is not None
+        and run.problem.retryable
+        and failed_builds.says_something(tx, run.action.id, host, run.server.image_id)
+    ):
         run.build_verdicts.append((host, -1))
         run.data.blamed = [*run.data.blamed, host]
     run.data.tried = False
@@ -197,8 +260,9 @@ def record_successful_build(run: PlacementRun) -> None:
 def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
     """Begin again on another host, while there are attempts and the failure was the host's own.
 
-    A server that could be built on none of several hosts is itself to blame as likely as they: what was counted against
-    them is taken back, so that nobody puts hosts out of use by asking for servers that cannot be.
+    A server that could be built on none of several hosts is itself to blame as likely as they: what
+    was counted against them is taken back, so that nobody puts hosts out of use by asking for
+    servers that cannot be.
     """
     if not problem.retryable or run.attempt >= engine.max_attempts:
         if len(blamed := set(run.data.blamed)) > 1:

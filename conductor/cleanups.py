@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carrying out what neighbours have refused, or were too silent, to remove: see ``store.cleanups``.
 
-``retry`` is called every few seconds by a thread of its own, so that a neighbour that hangs holds nobody up. It brings
-things to what the records say *now*, whatever was wanted when they were refused: a port that its server has again
-stays. Nothing is done to the ports of a server that an action has; when one has taken it meanwhile the row stays, and
-is looked at again after it.
+``retry`` is called every few seconds by a thread of its own, so that a neighbour that hangs holds
+nobody up. It brings things to what the records say *now*, whatever was wanted when they were
+refused: a port that its server has again stays. Nothing is done to the ports of a server that an
+action has; when one has taken it meanwhile the row stays, and is looked at again after it.
 """
+
 from __future__ import annotations
 
 import logging
@@ -20,9 +21,10 @@ from conductor.images import try_all
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
-BATCH_SIZE = 16                #: cleanups in one round
+BATCH_SIZE = 16  #: cleanups in one round
 Server = Row[Any] | None
-#: Looks up the cleanup's server; after the neighbour was asked, so that nothing new is judged by an old record.
+#: Looks up the cleanup's server; after the neighbour was asked, so that nothing new is judged by an
+#: old record.
 Look = Callable[[], Server]
 
 
@@ -67,7 +69,9 @@ def _try(engine: Engine, row: Row[Any]) -> None:
             engine.store.write(lambda tx: cleanups.wait(tx, row))
 
 
-def _postpone(engine: Engine, row: Row[Any], what: str, problem: errors.Problem, at_most: int) -> None:
+def _postpone(
+    engine: Engine, row: Row[Any], what: str, problem: errors.Problem, at_most: int
+) -> None:
     log.warning("%s waits: %s", what, problem.text)
     engine.store.write(lambda tx: cleanups.postpone(tx, row, problem.text, at_most))
 
@@ -83,7 +87,7 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
     if port.get("device_id") == row.server_id:
         networks.reconcile_port(service, port, server)
     if row.place:
-        service.unbind_at(row.target, row.place)        # unless that is its place again
+        service.unbind_at(row.target, row.place)  # unless that is its place again
 
 
 def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
@@ -93,7 +97,8 @@ def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
 
 
 def _binding(engine: Engine, row: Row[Any], look: Look) -> None:
-    """Of a server that has come back to that host the binding is the active one, which is never touched."""
+    """Of a server that has come back to that host the binding is the active one, which is never
+    touched."""
     look()
     networks.service(engine).unbind_at(row.target, row.place)
 
@@ -118,5 +123,10 @@ def _share(engine: Engine, row: Row[Any], look: Look) -> None:
 
 Remedy = Callable[[Engine, Row[Any], Look], None]
 REMEDIES: dict[str, Remedy] = {
-    cleanups.PORT: _port, cleanups.PORTS: _ports, cleanups.BINDING: _binding, cleanups.IMAGE: _image,
-    cleanups.BACKUPS: _backups, cleanups.SHARE: _share}
+    cleanups.PORT: _port,
+    cleanups.PORTS: _ports,
+    cleanups.BINDING: _binding,
+    cleanups.IMAGE: _image,
+    cleanups.BACKUPS: _backups,
+    cleanups.SHARE: _share,
+}

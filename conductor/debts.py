@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for debts: a server's guests become debts, and the action goes on when their removal is confirmed.
+"""Waiting for debts: a server's guests become debts, and the action goes on when their removal is
+confirmed.
 
-Used by the steps of delete, shelve, offload and of moves. A host that cannot be reached, or that takes longer than half
-a minute, keeps its debt, and the action goes on all the same.
+Used by the steps of delete, shelve, offload and of moves. A host that cannot be reached, or that
+takes longer than half a minute, keeps its debt, and the action goes on all the same.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -15,29 +17,48 @@ from common.store.engine import Connection, Row
 from common.store.servers import actions, guests
 from conductor.saga import AnyRun, debt_command
 
-CONFIRM_TIMEOUT_MICROS = 30 * SECOND        #: how long an action waits for hosts that are up
+CONFIRM_TIMEOUT_MICROS = 30 * SECOND  #: how long an action waits for hosts that are up
 POLL_MICROS = 2 * SECOND
-BURST_POLL_MICROS = SECOND // 20            #: between two looks whether the superseded action's conductor is done
+BURST_POLL_MICROS = (
+    SECOND // 20
+)  #: between two looks whether the superseded action's conductor is done
 R = TypeVar("R", bound=AnyRun)
 
 
-def collect(tx: Connection, runs: Sequence[R], host_of: Callable[[R], str] | None = None,
-            keeps_files: Callable[[R], bool] = lambda run: False) -> list[R]:
-    """Make debts of the servers' guests and have them removed; returns the runs that need not wait any longer.
-    ``host_of``: only of the guest on this host, which does not run; another host has its files when ``keeps_files``."""
+def collect(
+    tx: Connection,
+    runs: Sequence[R],
+    host_of: Callable[[R], str] | None = None,
+    keeps_files: Callable[[R], bool] = lambda run: False,
+) -> list[R]:
+    """Make debts of the servers' guests and have them removed; returns the runs that need not wait
+    any longer.
+    ``host_of``: only of the guest on this host, which does not run; another host has its files when
+    ``keeps_files``."""
     ready = []
     for run in runs:
         if run.data.after and actions.busy_until(tx, run.data.after):
-            run.retry_in(BURST_POLL_MICROS)     # the old burst may still write; what it leaves must be found
+            run.retry_in(
+                BURST_POLL_MICROS
+            )  # the old burst may still write; what it leaves must be found
         else:
             ready.append(run)
     for run in ready:
         if host_of is None:
             guests.add_debt(tx, run.server.id, run.fence)
         else:
-            guests.add_debt(tx, run.server.id, run.fence, host=host_of(run), may_run=False,
-                            keeps_files=keeps_files(run))
-    debts, hosts = defaultdict(list), {run.server.id: host_of(run) for run in ready} if host_of is not None else {}
+            guests.add_debt(
+                tx,
+                run.server.id,
+                run.fence,
+                host=host_of(run),
+                may_run=False,
+                keeps_files=keeps_files(run),
+            )
+    debts, hosts = (
+        defaultdict(list),
+        {run.server.id: host_of(run) for run in ready} if host_of is not None else {},
+    )
     for debt in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
         if hosts.get(debt.server_id, debt.host) == debt.host:
             debts[debt.server_id].append(debt)
@@ -49,7 +70,9 @@ def _is_over(tx: Connection, run: AnyRun, debts: Sequence[Row[Any]]) -> bool:
         return True
     for debt in debts:
         if debt.up and debt.sent_at is None:
-            run.commands.append((debt.host, debt_command(run.server.id, debt.fence, 0, debt.keeps_files)))
+            run.commands.append(
+                (debt.host, debt_command(run.server.id, debt.fence, 0, debt.keeps_files))
+            )
             guests.mark_sent(tx, debt.host, [run.server.id])
     run.data.polls += 1
     run.retry_in(POLL_MICROS)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conductor asks of others: messages, images, networks, shares. The seams that ``conductor.saga.Engine`` has.
+"""What the conductor asks of others: messages, images, networks, shares. The seams that
+``conductor.saga.Engine`` has.
 
-``conductor.service_clients`` and ``conductor.service`` implement them for the process. Each call of the image, network
-and share service is made as Kilonova's own user. It raises Unavailable when the service does not answer, and another
-Problem when the service refuses for good.
+``conductor.service_clients`` and ``conductor.service`` implement them for the process. Each call of
+the image, network and share service is made as Kilonova's own user. It raises Unavailable when the
+service does not answer, and another Problem when the service refuses for good.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -61,28 +63,31 @@ class NetworkApi(Protocol):
         """Remove a port; one that is gone is fine."""
 
     def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
-        """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type and vif_details; None
-        where the service knows one host a port. NotFound when the port is gone."""
+        """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type
+        and vif_details; None where the service knows one host a port. NotFound when the port is
+        gone."""
 
     def activate(self, port_id: str, host: str) -> None:
         """Make the binding to this host the active one; NotFound when it is gone."""
 
     def unbind_at(self, port_id: str, host: str) -> None:
-        """Remove the inactive binding to this host; one that is gone is fine, the active one stays."""
+        """Remove the inactive binding to this host; one that is gone is fine, the active one
+        stays."""
 
     def names_guests(self) -> bool:
         """Does the service know ports by names, which guests resolve?"""
 
     def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
-        """These ports with what their networks and subnets say; ``floating``: also which floating IPs lead to them,
-        which none does to a port that was just made."""
+        """These ports with what their networks and subnets say; ``floating``: also which floating
+        IPs lead to them, which none does to a port that was just made."""
 
 
 class ShareApi(Protocol):
     """The shared file system service."""
 
     def allow(self, share_id: str, access_to: str) -> str:
-        """Let an address mount a share; what is so already stays. The state of that rule: active, error or another."""
+        """Let an address mount a share; what is so already stays. The state of that rule: active,
+        error or another."""
 
     def deny(self, share_id: str, access_to: str) -> None:
         """Remove that rule; one that is gone is fine."""

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest of a server: what its host needs to know of it, and the parts of a step that many workflows share.
+"""The guest of a server: what its host needs to know of it, and the parts of a step that many
+workflows share.
 
-``spec`` is made from the server's row and its guest record whenever a command is sent: the one place that makes a
-GuestSpec, so that no verb forgets which parts of the host the guest has. ``start`` and ``stop`` are commands;
-``allow_to_run`` stands in the transaction that sends one which may start the guest, ``record_running`` or
-``record_stopped`` in the one that takes its result in.
+``spec`` is made from the server's row and its guest record whenever a command is sent: the one
+place that makes a GuestSpec, so that no verb forgets which parts of the host the guest has.
+``start`` and ``stop`` are commands; ``allow_to_run`` stands in the transaction that sends one which
+may start the guest, ``record_running`` or ``record_stopped`` in the one that takes its result in.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,18 +23,28 @@ from conductor.saga import AnyRun, Engine, Verb
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:
-    """The guest; with ``image`` one whose disk is made of another image than the server's own. Its hardware stays what
-    the server's own image asks for, because that was claimed."""
+    """The guest; with ``image`` one whose disk is made of another image than the server's own. Its
+    hardware stays what the server's own image asks for, because that was claimed."""
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
     secrets = run.secrets(engine)
     made = guest_spec(
-        run.server, run.fence, image, availability_zone=run.changes.get("availability_zone"),
-        files=secrets.get("files") or run.args.files, admin_pass=secrets.get("admin_pass", ""),
-        boot_roles=run.args.roles)
+        run.server,
+        run.fence,
+        image,
+        availability_zone=run.changes.get("availability_zone"),
+        files=secrets.get("files") or run.args.files,
+        admin_pass=secrets.get("admin_pass", ""),
+        boot_roles=run.args.roles,
+    )
     user_data = engine.vault.open_text(made.user_data) if made.user_data else None
-    return replace(made, user_data=user_data, interfaces=networks.interfaces_of(run),
-                   paused=networks.starts_paused(run), assignment=run.assignment)
+    return replace(
+        made,
+        user_data=user_data,
+        interfaces=networks.interfaces_of(run),
+        paused=networks.starts_paused(run),
+        assignment=run.assignment,
+    )
 
 
 def start(engine: Engine, run: AnyRun) -> Verb:

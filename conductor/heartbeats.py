@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats of idle hosts, answered from memory: a host that has nothing to tell costs the database nothing.
+"""Heartbeats of idle hosts, answered from memory: a host that has nothing to tell costs the
+database nothing.
 
-Once a second, for the whole cloud, it is read which session each host has and for which hosts something waits:
-commands, debts. Until the next look a heartbeat is answered by that: either nothing waits for the host, which renews
-its lease, or it is to sync (``conductor.reports``). A command that is not seen yet is so young that it may still be on
-its way.
+Once a second, for the whole cloud, it is read which session each host has and for which hosts
+something waits: commands, debts. Until the next look a heartbeat is answered by that: either
+nothing waits for the host, which renews its lease, or it is to sync (``conductor.reports``). A
+command that is not seen yet is so young that it may still be on its way.
 
-What hosts and records say is compared when a host syncs with all its domains. It is told to when its heartbeat says
-that they have changed, from time to time, and soon after the database was set back (``compare_all``).
+What hosts and records say is compared when a host syncs with all its domains. It is told to when
+its heartbeat says that they have changed, from time to time, and soon after the database was set
+back (``compare_all``).
 """
+
 from __future__ import annotations
 
 import zlib
@@ -18,9 +21,11 @@ from common.models import Heartbeat
 from common.store.engine import Connection, Store
 from common.store.hosts import hosts
 
-LOOK_INTERVAL_SECONDS = 1.0     #: for which a look is good; less than ``reports.GRACE_MICROS``
-COMPARE_SECONDS = 1800.0        #: after which a host is to report all its domains although they have not changed
-COMPARE_SOON_SECONDS = 60.0     #: the same where they may differ from the records
+LOOK_INTERVAL_SECONDS = 1.0  #: for which a look is good; less than ``reports.GRACE_MICROS``
+COMPARE_SECONDS = (
+    1800.0  #: after which a host is to report all its domains although they have not changed
+)
+COMPARE_SOON_SECONDS = 60.0  #: the same where they may differ from the records
 
 
 class Heartbeats:
@@ -28,7 +33,7 @@ class Heartbeats:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self.good_for = LOOK_INTERVAL_SECONDS                #: seconds until the next look; a test shortens it
+        self.good_for = LOOK_INTERVAL_SECONDS  #: seconds until the next look; a test shortens it
         self._looked_at = float("-inf")
         self._sessions: dict[str, int] = {}
         self._waited_for: set[str] = set()
@@ -46,29 +51,35 @@ class Heartbeats:
             self._look(moment)
         if self._sessions.get(beat.host) != beat.session or beat.host in self._waited_for:
             return False
-        domains, until = self._told.setdefault(beat.host, (beat.domains, moment + _spread(beat.host)))
+        domains, until = self._told.setdefault(
+            beat.host, (beat.domains, moment + _spread(beat.host))
+        )
         if domains == beat.domains and moment < until:
             return True
         self._told[beat.host] = beat.domains, moment + COMPARE_SECONDS
         return False
 
     def compare_soon(self, host: str) -> None:
-        """What this host told of its domains could not be compared with the records: an action has the server."""
+        """What this host told of its domains could not be compared with the records: an action has
+        the server."""
         if host in self._told:
             domains, until = self._told[host]
             self._told[host] = domains, min(until, self._clock.monotonic() + COMPARE_SOON_SECONDS)
 
     def compare_all(self) -> None:
-        """The database was set back, by a fail-over or a restore: all hosts report what they have within a minute."""
+        """The database was set back, by a fail-over or a restore: all hosts report what they have
+        within a minute."""
         self._told = {}
 
     def _look(self, moment: float) -> None:
         def read(tx: Connection) -> tuple[dict[str, int], set[str]]:
             return hosts.all_sessions(tx), hosts.waited_for(tx)
+
         self._sessions, self._waited_for = self._store.read(read)
         self._looked_at = moment
 
 
 def _spread(host: str) -> float:
-    """Seconds until a host that this conductor does not know tells all its domains: not all hosts at once."""
+    """Seconds until a host that this conductor does not know tells all its domains: not all hosts
+    at once."""
     return zlib.crc32(host.encode()) % int(COMPARE_SOON_SECONDS)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain and evacuate: the servers of a host move elsewhere, a few at a time, until the host is empty.
+"""Drain and evacuate: the servers of a host move elsewhere, a few at a time, until the host is
+empty.
 
-A conductor takes each open action (``store.host_actions``) and brings it on once a second. What counts is in the
-database: every round looks at what is on the host and on its way from there, whoever began it, so another conductor
-goes on where this one was killed. What is remembered between rounds (the plan, and who cannot go) is found again by
-looking. Each server's move is an action of its own; one that this began is confirmed when it has arrived, or reverted
-when it does not work there.
+A conductor takes each open action (``store.host_actions``) and brings it on once a second. What
+counts is in the
+database: every round looks at what is on the host and on its way from there, whoever began it, so
+another conductor goes on where this one was killed. What is remembered between rounds (the plan,
+and who cannot go) is found again by looking. Each server's move is an action of its own; one that
+this began is confirmed when it has arrived, or reverted when it does not work there.
 """
+
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -20,8 +23,16 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_contents, services
-from common.store.hosts.host_actions import Arguments, Event, EventName, HostAction, Name, Progress, State
-from common.store.hosts.host_contents import HostState, Look, Move, Resident
+from common.store.hosts.host_actions import (
+    Arguments,
+    Event,
+    EventName,
+    HostAction,
+    Name,
+    Progress,
+    State,
+)
+from common.store.hosts.host_contents import Look, Move, Resident
 from common.store.servers import guests, migrations
 from conductor import host_plan, host_progress, lanes
 from conductor.host_plan import Planned, Stays, Way
@@ -29,33 +40,37 @@ from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: For how long it is waited for what ends by itself: other actions, debts, a host that is silent for a moment.
+#: For how long it is waited for what ends by itself: other actions, debts, a host that is silent
+#: for a moment.
 SETTLING = 60 * SECOND
-RETRY = 60 * SECOND               #: with ``wait``: after which those that could not go are tried again
-MAX_CONFIRMATIONS = 3             #: times that a move is confirmed or reverted, should that fail
-MAX_DOWN_HOSTS, MAX_DOWN_SHARE = 5, 0.2     #: from so many hosts on: the share of them that may be down at once
+RETRY = 60 * SECOND  #: with ``wait``: after which those that could not go are tried again
+MAX_CONFIRMATIONS = 3  #: times that a move is confirmed or reverted, should that fail
 ENDED_WELL = ("completed", "confirmed", "done")
-FENCE = "fence"                   #: the step of an evacuation whose failure ends the whole
+FENCE = "fence"  #: the step of an evacuation whose failure ends the whole
 _MOVE_ARGS: dict[str, dict[str, object]] = {
-    migrations.LIVE: {"block_migration": None}, migrations.MIGRATION: {},
-              migrations.EVACUATION: {"stopped": False, "shared": None}}
+    migrations.LIVE: {"block_migration": None},
+    migrations.MIGRATION: {},
+    migrations.EVACUATION: {"stopped": False, "shared": None},
+}
 
 
 @dataclass(frozen=True)
 class HostActionKind:
     """What the two actions do differently."""
 
-    command: str                                        # the operator's, without the host; names who began a move
-    way: Callable[[Resident, Arguments], Way | Stays]   # how a server leaves, or why it cannot
+    command: str  # the operator's, without the host; names who began a move
+    way: Callable[[Resident, Arguments], Way | Stays]  # how a server leaves, or why it cannot
     is_empty: Callable[[Look], bool]
-    refusal: Callable[[Look, bool], str]                # why it is over before the host is empty; "" while it is not
-    kinds: frozenset[str]                               # of migrations that count as under way
-    needs_host: bool = False                            # the host itself must answer
+    refusal: Callable[
+        [Look, bool], str
+    ]  # why it is over before the host is empty; "" while it is not
+    kinds: frozenset[str]  # of migrations that count as under way
+    needs_host: bool = False  # the host itself must answer
 
 
 def _is_drained(look: Look) -> bool:
-    """No server, no guest that waits there to come back or to be removed, and none on its way there. None comes after:
-    the host is disabled, and claims heed that."""
+    """No server, no guest that waits there to come back or to be removed, and none on its way
+    there. None comes after: the host is disabled, and claims heed that."""
     return not (look.servers or look.leaving or look.coming or look.guests)
 
 
@@ -78,40 +93,43 @@ def _evacuation_refusal(look: Look, has_hook: bool) -> str:
 
 KINDS = {
     Name.DRAIN: HostActionKind(
-        "kilonova host drain", lambda server, args: host_plan.drained(server, args.cold), _is_drained, _drain_refusal,
-        frozenset({migrations.LIVE, migrations.MIGRATION, migrations.RESIZE}), needs_host=True),
+        "kilonova host drain",
+        lambda server, args: host_plan.drained(server, args.cold),
+        _is_drained,
+        _drain_refusal,
+        frozenset({migrations.LIVE, migrations.MIGRATION, migrations.RESIZE}),
+        needs_host=True,
+    ),
     Name.EVACUATE: HostActionKind(
-        "kilonova host evacuate", lambda server, args: host_plan.evacuated(server), _is_evacuated, _evacuation_refusal,
-        frozenset({migrations.EVACUATION})),
+        "kilonova host evacuate",
+        lambda server, args: host_plan.evacuated(server),
+        _is_evacuated,
+        _evacuation_refusal,
+        frozenset({migrations.EVACUATION}),
+    ),
 }
 
 
-def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
-    """Why it is likely that the hosts are well and our network is not; "" when it is not.
-
-    Looks at their last signs of life too, because conductors call no host down while most of them are silent.
-    """
-    known = list(hosts)
-    down = [one.name for one in known if not one.answers or (one.seen_at or 0) < at - silence * SECOND]
-    if len(known) < MAX_DOWN_HOSTS or len(down) <= MAX_DOWN_SHARE * len(known):
-        return ""
-    return (f"{len(down)} of {len(known)} hosts are down at once ({', '.join(sorted(down)[:MAX_DOWN_HOSTS])}"
-            f"{' …' if len(down) > MAX_DOWN_HOSTS else ''}): that is our network more likely than their hosts. Look at "
-            "it first; when they are dead all the same, say --yes.")
-
-
-def look_ahead(store: Store, select: host_plan.Select, host: str, name: Name, args: Arguments,
-               servers: Sequence[Resident]) -> list[Planned]:
-    """Where these servers would go now.
-
-    Raises:
-        NoAnswer: no scheduler answers.
-    """
+def look_ahead(
+    store: Store,
+    select: host_plan.Select,
+    host: str,
+    name: Name,
+    args: Arguments,
+    servers: Sequence[Resident],
+) -> list[Planned]:
+    """Where these servers would go now. Raises NoAnswer when no scheduler answers."""
     owing: dict[str, list[str]] = {}
     for debt in store.read(lambda tx: guests.debts_of(tx, [server.id for server in servers])):
         owing.setdefault(debt.server_id, []).append(debt.host)
-    return host_plan.plan(servers, lambda server: KINDS[name].way(server, args), select, host=host, owing=owing,
-                          live_capable=store.read(host_contents.live_migration_capable))
+    return host_plan.plan(
+        servers,
+        lambda server: KINDS[name].way(server, args),
+        select,
+        host=host,
+        owing=owing,
+        live_capable=store.read(host_contents.live_migration_capable),
+    )
 
 
 @dataclass(frozen=True)
@@ -135,17 +153,28 @@ class HostActions:
         if not self._known and not store.read(host_actions.is_any_open):
             return
         taken = store.write(lambda tx: host_actions.take(tx, owner))
-        self._known = {action.id: self._known.get(action.id) or self._found(action) for action in taken}
+        self._known = {
+            action.id: self._known.get(action.id) or self._found(action) for action in taken
+        }
         for action in taken:
             self._advance(action)
 
     def _found(self, action: HostAction) -> _Round:
         """With what its journal says, for another conductor may have begun it."""
         journal = self._engine.store.read(lambda tx: host_actions.events(tx, action.id))
-        begun = {one.migration for one in journal if one.event is EventName.BEGUN and one.migration is not None}
+        begun = {
+            one.migration
+            for one in journal
+            if one.event is EventName.BEGUN and one.migration is not None
+        }
         ended = {one.migration for one in journal if one.event is not EventName.BEGUN}
-        return _Round(self._engine, action, moved=sum(one.event is EventName.MOVED for one in journal),
-                      has_begun=bool(begun), known=begun - ended)
+        return _Round(
+            self._engine,
+            action,
+            moved=sum(one.event is EventName.MOVED for one in journal),
+            has_begun=bool(begun),
+            known=begun - ended,
+        )
 
     def _advance(self, action: HostAction) -> None:
         one = self._known[action.id]
@@ -157,16 +186,28 @@ class HostActions:
         except errors.Unavailable as problem:
             one.note(f"{problem.text} Trying again.")
         except Exception:
-            log.exception("a round of action %s on host %s failed; the next begins in a second", action.id, action.host)
+            log.exception(
+                "a round of action %s on host %s failed; the next begins in a second",
+                action.id,
+                action.host,
+            )
             one.note("An unforeseen failure; the conductor's log has the details. Trying again.")
         self._record(action, one, end)
 
     def _record(self, action: HostAction, one: _Round, end: _End | None) -> None:
         lines, progress = one.lines, one.progress
         if lines or end or progress != action.progress:
-            written = self._engine.store.write(lambda tx: host_actions.record(
-                tx, action.id, self._engine.owner, lines, progress, ended=end.state if end else None,
-                message=end.message if end else ""))
+            written = self._engine.store.write(
+                lambda tx: host_actions.record(
+                    tx,
+                    action.id,
+                    self._engine.owner,
+                    lines,
+                    progress,
+                    ended=end.state if end else None,
+                    message=end.message if end else "",
+                )
+            )
             one.lines = []
             for line in lines:
                 log.info("host %s, %s: %s", action.host, action.name, line.message)
@@ -188,19 +229,23 @@ class _Round:
     engine: Engine
     action: HostAction
     moved: int = 0
-    has_begun: bool = False                                         # the move of any server
-    known: set[str] = field(default_factory=set)                    # moves that were under way at the last look
-    plan: dict[str, Planned] = field(default_factory=dict)          # server -> where it goes
-    left: dict[str, Stays] = field(default_factory=dict)            # server -> why it stays
-    confirmed: dict[str, int] = field(default_factory=dict)         # move -> times that its end was asked for
-    soon: set[str] = field(default_factory=set)     # servers that hosts may take when they have removed old guests
-    took: list[float] | None = None                 # seconds of the last moves from this host, the newest first
-    fatal: str = ""                                 # the failure that is everybody's
-    said: str = ""                                  # the last note
-    quiet_since: int | None = None                  # nothing has been under way since
-    silent_since: int | None = None                 # the host has not answered since
-    was_heard: bool = False                         # the host has answered in this conductor's time
-    lines: list[Event] = field(default_factory=list)                # for the journal, of this round
+    has_begun: bool = False  # the move of any server
+    known: set[str] = field(default_factory=set)  # moves that were under way at the last look
+    plan: dict[str, Planned] = field(default_factory=dict)  # server -> where it goes
+    left: dict[str, Stays] = field(default_factory=dict)  # server -> why it stays
+    confirmed: dict[str, int] = field(
+        default_factory=dict
+    )  # move -> times that its end was asked for
+    soon: set[str] = field(
+        default_factory=set
+    )  # servers that hosts may take when they have removed old guests
+    took: list[float] | None = None  # seconds of the last moves from this host, the newest first
+    fatal: str = ""  # the failure that is everybody's
+    said: str = ""  # the last note
+    quiet_since: int | None = None  # nothing has been under way since
+    silent_since: int | None = None  # the host has not answered since
+    was_heard: bool = False  # the host has answered in this conductor's time
+    lines: list[Event] = field(default_factory=list)  # for the journal, of this round
     progress: Progress = Progress()
 
     @property
@@ -216,7 +261,13 @@ class _Round:
         """The command to go on with."""
         return f"{self.kind.command} {self.host}{' --cold' * self.action.args.cold}"
 
-    def say(self, event: EventName, message: str, server: str | None = None, migration: str | None = None) -> None:
+    def say(
+        self,
+        event: EventName,
+        message: str,
+        server: str | None = None,
+        migration: str | None = None,
+    ) -> None:
         self.lines.append(Event(event, message, server, migration))
 
     def note(self, message: str) -> None:
@@ -229,38 +280,51 @@ class _Round:
         """One round; how it ended, if it has.
 
         Raises:
-            NotFound: the host has been removed. Unavailable: the database, or no scheduler, answers.
+            NotFound: the host has been removed. Unavailable: the database, or no scheduler,
+            answers.
         """
         self.action = action
         store = self.engine.store
         if self.took is None:
-            self.took = [seconds for kind in sorted(self.kind.kinds)
-                         for seconds in store.read(partial(host_contents.took, host=self.host, kind=kind))]
+            self.took = [
+                seconds
+                for kind in sorted(self.kind.kinds)
+                for seconds in store.read(partial(host_contents.took, host=self.host, kind=kind))
+            ]
         look = store.snapshot(lambda tx: host_contents.look(tx, self.host))
-        begun = [move for move in look.leaving if self._is_ours(move) or (
-            move.kind in self.kind.kinds and move.status in migrations.IN_PROGRESS)]
+        begun = [
+            move
+            for move in look.leaving
+            if self._is_ours(move)
+            or (move.kind in self.kind.kinds and move.status in migrations.IN_PROGRESS)
+        ]
         self._drop_outdated(look.servers)
         self._note_moves(look.at, begun)
         under_way = self._without_stuck(begun)
         if self.kind.is_empty(look) and (self.has_begun or not self._refusal(look)):
             self._count([], 0, look.at)
-            return _End(State.DONE, f"host {self.host} is empty; {self.moved} servers moved{_debts_on(look)}")
+            return _End(
+                State.DONE,
+                f"host {self.host} is empty; {self.moved} servers moved{_debts_on(look)}",
+            )
         self._confirm(under_way)
         held = self._why_held(look)
         waiting = self._waiting(look, under_way, held)
         self._count(under_way, len(waiting), look.at)
         if over := self._why_over(look, under_way, waiting, held):
             self._sum_up(look)
-            return _End(State.STOPPED if action.state is State.STOPPING else State.FAILED,
-                        f"host {self.host} is not empty: {len(look.servers)} servers left, {self.moved} moved; {over}"
-                        f"{_debts_on(look)}")
+            return _End(
+                State.STOPPED if action.state is State.STOPPING else State.FAILED,
+                f"host {self.host} is not empty: {len(look.servers)} servers left, {self.moved} moved; {over}"
+                f"{_debts_on(look)}",
+            )
         if not held:
-            self._begin(waiting[:max(0, action.args.parallel - len(under_way))])
+            self._begin(waiting[: max(0, action.args.parallel - len(under_way))])
         return None
 
     def _drop_outdated(self, servers: list[Resident]) -> None:
-        """A plan holds as long as its server is there, in the state in which it was planned: who has been started since
-        goes live, and not cold."""
+        """A plan holds as long as its server is there, in the state in which it was planned: who
+        has been started since goes live, and not cold."""
         here = {server.id: server.vm_state for server in servers}
         for server, line in list(self.plan.items()):
             if here.get(server) != line.server.vm_state:
@@ -269,15 +333,21 @@ class _Round:
 
     def _is_ours(self, move: Move) -> bool:
         """Did an action like this one move it, and has it still to be confirmed?"""
-        return (move.by == self.kind.command and move.status == migrations.FINISHED
-                and self.confirmed.get(move.uuid, 0) <= MAX_CONFIRMATIONS)
+        return (
+            move.by == self.kind.command
+            and move.status == migrations.FINISHED
+            and self.confirmed.get(move.uuid, 0) <= MAX_CONFIRMATIONS
+        )
 
     # --- moves under way ---
     def _note_moves(self, at: int, under_way: list[Move]) -> None:
         """Write down which moves have begun, also by others, and which have ended."""
         now = {move.uuid for move in under_way}
-        for move in self.engine.store.read(lambda tx: host_contents.moves(tx, self.known - now)) if (
-                self.known - now) else ():
+        for move in (
+            self.engine.store.read(lambda tx: host_contents.moves(tx, self.known - now))
+            if (self.known - now)
+            else ()
+        ):
             self._note_end(at, move)
         for move in under_way:
             if move.uuid not in self.known and move.by != self.kind.command:
@@ -291,13 +361,21 @@ class _Round:
             self.moved += 1
             seconds = host_progress.seconds(move, at)
             self.took = [seconds, *(self.took or [])]
-            self.say(EventName.MOVED, f"{about}  is on {move.dest}, after {host_progress.words(seconds)}", move.server,
-                     move.uuid)
+            self.say(
+                EventName.MOVED,
+                f"{about}  is on {move.dest}, after {host_progress.words(seconds)}",
+                move.server,
+                move.uuid,
+            )
         elif move.gone:
             self.say(EventName.DELETED, f"{about}  was deleted meanwhile", move.server, move.uuid)
         elif move.status == migrations.FINISHED:
-            self.say(EventName.UNCONFIRMED, f"{about}  is on {move.dest} and waits for its owner to confirm it",
-                     move.server, move.uuid)
+            self.say(
+                EventName.UNCONFIRMED,
+                f"{about}  is on {move.dest} and waits for its owner to confirm it",
+                move.server,
+                move.uuid,
+            )
         else:
             if self.action.name is Name.EVACUATE and move.step == FENCE:
                 self.fatal = move.message
@@ -309,8 +387,10 @@ class _Round:
         """Those that go on; one that is stuck is not waited for, and takes nobody's place."""
         for move in begun:
             if move.stuck:
-                self.left[move.server] = Stays(f"its move is stuck: {move.stuck}",
-                                               f"kilonova action list --stuck, then: {self.again}")
+                self.left[move.server] = Stays(
+                    f"its move is stuck: {move.stuck}",
+                    f"kilonova action list --stuck, then: {self.again}",
+                )
             else:
                 self.left.pop(move.server, None)
         return [move for move in begun if not move.stuck]
@@ -321,11 +401,14 @@ class _Round:
             if self._is_ours(move) and move.idle:
                 self.confirmed[move.uuid] = self.confirmed.get(move.uuid, 0) + 1
                 row = states.row("revertResize" if move.failed else "confirmResize")
-                self._ask(f"{move.name} ({move.server})", partial(
-                    migrations.close, row=row, server_id=move.server, context=_context()))
+                self._ask(
+                    f"{move.name} ({move.server})",
+                    partial(migrations.close, row=row, server_id=move.server, context=_context()),
+                )
 
     def _ask(self, about: str, work: Callable[[Connection], T]) -> T | None:
-        """Begin an action; None when somebody else was first: the next look shows what there is to do."""
+        """Begin an action; None when somebody else was first: the next look shows what there is to
+        do."""
         try:
             begun = self.engine.store.write(work)
         except (errors.Conflict, errors.BadRequest, errors.NotFound) as problem:
@@ -335,30 +418,53 @@ class _Round:
         return begun
 
     def _count(self, under_way: list[Move], waiting: int, at: int) -> None:
-        """The forecast is made again when a count has changed, so that an unchanged round writes nothing."""
+        """The forecast is made again when a count has changed, so that an unchanged round writes
+        nothing."""
         counts = (self.moved, len(under_way), waiting)
         if counts != (self.progress.moved, self.progress.under_way, self.progress.waiting):
-            seconds = host_progress.forecast((self.took or [])[:10], under_way, waiting, self.action.args.parallel, at)
+            seconds = host_progress.forecast(
+                (self.took or [])[:10], under_way, waiting, self.action.args.parallel, at
+            )
             self.progress = Progress(*counts, seconds)
 
     # --- servers that are to go ---
     def _waiting(self, look: Look, under_way: list[Move], held: str) -> list[Planned]:
         """Those that can be begun, in the order of the plan; who is new gets a place in it."""
         moving = {move.server for move in under_way}
-        ready = [server for server in look.servers if server.id not in moving and not self._is_busy(server)]
-        new = [server for server in ready if server.id not in self.plan and server.id not in self.left]
+        ready = [
+            server
+            for server in look.servers
+            if server.id not in moving and not self._is_busy(server)
+        ]
+        new = [
+            server for server in ready if server.id not in self.plan and server.id not in self.left
+        ]
         self.soon = set()
         if new and not held:
-            planned = look_ahead(self.engine.store, self.engine.messaging.select, self.host, self.action.name,
-                                 self.action.args, new)
-            self.soon = {line.server.id for line in planned if line.soon and self._quiet(look.at) < SETTLING}
+            planned = look_ahead(
+                self.engine.store,
+                self.engine.messaging.select,
+                self.host,
+                self.action.name,
+                self.action.args,
+                new,
+            )
+            self.soon = {
+                line.server.id for line in planned if line.soon and self._quiet(look.at) < SETTLING
+            }
             lines = [line for line in planned if line.server.id not in self.soon]
             self.plan.update({line.server.id: line for line in lines})
-            self.left.update({line.server.id: line.stays for line in lines if line.stays is not None})
+            self.left.update(
+                {line.server.id: line.stays for line in lines if line.stays is not None}
+            )
             for line in lines:
                 event = EventName.PLANNED if line.stays is None else EventName.STAYS
                 self.say(event, host_plan.text(line), line.server.id)
-        return [self.plan[server.id] for server in ready if server.id in self.plan and server.id not in self.left]
+        return [
+            self.plan[server.id]
+            for server in ready
+            if server.id in self.plan and server.id not in self.left
+        ]
 
     def _is_busy(self, server: Resident) -> bool:
         return host_plan.is_busy(server, self.kind.way(server, self.action.args))
@@ -367,16 +473,30 @@ class _Round:
         for line in lines:
             way, server = line.way, line.server
             assert way is not None, "who stays waits for nothing"
-            move = self._ask(f"{server.name} ({server.id})", partial(
-                host_contents.begin, host=self.host, key=way.key, server_id=server.id, kind=way.kind,
-                vm_state=server.vm_state, context=_context(), args=move_args(way.kind, self.kind.command)))
+            move = self._ask(
+                f"{server.name} ({server.id})",
+                partial(
+                    host_contents.begin,
+                    host=self.host,
+                    key=way.key,
+                    server_id=server.id,
+                    kind=way.kind,
+                    vm_state=server.vm_state,
+                    context=_context(),
+                    args=move_args(way.kind, self.kind.command),
+                ),
+            )
             if move is None:
                 self.plan.pop(server.id, None)
                 continue
             self.known.add(move.uuid)
             self.has_begun = True
-            self.say(EventName.BEGUN, f"{server.name} ({server.id})  leaves {self.host}, {way.word}", server.id,
-                     move.uuid)
+            self.say(
+                EventName.BEGUN,
+                f"{server.name} ({server.id})  leaves {self.host}, {way.word}",
+                server.id,
+                move.uuid,
+            )
 
     # --- the end ---
     def _why_held(self, look: Look) -> str:
@@ -402,14 +522,18 @@ class _Round:
         if self.action.name is not Name.EVACUATE or self.action.args.force or self.has_begun:
             return ""
         hosts = self.engine.store.read(host_contents.host_states).values()
-        return too_many_down(hosts, look.at, self.engine.host_silence)
+        return host_plan.too_many_down(hosts, look.at, self.engine.host_silence)
 
-    def _why_over(self, look: Look, under_way: list[Move], waiting: list[Planned], held: str) -> str:
+    def _why_over(
+        self, look: Look, under_way: list[Move], waiting: list[Planned], held: str
+    ) -> str:
         """Why it is over before the host is empty; "" while it goes on."""
         wait = self.action.args.wait
         if held:
             if under_way:
-                self.note(f"nothing more is begun, {len(under_way)} under way are waited for: {held}")
+                self.note(
+                    f"nothing more is begun, {len(under_way)} under way are waited for: {held}"
+                )
             silent = self.silent_since is not None and self.action.state is not State.STOPPING
             may_answer = silent and (wait or look.at - (self.silent_since or 0) < SETTLING)
             return "" if under_way or may_answer else held
@@ -423,9 +547,13 @@ class _Round:
         since = self._quiet(look.at)
         if wait and since >= RETRY and self.left:
             self.left, self.plan, self.quiet_since = {}, {}, None
-        comes = (self.soon or any(self._is_busy(server) for server in look.servers) or look.guests.get(guests.ABSENT)
-                 or any(move.status in migrations.IN_PROGRESS for move in look.coming)
-                 or any(not move.idle for move in look.leaving))
+        comes = (
+            self.soon
+            or any(self._is_busy(server) for server in look.servers)
+            or look.guests.get(guests.ABSENT)
+            or any(move.status in migrations.IN_PROGRESS for move in look.coming)
+            or any(not move.idle for move in look.leaving)
+        )
         return "" if wait or (comes and since < SETTLING) else f"to go on: {self.again}"
 
     def _quiet(self, at: int) -> int:
@@ -436,15 +564,21 @@ class _Round:
         """Who is left, why, and what to do."""
         for server in look.servers:
             stays = self.left.get(server.id) or (
-                Stays(f"it is busy with {server.busy}", "it can go when that has ended") if server.busy else None)
+                Stays(f"it is busy with {server.busy}", "it can go when that has ended")
+                if server.busy
+                else None
+            )
             if stays is not None:
                 self.say(EventName.STAYS, host_plan.stays(server, stays), server.id)
         for move in look.leaving:
             if move.status == migrations.FINISHED and not self._is_ours(move):
-                self.say(EventName.UNCONFIRMED,
-                         f"{move.server} ({move.name}) is on {move.dest}, and what it left here is kept until then\n"
-                         f"    openstack server resize confirm {move.server}, or resize revert {move.server}",
-                         move.server, move.uuid)
+                self.say(
+                    EventName.UNCONFIRMED,
+                    f"{move.server} ({move.name}) is on {move.dest}, and what it left here is kept until then\n"
+                    f"    openstack server resize confirm {move.server}, or resize revert {move.server}",
+                    move.server,
+                    move.uuid,
+                )
 
 
 def move_args(kind: str, by: str) -> dict[str, object]:
@@ -454,8 +588,11 @@ def move_args(kind: str, by: str) -> dict[str, object]:
 
 def _debts_on(look: Look) -> str:
     to_remove = look.guests.get(guests.ABSENT)
-    return (f"; {to_remove} guests are still to be removed there: kilonova host debts {look.host.name}"
-            if to_remove else "")
+    return (
+        f"; {to_remove} guests are still to be removed there: kilonova host debts {look.host.name}"
+        if to_remove
+        else ""
+    )
 
 
 def _context() -> RequestContext:

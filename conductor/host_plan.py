@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each server of a host would go now, or why it cannot: the plan of a drain and of an evacuation.
+"""Where each server of a host would go now, or why it cannot: the plan of a drain and of an
+evacuation.
 
-Pure, but for the scheduler that it asks: all servers in one call, so that each sees those before it. The request is the
-one that the conductor makes when it moves the server (``common.request_spec``). A plan promises nothing: every move
-asks again, and claims.
+Pure, but for the scheduler that it asks: all servers in one call, so that each sees those before
+it. The request is the one that the conductor makes when it moves the server
+(``common.request_spec``). A plan promises nothing: every move asks again, and claims.
 """
+
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from common import errors, request_spec, states
+from common.clock import SECOND
 from common.models import RequestSpec, Selection
-from common.store.hosts.host_contents import Resident
+from common.store.hosts.host_contents import HostState, Resident
 from common.store.servers import migrations
 
 Select = Callable[[list[RequestSpec], bool], list[Selection]]
-AT_ONCE = 200                     # servers in one call to a scheduler
+#: from so many hosts on: the share of them that may be down at once
+MAX_DOWN_HOSTS, MAX_DOWN_SHARE = 5, 0.2
+AT_ONCE = 200  # servers in one call to a scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a server leaves: the action (a key of ``states.ACTIONS``), the kind of its migration, and the word for it."""
+    """How a server leaves: the action (a key of ``states.ACTIONS``), the kind of its migration, and
+    the word for it."""
 
     key: str
     kind: str
@@ -40,7 +46,10 @@ LIVE = Way("os-migrateLive", migrations.LIVE, "live")
 COLD = Way("migrate", migrations.MIGRATION, "cold")
 EVACUATION = Way("evacuate", migrations.EVACUATION, "evacuate")
 
-_WAITS = Stays("it waits to be confirmed or reverted", "openstack server resize confirm {id}, or resize revert {id}")
+_WAITS = Stays(
+    "it waits to be confirmed or reverted",
+    "openstack server resize confirm {id}, or resize revert {id}",
+)
 #: What stays where the host still runs, by vm_state; the rest goes.
 _STAYS = {
     states.SUSPENDED: Stays("it is suspended", "openstack server resume {id}"),
@@ -49,28 +58,48 @@ _STAYS = {
     states.ERROR: Stays("it is in ERROR", "openstack server reboot --hard {id}, or delete it"),
     states.BUILDING: Stays("it was never built", "openstack server delete {id}"),
     states.SHELVED: Stays("it is shelved here", "openstack server shelve --offload {id}"),
-    states.SOFT_DELETED: Stays("it is deleted and can be restored",
-                               "openstack server delete --force {id}, or openstack server restore {id}"),
+    states.SOFT_DELETED: Stays(
+        "it is deleted and can be restored",
+        "openstack server delete --force {id}, or openstack server restore {id}",
+    ),
 }
-_PAUSED = Stays("it is paused, and moves only while it is on", "openstack server unpause {id}, or drain without --cold")
-_LOST = Stays("it is {state}, and only what is active, stopped or in error is evacuated",
-              "openstack server set --state active {id}: what was in its memory is lost with the host")
+_PAUSED = Stays(
+    "it is paused, and moves only while it is on",
+    "openstack server unpause {id}, or drain without --cold",
+)
+_LOST = Stays(
+    "it is {state}, and only what is active, stopped or in error is evacuated",
+    "openstack server set --state active {id}: what was in its memory is lost with the host",
+)
 #: The same where the host is dead.
-_DEAD = {**_STAYS, states.SUSPENDED: _LOST, states.RESCUED: _LOST, states.PAUSED: _LOST,
-         states.RESIZED: Stays(_WAITS.why, "openstack server resize revert {id} takes it back to where it came from")}
-_NO_LIVE = Stays("no host that could have it takes servers in while they run",
-                 "set [migration] live_migration_port on the hosts, or drain with --cold")
-_SHARES = Stays("it has shares, and these are mounted by its host alone",
-                "detach them while it is stopped: DELETE /servers/{id}/shares/…")
+_DEAD = {
+    **_STAYS,
+    states.SUSPENDED: _LOST,
+    states.RESCUED: _LOST,
+    states.PAUSED: _LOST,
+    states.RESIZED: Stays(
+        _WAITS.why, "openstack server resize revert {id} takes it back to where it came from"
+    ),
+}
+_NO_LIVE = Stays(
+    "no host that could have it takes servers in while they run",
+    "set [migration] live_migration_port on the hosts, or drain with --cold",
+)
+_SHARES = Stays(
+    "it has shares, and these are mounted by its host alone",
+    "detach them while it is stopped: DELETE /servers/{id}/shares/…",
+)
 #: The same where the host is dead: only a server in error loses its shares there.
-_DEAD_SHARES = Stays(_SHARES.why, "openstack server set --state error {id}, then DELETE /servers/{id}/shares/…")
+_DEAD_SHARES = Stays(
+    _SHARES.why, "openstack server set --state error {id}, then DELETE /servers/{id}/shares/…"
+)
 _NOWHERE = "make room, or change what it asks for (kilonova explain {id} says more of each host)"
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One line of a plan: to where, or why not. ``soon``: hosts have still to remove old guests of the server, and it
-    may have one of them when they have."""
+    """One line of a plan: to where, or why not. ``soon``: hosts have still to remove old guests of
+    the server, and it may have one of them when they have."""
 
     server: Resident
     way: Way | None = None
@@ -112,12 +141,20 @@ def _of(table: Mapping[str, Stays], server: Resident) -> Stays:
     return Stays(found.why.format(state=server.vm_state), found.then.format(id=server.id))
 
 
-def plan(servers: Sequence[Resident], way: Callable[[Resident], Way | Stays], select: Select, *,
-         host: str, owing: Mapping[str, Collection[str]], live_capable: Collection[str]) -> list[Planned]:
+def plan(
+    servers: Sequence[Resident],
+    way: Callable[[Resident], Way | Stays],
+    select: Select,
+    *,
+    host: str,
+    owing: Mapping[str, Collection[str]],
+    live_capable: Collection[str],
+) -> list[Planned]:
     """A line for each server, in their order, which is the order in which they take room.
 
     Args:
-        host: the one that they leave. owing: by server, hosts that have not removed an old guest of it yet.
+        host: the one that they leave. owing: by server, hosts that have not removed an old guest of
+        it yet.
         lively: hosts that take servers in while they run.
     Raises:
         NoAnswer: no scheduler answers.
@@ -132,11 +169,15 @@ def plan(servers: Sequence[Resident], way: Callable[[Resident], Way | Stays], se
             wanted.append(replace(spec(server), excluded=[host, *owing.get(server.id, ())]))
             lines[server.id] = Planned(server, found)
         except errors.BadRequest as problem:
-            lines[server.id] = Planned(server, stays=Stays(problem.text, _NOWHERE.format(id=server.id)))
+            lines[server.id] = Planned(
+                server, stays=Stays(problem.text, _NOWHERE.format(id=server.id))
+            )
     for start in range(0, len(wanted), AT_ONCE):
-        for selection in select(wanted[start:start + AT_ONCE], start == 0):
+        for selection in select(wanted[start : start + AT_ONCE], start == 0):
             placed = _placed(lines[selection.server], selection, live_capable)
-            lines[selection.server] = replace(placed, soon=placed.way is None and bool(owing.get(selection.server)))
+            lines[selection.server] = replace(
+                placed, soon=placed.way is None and bool(owing.get(selection.server))
+            )
     return [lines[server.id] for server in servers]
 
 
@@ -146,14 +187,22 @@ def spec(server: Resident) -> RequestSpec:
     Raises:
         BadRequest: its flavor or image ask for what no host can carry out.
     """
-    return request_spec.of(server.id, server.project_id, server.flavor, server.image, hints=server.hints,
-                           availability_zone=server.zone)
+    return request_spec.of(
+        server.id,
+        server.project_id,
+        server.flavor,
+        server.image,
+        hints=server.hints,
+        availability_zone=server.zone,
+    )
 
 
 def _placed(line: Planned, selection: Selection, live_capable: Collection[str]) -> Planned:
     if not selection.hosts:
-        return Planned(line.server, stays=Stays(f"no valid host: {selection.reason}", _NOWHERE.format(
-            id=line.server.id)))
+        return Planned(
+            line.server,
+            stays=Stays(f"no valid host: {selection.reason}", _NOWHERE.format(id=line.server.id)),
+        )
     hosts = [name for name in selection.hosts if line.way is not LIVE or name in live_capable]
     return replace(line, to=hosts[0]) if hosts else Planned(line.server, stays=_NO_LIVE)
 
@@ -169,3 +218,22 @@ def text(line: Planned) -> str:
 def stays(server: Resident, why: Stays) -> str:
     """Two lines about a server that does not go."""
     return f"{server.id} ({server.name}, {server.vm_state}) stays: {why.why}\n    {why.then}"
+
+
+def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
+    """Why it is likely that the hosts are well and our network is not; "" when it is not.
+
+    Looks at their last signs of life too, because conductors call no host down while most of them
+    are silent.
+    """
+    known = list(hosts)
+    down = [
+        one.name for one in known if not one.answers or (one.seen_at or 0) < at - silence * SECOND
+    ]
+    if len(known) < MAX_DOWN_HOSTS or len(down) <= MAX_DOWN_SHARE * len(known):
+        return ""
+    return (
+        f"{len(down)} of {len(known)} hosts are down at once ({', '.join(sorted(down)[:MAX_DOWN_HOSTS])}"
+        f"{' …' if len(down) > MAX_DOWN_HOSTS else ''}): that is our network more likely than their hosts. Look at "
+        "it first; when they are dead all the same, say --yes."
+    )

@@ -3,6 +3,7 @@
 
 Pure: made of moves as ``common.store.hosts.host_contents`` reads them, by the database's clock.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -24,7 +25,11 @@ def seconds(move: Move, at: int) -> float:
 def line(move: Move, at: int) -> str:
     """One line of a move that is under way."""
     parts = [f"{move.name} ({move.server})", f"{move.source} -> {move.dest or '?'}", move.status]
-    parts += [f"{what} {_amount(move, what)}" for what in ("memory", "disk") if move.progress.get(f"{what}_total")]
+    parts += [
+        f"{what} {_amount(move, what)}"
+        for what in ("memory", "disk")
+        if move.progress.get(f"{what}_total")
+    ]
     parts.append(words(seconds(move, at)))
     if move.stuck:
         parts.append(f"stuck: {move.stuck} See: kilonova action list --stuck")
@@ -46,9 +51,12 @@ def words(number: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def forecast(took: Sequence[float], running: Sequence[Move], waiting: int, parallel: int, at: int) -> float | None:
-    """Seconds until all have moved: those under way end when their bytes are over, or after the usual time, and each
-    makes room for one that waits. None while no move has ended, so that nothing is usual."""
+def forecast(
+    took: Sequence[float], running: Sequence[Move], waiting: int, parallel: int, at: int
+) -> float | None:
+    """Seconds until all have moved: those under way end when their bytes are over, or after the
+    usual time, and each makes room for one that waits. None while no move has ended, so that
+    nothing is usual."""
     if not took:
         return None
     usual = median(took)
@@ -61,7 +69,8 @@ def forecast(took: Sequence[float], running: Sequence[Move], waiting: int, paral
 
 
 def _left(move: Move, at: int, usual: float) -> float:
-    """By its bytes where it counts them; a pass over memory that changes may be repeated, so it is no promise."""
+    """By its bytes where it counts them; a pass over memory that changes may be repeated, so it is
+    no promise."""
     done = sum(move.progress.get(f"{what}_processed", 0) for what in ("memory", "disk"))
     rest = sum(move.progress.get(f"{what}_remaining", 0) for what in ("memory", "disk"))
     so_far = seconds(move, at)
@@ -70,6 +79,9 @@ def _left(move: Move, at: int, usual: float) -> float:
 
 def summary(progress: Progress) -> str:
     """How far an action on a host is, in words."""
-    rest = "" if progress.seconds_left is None or not (progress.under_way or progress.waiting) else (
-        f": about {words(progress.seconds_left)}")
+    rest = (
+        ""
+        if progress.seconds_left is None or not (progress.under_way or progress.waiting)
+        else (f": about {words(progress.seconds_left)}")
+    )
     return f"{progress.moved} moved, {progress.under_way} under way, {progress.waiting} to go{rest}"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that the conductor makes of servers: the steps that snapshot, backup and shelve share.
 
-The image's id was chosen when the request was accepted, so each of these can be repeated: a record that is there is
-the one we made, one that is gone was removed by us.
+The image's id was chosen when the request was accepted, so each of these can be repeated: a record
+that is there is the one we made, one that is gone was removed by us.
 
 Also here: which backups go when a newer one is whole.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,7 @@ T = TypeVar("T")
 class ImageData(ActionData):
     """What making an image leaves."""
 
-    size: int = 0                       #: of the image, bytes
+    size: int = 0  #: of the image, bytes
 
 
 ImageRun = Run[ImageArgs, ImageData]
@@ -63,29 +64,51 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
 
 
 def rotate(images: ImageApi, server: str, args: Mapping[str, Any]) -> None:
-    """Of a server's whole backups of one type the newest stay, as many as the rotation says; all others are tried.
+    """Of a server's whole backups of one type the newest stay, as many as the rotation says; all
+    others are tried.
 
-    ``args``: owner, backup_type, rotation, and newest: the image that counts as the newest whatever its age, because
-    the image service tells ages in seconds.
+    ``args``: owner, backup_type, rotation, and newest: the image that counts as the newest whatever
+    its age, because the image service tells ages in seconds.
 
     Raises:
         Problem: the first refusal. Unavailable: the image service does not answer.
     """
-    found = [str(image["id"]) for image in images.find({
-        "owner": args["owner"], "image_type": "backup", "backup_type": args["backup_type"], "instance_uuid": server})
-        if image.get("status") == "active"]
+    found = [
+        str(image["id"])
+        for image in images.find(
+            {
+                "owner": args["owner"],
+                "image_type": "backup",
+                "backup_type": args["backup_type"],
+                "instance_uuid": server,
+            }
+        )
+        if image.get("status") == "active"
+    ]
     newest = [args["newest"]] if args["newest"] in found else []
-    try_all(images.delete, [*newest, *(image for image in found if image not in newest)][int(args["rotation"]):])
+    try_all(
+        images.delete,
+        [*newest, *(image for image in found if image not in newest)][int(args["rotation"]) :],
+    )
 
 
 # --- steps ---
 def _create_record(engine: Engine, run: ImageRun) -> None:
     """Make the image's record, owned by the server's project."""
     args, image = run.args, run.server.image or {}
-    service(engine).create({
-        "id": args.image_id, "name": args.name, "owner": run.server.project_id, "disk_format": "qcow2",
-        "container_format": "bare", "visibility": "private", "min_disk": run.server.flavor["root_gb"],
-        "min_ram": int(image.get("min_ram", 0)), **args.properties})
+    service(engine).create(
+        {
+            "id": args.image_id,
+            "name": args.name,
+            "owner": run.server.project_id,
+            "disk_format": "qcow2",
+            "container_format": "bare",
+            "visibility": "private",
+            "min_disk": run.server.flavor["root_gb"],
+            "min_ram": int(image.get("min_ram", 0)),
+            **args.properties,
+        }
+    )
 
 
 def _delete_image(engine: Engine, run: ImageRun) -> None:
@@ -103,7 +126,15 @@ def _uploaded(tx: Connection, run: ImageRun, result: Result) -> None:
     run.set(progress=100)
 
 
-RECORD = Step("record", "before any byte is copied: the image service may refuse", call=_create_record,
-              undo_call=_delete_image)
-UPLOAD = Step("upload", "the guest goes on meanwhile; the image is what one moment saw", command=_upload,
-              on_result=_uploaded)
+RECORD = Step(
+    "record",
+    "before any byte is copied: the image service may refuse",
+    call=_create_record,
+    undo_call=_delete_image,
+)
+UPLOAD = Step(
+    "upload",
+    "the guest goes on meanwhile; the image is what one moment saw",
+    command=_upload,
+    on_result=_uploaded,
+)

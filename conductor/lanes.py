@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which steps are done in which lane, and what else follows from the steps' declarations alone.
 
-Used by ``conductor.runner``, ``service`` and ``sweep``. A lane is a service's, with the steps that call it, or
-``Lane.INSIDE``, for all others.
+Used by ``conductor.runner``, ``service`` and ``sweep``. A lane is a service's, with the steps that
+call it, or ``Lane.INSIDE``, for all others.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -29,6 +30,8 @@ LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 STEPS_WITH_CALLS = sorted(LANE_OF)
 EVENTS = {(workflow, step.name): step.events for workflow, step in _STEPS}
 #: (workflow, step) whose command a host that goes down has failed.
-FAILING_WITH_HOST = sorted((workflow, step.name) for workflow, step in _STEPS if step.fails_when_host_down)
+FAILING_WITH_HOST = sorted(
+    (workflow, step.name) for workflow, step in _STEPS if step.fails_when_host_down
+)
 #: (workflow, step) whose command needs what a host has that the server leaves.
 READING_SOURCE = sorted((workflow, step.name) for workflow, step in _STEPS if step.reads_source)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and debts that a host does not seem to know of: made again from the journal, in the answer to its report.
+"""Commands and debts that a host does not seem to know of: made again from the journal, in the
+answer to its report.
 
-Called by ``conductor.reports``. A command that cannot be made again keeps no other from being sent. A live migration
-that runs can be aborted, or completed by force: the API writes that into the record of the migration and tells the host
-at once; the host is told again with every periodic report until the migration has ended.
+Called by ``conductor.reports``. A command that cannot be made again keeps no other from being sent.
+A live migration that runs can be aborted, or completed by force: the API writes that into the
+record of the migration and tells the host at once; the host is told again with every periodic
+report until the migration has ended.
 """
+
 from __future__ import annotations
 
 import logging
@@ -21,19 +24,25 @@ from conductor.workflows import WORKFLOWS, is_known
 from conductor.workflows.live_migrate import MIGRATE_STEP
 
 log = logging.getLogger(__name__)
-BATCH_SIZE = 32              #: commands re-sent to a host in one answer
-Failed = list[tuple[Row[Any], Exception]]    #: actions whose command could not be made, and why
+BATCH_SIZE = 32  #: commands re-sent to a host in one answer
+Failed = list[tuple[Row[Any], Exception]]  #: actions whose command could not be made, and why
 
 
-def resend(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
-              ) -> tuple[list[Command], Failed]:
-    """What a host should be doing that is none of the ``known`` keys and older than ``grace`` µs."""
+def resend(
+    tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
+) -> tuple[list[Command], Failed]:
+    """What a host should be doing that is none of the ``known`` keys and older than ``grace``
+    µs."""
     rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _commands(known))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
     commands, failed = [], []
     for row in rows:
         try:
-            command = _made_again(engine, row, servers[row.server_id], session) if row.server_id in servers else None
+            command = (
+                _made_again(engine, row, servers[row.server_id], session)
+                if row.server_id in servers
+                else None
+            )
         except Exception as problem:
             log.exception("the command of action %s cannot be made again", row.id)
             failed.append((row, problem))
@@ -42,8 +51,10 @@ def resend(tx: Connection, engine: Engine, host: str, session: int, known: set[s
             commands.append(command)
     if rows:
         actions.mark_sent(tx, [row.id for row in rows])
-    debts = [debt_command(row.server_id, row.fence, session, row.keeps_files)
-             for row in guests.debts(tx, host, grace, BATCH_SIZE, _debts(known))]
+    debts = [
+        debt_command(row.server_id, row.fence, session, row.keeps_files)
+        for row in guests.debts(tx, host, grace, BATCH_SIZE, _debts(known))
+    ]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
     return commands + debts + control_commands(tx, host, session), failed
@@ -52,15 +63,25 @@ def resend(tx: Connection, engine: Engine, host: str, session: int, known: set[s
 def _commands(known: Collection[str]) -> set[actions.CommandOf]:
     """The keys of commands as the journal has them."""
     parts = [key.split("/") for key in known]
-    return {(action, *(("undo", step.removeprefix(UNDO)) if step.startswith(UNDO) else ("do", step)), int(attempt))
-            for action, step, attempt in (three for three in parts if _is_key(three)) if action != DEBT}
+    return {
+        (
+            action,
+            *(("undo", step.removeprefix(UNDO)) if step.startswith(UNDO) else ("do", step)),
+            int(attempt),
+        )
+        for action, step, attempt in (three for three in parts if _is_key(three))
+        if action != DEBT
+    }
 
 
 def _debts(known: Collection[str]) -> set[tuple[str, int]]:
     """The debts among these keys: server and fence."""
     parts = [key.split("/") for key in known]
-    return {(server, int(fence)) for action, server, fence in (three for three in parts if _is_key(three))
-            if action == DEBT}
+    return {
+        (server, int(fence))
+        for action, server, fence in (three for three in parts if _is_key(three))
+        if action == DEBT
+    }
 
 
 def _is_key(parts: list[str]) -> bool:
@@ -78,19 +99,42 @@ def _made_again(engine: Engine, row: Row[Any], server: Row[Any], session: int) -
     command = step.undo_command if run.is_undoing else step.command
     assert command is not None
     verb, args = command(engine, run)
-    return Command(row.id, runner.name_in_key(row), row.attempt, server.id, row.fence, session, verb, args)
+    return Command(
+        row.id, runner.name_in_key(row), row.attempt, server.id, row.fence, session, verb, args
+    )
 
 
 # --- live migrations that run ---
-def control_command(action: str, attempt: int, server: str, fence: int, session: int, control: str) -> Command:
-    """The command that controls the live migration of this action: ``control`` is abort or complete."""
-    return Command(action, f"steer-{control}", attempt, server, fence, session, "steer",
-                   {"key": f"{action}/{MIGRATE_STEP}/{attempt}", "wish": control})
+def control_command(
+    action: str, attempt: int, server: str, fence: int, session: int, control: str
+) -> Command:
+    """The command that controls the live migration of this action: ``control`` is abort or
+    complete."""
+    return Command(
+        action,
+        f"steer-{control}",
+        attempt,
+        server,
+        fence,
+        session,
+        "steer",
+        {"key": f"{action}/{MIGRATE_STEP}/{attempt}", "wish": control},
+    )
 
 
 def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
     """The controls that are requested of live migrations that leave this host."""
-    requested = {row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)}
-    return [control_command(row.id, row.attempt, row.server_id, row.fence, session, requested[row.id])
-            for row in actions.waiting(tx,
-                                       requested) if row.step == MIGRATE_STEP and row.host == host] if requested else []
+    requested = {
+        row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
+    }
+    return (
+        [
+            control_command(
+                row.id, row.attempt, row.server_id, row.fence, session, requested[row.id]
+            )
+            for row in actions.waiting(tx, requested)
+            if row.step == MIGRATE_STEP and row.host == host
+        ]
+        if requested
+        else []
+    )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all moves share: the two places of a server on its way, and what each of them must hold.
 
-Used by the workflows resize, live_migrate and evacuate. Must stay true: at most one of the two guests may run; the
-source's allocation is the migration's from the claim of the destination on; the server is where ``switch`` has put it,
-under a fence that rose with it.
+Used by the workflows resize, live_migrate and evacuate. Must stay true: at most one of the two
+guests may run; the source's allocation is the migration's from the claim of the destination on; the
+server is where ``switch`` has put it, under a fence that rose with it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,17 +27,17 @@ from conductor.claims import ClaimedHost, PlacementData
 from conductor.networks import PortData
 from conductor.saga import Engine, Run, StepFailed, Verb
 
-RESIZE_HERE = "resize_here"         #: the workflow of a resize that stays on its host; it begins at the step ``place``
+RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
 
-NO_HOST_EVENTS = ("compute_task.migrate_server.error",)         #: no destination was found
+NO_HOST_EVENTS = ("compute_task.migrate_server.error",)  #: no destination was found
 
 
 @dataclass(kw_only=True)
 class MoveData(PlacementData, PortData):
     """What the steps of a move leave."""
 
-    placed: bool = False                    #: a destination is claimed: ``dest``, ``zone``, ``assignment``
-    may_stay: bool = False                  #: the destination may be the source
+    placed: bool = False  #: a destination is claimed: ``dest``, ``zone``, ``assignment``
+    may_stay: bool = False  #: the destination may be the source
     assignment: HardwareAssignment | None = field(
         default=None, metadata={"wire": "fitting"}
     )  #: which parts of the destination the guest has
@@ -46,14 +47,16 @@ class MoveData(PlacementData, PortData):
     knows_old_assignment: bool = field(
         default=False, metadata={"wire": "knows_old_fitting"}
     )  #: ``old_assignment`` is known; until then it is what the guest has now
-    switched: bool = False                  #: the server is at its destination, or of its new flavor
-    shared: bool | None = None              #: both hosts have the same files; None: not asked yet
-    transfer: str | None = None             #: address at which the source gives files; "": it gives none
-    to: dict[str, Any] | None = None        #: how the destination takes servers in while they run
+    switched: bool = False  #: the server is at its destination, or of its new flavor
+    shared: bool | None = None  #: both hosts have the same files; None: not asked yet
+    transfer: str | None = None  #: address at which the source gives files; "": it gives none
+    to: dict[str, Any] | None = None  #: how the destination takes servers in while they run
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.knows_old_assignment = self.knows_old_assignment or self.switched        # as the release before has it
+        self.knows_old_assignment = (
+            self.knows_old_assignment or self.switched
+        )  # as the release before has it
 
 
 MoveRun = Run[MoveArgs, MoveData]
@@ -100,8 +103,13 @@ def stays_on_host(run: MoveRun) -> bool:
 # --- choosing the destination ---
 def request_spec(run: MoveRun) -> RequestSpec:
     """What the server wants of a destination: its new flavor, its pinned zone, and another host."""
-    wanted = claims.spec(run, run.server.pinned_availability_zone, run.args.host, forced=run.args.forced,
-                         flavor=run.args.new_flavor)
+    wanted = claims.spec(
+        run,
+        run.server.pinned_availability_zone,
+        run.args.host,
+        forced=run.args.forced,
+        flavor=run.args.new_flavor,
+    )
     if run.data.may_stay:
         return replace(wanted, holds_on=source(run), holds=old_resources(run))
     return replace(wanted, excluded=[*wanted.excluded, source(run)])
@@ -117,17 +125,23 @@ def _properties(run: MoveRun) -> dict[str, str]:
 
 
 def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """Ask for destinations. A resize may stay where it is if that is allowed, and the server has no parts of its host
-    for itself, before or afterwards: it would need the old ones and the new ones."""
+    """Ask for destinations. A resize may stay where it is if that is allowed, and the server has no
+    parts of its host for itself, before or afterwards: it would need the old ones and the new
+    ones."""
     claims.exclude_hosts_with_debts(engine, runs)
     for run in runs:
         try:
-            run.data.may_stay = engine.allow_resize_to_same_host and run.action.name == "resize" and not any(
-                hardware(flavor, _properties(run)).needs_assignment
-                for flavor in (run.args.old_flavor, run.args.new_flavor))
+            run.data.may_stay = (
+                engine.allow_resize_to_same_host
+                and run.action.name == "resize"
+                and not any(
+                    hardware(flavor, _properties(run)).needs_assignment
+                    for flavor in (run.args.old_flavor, run.args.new_flavor)
+                )
+            )
             if run.action.name != "evacuate":
                 transfer_secret(engine, run)
-        except errors.Problem as problem:           # hardware that no host makes, or a cloud without a key
+        except errors.Problem as problem:  # hardware that no host makes, or a cloud without a key
             run.fail(problem.text)
     asking = [run for run in runs if not run.problem]
     if asking:
@@ -135,23 +149,32 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
 
 
 def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, dict[str, Any]]]:
-    """Claim a destination for each, where its guest arrives; the migration holds now what it has at the source.
-    Returns those that got another host than their source, each with what the source says of itself."""
+    """Claim a destination for each, where its guest arrives; the migration holds now what it has at
+    the source. Returns those that got another host than their source, each with what the source
+    says of itself."""
     taken = []
-    for run, claimed in claims.claim(tx, engine, runs, request_spec, lambda run: (source(run), run.args.migration)):
+    for run, claimed in claims.claim(
+        tx, engine, runs, request_spec, lambda run: (source(run), run.args.migration)
+    ):
         record_claim(run, claimed)
         if claimed.host != source(run):
             taken.append((run, claimed))
             guests.hold(tx, run.server.id, source(run), run.args.migration)
         run.set_migration(status="pre-migrating", dest_host=claimed.host)
     if taken:
-        guests.add(tx, [{**claimed.guest(run), "wanted": guests.ARRIVING, "may_run": False} for run, claimed in taken])
+        guests.add(
+            tx,
+            [
+                {**claimed.guest(run), "wanted": guests.ARRIVING, "may_run": False}
+                for run, claimed in taken
+            ],
+        )
     return compare_hosts(tx, [run for run, _ in taken])
 
 
 def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """``claim`` for a server whose files travel unless both hosts have them. One that stays goes on in a workflow of
-    its own."""
+    """``claim`` for a server whose files travel unless both hosts have them. One that stays goes on
+    in a workflow of its own."""
     for run, _ in claim(tx, engine, runs):
         if copies_files(run) and not run.data.transfer:
             run.fail(f"Host {source(run)} gives no files to other hosts; its agent's log says why.")
@@ -167,11 +190,13 @@ def record_claim(run: MoveRun, claimed: ClaimedHost) -> None:
 
 
 def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, dict[str, Any]]]:
-    """Write down what the two hosts of each say of themselves: whether they share storage, how one reaches the other.
-    Returns the runs with what their sources say."""
+    """Write down what the two hosts of each say of themselves: whether they share storage, how one
+    reaches the other. Returns the runs with what their sources say."""
     if not runs:
         return []
-    found = hosts.facts_of(tx, {host for run in runs for host in (source(run), claimed_destination(run))})
+    found = hosts.facts_of(
+        tx, {host for run in runs for host in (source(run), claimed_destination(run))}
+    )
     for run in runs:
         here, there = found.get(source(run), {}), found.get(claimed_destination(run), {})
         run.data.shared = bool(here.get("storage")) and here.get("storage") == there.get("storage")
@@ -188,7 +213,7 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
         allocations.stay(tx, run.args.migration, run.server.id, source(run), old_resources(run))
         run.set_migration(dest_host=None)
         return
-    run.raise_fence()               # what the destination does for it still is cancelled by that
+    run.raise_fence()  # what the destination does for it still is cancelled by that
     claims.leave_debt(tx, run, claimed_destination(run), shares_storage(run), blames)
     return_source_resources(tx, run)
 
@@ -197,15 +222,22 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
 def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
     """The guest as it is at the destination."""
     made, found = guest.spec(engine, run), run.data.arriving
-    return replace(_of_flavor(made, run, run.args.new_flavor), assignment=run.data.assignment,
-                   interfaces=[from_wire(Interface, one) for one in found] if found is not None else made.interfaces)
+    return replace(
+        _of_flavor(made, run, run.args.new_flavor),
+        assignment=run.data.assignment,
+        interfaces=[from_wire(Interface, one) for one in found]
+        if found is not None
+        else made.interfaces,
+    )
 
 
 def old_guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
     """The guest as it was at the source."""
     made = guest.spec(engine, run)
-    return replace(_of_flavor(made, run, run.args.old_flavor),
-                   assignment=run.data.old_assignment if run.data.knows_old_assignment else made.assignment)
+    return replace(
+        _of_flavor(made, run, run.args.old_flavor),
+        assignment=run.data.old_assignment if run.data.knows_old_assignment else made.assignment,
+    )
 
 
 def _of_flavor(made: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
@@ -219,7 +251,8 @@ def assignment_of(kept: dict[str, Any] | None) -> HardwareAssignment | None:
 
 
 def transfer_secret(engine: Engine, run: MoveRun) -> str:
-    """What opens the guest's files at the source for the destination of this attempt; it is nowhere written down."""
+    """What opens the guest's files at the source for the destination of this attempt; it is nowhere
+    written down."""
     return engine.vault.derive(f"move {run.action.id} {run.attempt}")
 
 
@@ -229,18 +262,29 @@ def offer(engine: Engine, run: MoveRun) -> Verb:
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
-    """The server is at its destination: from here on its guest there may run, and the one at the source may not."""
+    """The server is at its destination: from here on its guest there may run, and the one at the
+    source may not."""
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
     _switch_host(tx, run, claimed_destination(run), runs, source(run), guests.KEPT)
     run.set(availability_zone=run.data.zone, **flavor_columns(run.args.new_flavor))
 
 
-def _switch_host(tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: str) -> None:
-    """The server is on this host, where its guest may run if ``runs``; the one on the other host is ``state``."""
+def _switch_host(
+    tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: str
+) -> None:
+    """The server is on this host, where its guest may run if ``runs``; the one on the other host is
+    ``state``."""
     run.raise_fence()
     guests.become(tx, run.server.id, other, state, may_run=False)
-    guests.become(tx, run.server.id, host, guests.RUNNING if runs else guests.STOPPED, may_run=runs, fence=run.fence)
+    guests.become(
+        tx,
+        run.server.id,
+        host,
+        guests.RUNNING if runs else guests.STOPPED,
+        may_run=runs,
+        fence=run.fence,
+    )
     run.set(host=host)
 
 
@@ -249,13 +293,17 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 
 
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """The server is at its source again, where its guest may run if ``runs``; the one at the destination may not."""
+    """The server is at its source again, where its guest may run if ``runs``; the one at the
+    destination may not."""
     _switch_host(tx, run, source(run), runs, claimed_destination(run), guests.ARRIVING)
-    run.set(availability_zone=_zone_of(tx, engine, source(run)), **flavor_columns(run.args.old_flavor))
+    run.set(
+        availability_zone=_zone_of(tx, engine, source(run)), **flavor_columns(run.args.old_flavor)
+    )
 
 
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """``switch_to_source`` undone: the server is at its destination, and its source keeps its guest."""
+    """``switch_to_source`` undone: the server is at its destination, and its source keeps its
+    guest."""
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), guests.KEPT)
     run.set(availability_zone=_zone_of(tx, engine, host), **flavor_columns(run.args.new_flavor))
@@ -279,8 +327,9 @@ def quota_columns(flavor: Flavor) -> dict[str, int]:
 
 # --- the end ---
 def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Another destination while there are attempts and the failure was the host's own; else the server is as before.
-    One that could not be started again is off, and somebody must look at it."""
+    """Another destination while there are attempts and the failure was the host's own; else the
+    server is as before. One that could not be started again is off, and somebody must look at
+    it."""
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None
         run.set_migration(status="accepted", dest_host=None)

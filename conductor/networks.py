@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ports of servers: the steps that create, unshelve, attach, detach, delete and moves share.
 
-A port that Kilonova made carries the server's id from its first moment, so what a crash or a lost answer left is found
-by asking for the server's ports; a port that its user made is only bound and unbound. The step that makes ports looks
-first when it may have been tried before. That a port is wired is asked, not remembered: the network service's event
-only makes the question come sooner.
+A port that Kilonova made carries the server's id from its first moment, so what a crash or a lost
+answer left is found by asking for the server's ports; a port that its user made is only bound and
+unbound. The step that makes ports looks first when it may have been tried before. That a port is
+wired is asked, not remembered: the network service's event only makes the question come sooner.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,7 +28,7 @@ from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
 
 Port = dict[str, Any]
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-BOUND = ("bridge", "ovs")                       #: values of binding:vif_type
+BOUND = ("bridge", "ovs")  #: values of binding:vif_type
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 
@@ -35,25 +36,27 @@ UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 class PortData(ActionData):
     """What the steps about ports leave."""
 
-    plugged: list[dict[str, Any]] | None = None     #: the server's interfaces, as the network service has them
-    paused: bool = False                    #: the guest starts paused, because they are not wired yet
-    plug_since: int | None = None           #: when the action first looked whether they are, µs
-    no_way_back: bool = False               #: that they are not wired in time fails nothing any more
-    dest: str | None = None                 #: of a server that moves: the host it goes to
-    source: str | None = None               #: the host it leaves
-    zone: str | None = None                 #: availability zone of ``dest``
-    arriving: list[dict[str, Any]] | None = None    #: the interfaces as they are bound to ``dest``
+    plugged: list[dict[str, Any]] | None = (
+        None  #: the server's interfaces, as the network service has them
+    )
+    paused: bool = False  #: the guest starts paused, because they are not wired yet
+    plug_since: int | None = None  #: when the action first looked whether they are, µs
+    no_way_back: bool = False  #: that they are not wired in time fails nothing any more
+    dest: str | None = None  #: of a server that moves: the host it goes to
+    source: str | None = None  #: the host it leaves
+    zone: str | None = None  #: availability zone of ``dest``
+    arriving: list[dict[str, Any]] | None = None  #: the interfaces as they are bound to ``dest``
 
 
 @dataclass(kw_only=True)
 class InterfaceData(PortData):
     """What attaching an interface leaves."""
 
-    interface: dict[str, Any] | None = None     #: the one that was made; the API reads it
+    interface: dict[str, Any] | None = None  #: the one that was made; the API reads it
 
 
 PortRun = Run[ActionArgs, PortData]
-RequestRun = Run[NetworkArgs, PortData]         #: of an action that asks for interfaces
+RequestRun = Run[NetworkArgs, PortData]  #: of an action that asks for interfaces
 
 
 def interfaces_of(run: AnyRun) -> list[Interface]:
@@ -75,9 +78,10 @@ def service(engine: Engine) -> NetworkApi:
 
 # --- making and binding ---
 def create_ports(engine: Engine, run: RequestRun) -> None:
-    """Make the ports that are asked for and bind them, and those of the user, to the server's host."""
+    """Make the ports that are asked for and bind them, and those of the user, to the server's
+    host."""
     networks, requests = service(engine), run.args.networks
-    there = networks.ports(run.server.id) if run.is_repeated else []      # a first try has left nothing
+    there = networks.ports(run.server.id) if run.is_repeated else []  # a first try has left nothing
     taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
     spare = [port for port in there if port["id"] not in taken]
     found: dict[int, dict[str, Any]] = {}
@@ -93,9 +97,14 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
     if missing:
         made = networks.create([_new(networks, run, requests[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
-    run.data.plugged = _described(networks, run, [found[number] for number in range(len(requests))],
-                                  [request.get("tag") or "" for request in requests], str(run.host),
-                                  are_new=len(missing) == len(requests))
+    run.data.plugged = _described(
+        networks,
+        run,
+        [found[number] for number in range(len(requests))],
+        [request.get("tag") or "" for request in requests],
+        str(run.host),
+        are_new=len(missing) == len(requests),
+    )
 
 
 def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
@@ -107,7 +116,8 @@ def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
 
 
 def rebind(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to the host where it is now; one that its user has removed is gone."""
+    """Bind the server's ports to the host where it is now; one that its user has removed is
+    gone."""
     assert run.host is not None
     rebind_to(engine, run, run.host)
 
@@ -115,7 +125,8 @@ def rebind(engine: Engine, run: PortRun) -> None:
 def rebind_to(engine: Engine, run: PortRun, host: str) -> None:
     """Bind the server's ports to this host, which need not be the server's yet or any more.
 
-    On the way back a host that cannot bind now holds nobody up: the network service binds when it hears of it again.
+    On the way back a host that cannot bind now holds nobody up: the network service binds when it
+    hears of it again.
     """
     with run.cleanup_on_failure(PORTS, run.server.id) if run.is_undoing else nullcontext():
         _rebind(engine, run, host)
@@ -125,7 +136,7 @@ def _rebind(engine: Engine, run: PortRun, host: str) -> None:
     networks, ports, tags = service(engine), [], []
     for one in interfaces_of(run):
         try:
-            networks.unbind_at(one.port, host)          # what a move that was superseded has left there
+            networks.unbind_at(one.port, host)  # what a move that was superseded has left there
             ports.append(networks.update(one.port, _binding(networks, run, host)))
             tags.append(one.tag)
         except errors.NotFound:
@@ -133,29 +144,52 @@ def _rebind(engine: Engine, run: PortRun, host: str) -> None:
     run.data.plugged = _described(networks, run, ports, tags, host, are_new=False)
 
 
-def _described(networks: NetworkApi, run: PortRun, ports: Sequence[Port], tags: Sequence[str], host: str, *,
-               are_new: bool) -> list[dict[str, Any]]:
-    """The interfaces that these ports are; a port that cannot be bound to this host is the host's failure."""
-    failed = {port["id"]: port.get("binding:vif_type") for port in ports if port.get("binding:vif_type") not in BOUND}
+def _described(
+    networks: NetworkApi,
+    run: PortRun,
+    ports: Sequence[Port],
+    tags: Sequence[str],
+    host: str,
+    *,
+    are_new: bool,
+) -> list[dict[str, Any]]:
+    """The interfaces that these ports are; a port that cannot be bound to this host is the host's
+    failure."""
+    failed = {
+        port["id"]: port.get("binding:vif_type")
+        for port in ports
+        if port.get("binding:vif_type") not in BOUND
+    }
     if failed and not run.is_undoing:
-        run.fail(f"The network service cannot bind port {', '.join(failed)} on this host.",
-                 f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
-                 retryable=True)
-    return [to_wire(one) | {"tag": tag}
-            for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
+        run.fail(
+            f"The network service cannot bind port {', '.join(failed)} on this host.",
+            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
+            retryable=True,
+        )
+    return [
+        to_wire(one) | {"tag": tag}
+        for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)
+    ]
 
 
 # --- two hosts at a time: a server that moves while it runs ---
 def bind_at_destination(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to the destination too: they are wired there before the guest comes, and still here."""
+    """Bind the server's ports to the destination too: they are wired there before the guest comes,
+    and still here."""
     networks, dest, ports, tags = service(engine), _destination(run), [], []
     held = {port["id"]: port for port in networks.ports(run.server.id)}
     for one in interfaces_of(run):
         try:
             if one.port in held:
                 also = networks.bind_also(held[one.port], dest) or {}
-                ports.append(held[one.port] | {f"binding:{name}": also[name] for name in ("vif_type", "vif_details")
-                                               if name in also})
+                ports.append(
+                    held[one.port]
+                    | {
+                        f"binding:{name}": also[name]
+                        for name in ("vif_type", "vif_details")
+                        if name in also
+                    }
+                )
                 tags.append(one.tag)
         except errors.NotFound:
             continue
@@ -187,7 +221,9 @@ def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
         networks.activate(port_id, host)
     except errors.NotFound:
         port = _found(networks, port_id)
-        if port is not None and port.get("binding:host_id") != host:        # its second binding is gone, not itself
+        if (
+            port is not None and port.get("binding:host_id") != host
+        ):  # its second binding is gone, not itself
             networks.update(port_id, {"binding:host_id": host})
 
 
@@ -230,14 +266,19 @@ def _ports_before(run: RequestRun) -> set[str]:
 
 def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> dict[str, Any]:
     name = {"dns_name": dns_name(run.server.hostname)} if networks.names_guests() else {}
-    return {"device_id": run.server.id, "device_owner": _owner(run, host), "binding:host_id": host, **name}
+    return {
+        "device_id": run.server.id,
+        "device_owner": _owner(run, host),
+        "binding:host_id": host,
+        **name,
+    }
 
 
 def dns_name(hostname: str) -> str:
     """A server's name as network services take one: labels of letters, digits and, within, hyphens.
 
-    A hostname that is one is taken as it is, with all its labels. One whose last label is a number would be taken for
-    an address: it becomes a single label.
+    A hostname that is one is taken as it is, with all its labels. One whose last label is a number
+    would be taken for an address: it becomes a single label.
     """
     labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
     found = [label for label in labels if label]
@@ -247,14 +288,20 @@ def dns_name(hostname: str) -> str:
 
 
 def _owner(run: PortRun, host: str | None) -> str:
-    """What the ports of a server of this host's zone have for an owner; ``run.data`` has a destination's zone."""
+    """What the ports of a server of this host's zone have for an owner; ``run.data`` has a
+    destination's zone."""
     zone = run.data.zone if host and host == run.data.dest else None
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
 
 
 def _new(networks: NetworkApi, run: RequestRun, request: dict[str, Any]) -> Port:
-    port = {"network_id": request["network"], "project_id": run.server.project_id, "admin_state_up": True,
-            "binding:profile": MADE, **_binding(networks, run, run.host)}
+    port = {
+        "network_id": request["network"],
+        "project_id": run.server.project_id,
+        "admin_state_up": True,
+        "binding:profile": MADE,
+        **_binding(networks, run, run.host),
+    }
     if request.get("fixed_ip"):
         port["fixed_ips"] = [{"ip_address": request["fixed_ip"]}]
     if run.args.security_groups:
@@ -264,8 +311,11 @@ def _new(networks: NetworkApi, run: RequestRun, request: dict[str, Any]) -> Port
 
 def _fits(port: Port, request: dict[str, Any]) -> bool:
     addresses = [fixed["ip_address"] for fixed in port["fixed_ips"]]
-    return bool(port["network_id"] == request["network"] and is_made(port)
-                and (not request.get("fixed_ip") or request["fixed_ip"] in addresses))
+    return bool(
+        port["network_id"] == request["network"]
+        and is_made(port)
+        and (not request.get("fixed_ip") or request["fixed_ip"] in addresses)
+    )
 
 
 # --- letting go ---
@@ -275,13 +325,18 @@ def delete_ports(engine: Engine, run: AnyRun) -> None:
 
 
 def undo_ports(engine: Engine, run: RequestRun) -> None:
-    """Remove or unbind what this action has made or bound; ports that the server had before stay."""
+    """Remove or unbind what this action has made or bound; ports that the server had before
+    stay."""
     kept = _ports_before(run)
     _clean(engine, run, lambda port: port["id"] not in kept, release_port)
 
 
-def _clean(engine: Engine, run: AnyRun, concerns: Callable[[Port], bool], change: Callable[[NetworkApi, Port], None]
-           ) -> None:
+def _clean(
+    engine: Engine,
+    run: AnyRun,
+    concerns: Callable[[Port], bool],
+    change: Callable[[NetworkApi, Port], None],
+) -> None:
     """Do this to those ports of the server; what cannot be done is remembered, port by port."""
     ports: list[Port] = []
     with run.cleanup_on_failure(PORTS, run.server.id):
@@ -301,7 +356,12 @@ def release_port(networks: NetworkApi, port: Port) -> None:
 
 def unbind(engine: Engine, run: AnyRun) -> None:
     """The server's ports are on no host any more; they stay the server's."""
-    _clean(engine, run, lambda port: True, lambda networks, port: _change(networks, port, {"binding:host_id": ""}))
+    _clean(
+        engine,
+        run,
+        lambda port: True,
+        lambda networks, port: _change(networks, port, {"binding:host_id": ""}),
+    )
 
 
 def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
@@ -318,7 +378,8 @@ def _change(networks: NetworkApi, port: Port, values: dict[str, Any]) -> None:
 
 
 def reconcile_port(networks: NetworkApi, port: Port, server: Row[Any] | None) -> None:
-    """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or let go."""
+    """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or
+    let go."""
     if server is None or port["id"] not in {one["port"] for one in server.interfaces or ()}:
         release_port(networks, port)
         return
@@ -341,8 +402,11 @@ def read_interfaces(engine: Engine, run: PortRun) -> None:
 def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
     """Leave for the transaction what these ports of the server are."""
     tags = {one.port: one.tag for one in interfaces_of(run)}
-    run.data.plugged = [to_wire(one) | {"tag": tags[one.port]}
-                        for one in networks.described(ports, floating=True) if one.port in tags]
+    run.data.plugged = [
+        to_wire(one) | {"tag": tags[one.port]}
+        for one in networks.described(ports, floating=True)
+        if one.port in tags
+    ]
 
 
 def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
@@ -359,16 +423,19 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
             run.data.polls += 1
         elif missing and engine.vif_plugging_is_fatal and not run.data.no_way_back:
-            run.fail(f"The network service has not wired port {', '.join(missing)} within "
-                     f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works.")
+            run.fail(
+                f"The network service has not wired port {', '.join(missing)} within "
+                f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works."
+            )
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
     """Write what became of the ports; a guest whose interfaces are not wired yet starts paused."""
     for run in runs:
         run.set(interfaces=run.data.plugged)
-        run.data.paused = bool(engine.vif_plugging_timeout
-                               and not all(one["active"] for one in run.data.plugged or ()))
+        run.data.paused = bool(
+            engine.vif_plugging_timeout and not all(one["active"] for one in run.data.plugged or ())
+        )
 
 
 def starts_paused(run: AnyRun) -> bool:
@@ -388,8 +455,14 @@ def has_ports(run: AnyRun) -> bool:
 
 def plug_step(condition: Callable[[Any], bool]) -> Step[ActionArgs, PortData]:
     """The step of a guest that was started paused."""
-    return Step("plug", "the guest waits, paused, until its first frame would arrive and be filtered",
-                call=read_interfaces, apply=await_plugged, lane=Lane.NETWORK, condition=condition)
+    return Step(
+        "plug",
+        "the guest waits, paused, until its first frame would arrive and be filtered",
+        call=read_interfaces,
+        apply=await_plugged,
+        lane=Lane.NETWORK,
+        condition=condition,
+    )
 
 
 PLUG = plug_step(starts_paused)

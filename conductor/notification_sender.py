@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending what the outbox has: by one conductor at a time, in order, until the broker has each message.
+"""Sending what the outbox has: by one conductor at a time, in order, until the broker has each
+message.
 
-A plain function; the thread that calls it lives in ``conductor.service``. A broker that is away holds up nothing else:
-the rows wait, up to a limit. What was sent and not struck before a crash is sent again, with the same
-``notification_id`` in its context.
+A plain function; the thread that calls it lives in ``conductor.service``. A broker that is away
+holds up nothing else: the rows wait, up to a limit. What was sent and not struck before a crash is
+sent again, with the same ``notification_id`` in its context.
 """
+
 from __future__ import annotations
 
 import logging
@@ -22,8 +24,8 @@ from common.store.notifications import outbox, usage_audit
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 64
-AUDIT_SECONDS = 60.0         #: between two looks whether a period is over
-MAX_TRIES = 3                #: to send a message that fails, and not because the broker is away
+AUDIT_SECONDS = 60.0  #: between two looks whether a period is over
+MAX_TRIES = 3  #: to send a message that fails, and not because the broker is away
 LEASE_MARGIN_SECONDS = 15.0  #: of the lease that must be left when a message is sent
 
 
@@ -40,8 +42,8 @@ def no_fault(where: str) -> None:
 
 @dataclass
 class NotificationSender:
-    """What sending needs. form: the option notification_format; limit: rows that may wait; audit: of which
-    periods the servers that ran are told."""
+    """What sending needs. form: the option notification_format; limit: rows that may wait; audit:
+    of which periods the servers that ran are told."""
 
     store: Store
     clock: Clock
@@ -64,7 +66,10 @@ class NotificationSender:
         self.fault_point("taken")
         sent = []
         for row in rows:
-            if self.clock.monotonic() - began > outbox.LEASE / SECOND - LEASE_MARGIN_SECONDS or not self._send(row):
+            if (
+                self.clock.monotonic() - began > outbox.LEASE / SECOND - LEASE_MARGIN_SECONDS
+                or not self._send(row)
+            ):
                 break
             sent.append(row.id)
             self.tries.pop(row.id, None)
@@ -76,22 +81,29 @@ class NotificationSender:
         return len(sent)
 
     def audit_usage(self) -> None:
-        """Write what is to be told of a period that is over, once for all conductors, some servers at a time."""
+        """Write what is to be told of a period that is over, once for all conductors, some servers
+        at a time."""
         periods, moment = self.audit, self.clock.monotonic()
         if periods is None or moment - self.audited_at < AUDIT_SECONDS:
             return
         if not self.store.read(lambda tx: usage_audit.is_done(tx, periods)) and self.store.write(
-                lambda tx: usage_audit.step(tx, periods)):
-            return                          # the next ones in the next round, between two rounds of sending
+            lambda tx: usage_audit.step(tx, periods)
+        ):
+            return  # the next ones in the next round, between two rounds of sending
         self.audited_at = moment
 
     def _send(self, row: Row[Any]) -> bool:
-        """Is the row done with? One of which no message can be made never will be, and one that was sent in vain
-        ``MAX_TRIES`` times, other than because the broker is away, is given up."""
+        """Is the row done with? One of which no message can be made never will be, and one that was
+        sent in vain ``MAX_TRIES`` times, other than because the broker is away, is given up."""
         try:
             made = messages(row, self.form)
         except Exception:
-            log.exception("notification %d, %s of %s, cannot be told and is dropped", row.id, row.event, row.key)
+            log.exception(
+                "notification %d, %s of %s, cannot be told and is dropped",
+                row.id,
+                row.event,
+                row.key,
+            )
             return True
         try:
             for message in made:
@@ -104,8 +116,13 @@ class NotificationSender:
         except Exception:
             self.tries[row.id] += 1
             is_over = self.tries[row.id] >= MAX_TRIES
-            log.exception("notification %d, %s of %s, cannot be sent and %s", row.id, row.event, row.key,
-                          "is dropped" if is_over else "is tried again")
+            log.exception(
+                "notification %d, %s of %s, cannot be sent and %s",
+                row.id,
+                row.event,
+                row.key,
+                "is dropped" if is_over else "is tried again",
+            )
             return is_over
         if self.is_away:
             log.info("notifications are sent again")
@@ -114,8 +131,12 @@ class NotificationSender:
 
     def _trim(self) -> None:
         if dropped := self.store.write(lambda tx: outbox.trim(tx, self.limit)):
-            log.warning("%d notifications, the oldest, were dropped: more than %d wait, see [notifications] "
-                        "outbox_limit", dropped, self.limit)
+            log.warning(
+                "%d notifications, the oldest, were dropped: more than %d wait, see [notifications] "
+                "outbox_limit",
+                dropped,
+                self.limit,
+            )
 
     def release(self) -> None:
         """Another conductor may go on at once."""

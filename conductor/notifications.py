@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transaction of the runner has to tell of its actions; see ``common.notifications.events``."""
+"""What a transaction of the runner has to tell of its actions; see
+``common.notifications.events``."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -22,23 +24,47 @@ def of(runs: Iterable[AnyRun], settings: NotificationSettings) -> list[Notice]:
 
 def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
     watched = _STATES[:1] if settings.states == VM_STATE else _STATES
-    if settings.states == OFF or all(run.changes.get(name, was) == was for name in watched
-                                    for was in (getattr(run.server, name),)):
+    if settings.states == OFF or all(
+        run.changes.get(name, was) == was
+        for name in watched
+        for was in (getattr(run.server, name),)
+    ):
         return []
-    return [Notice("instance.update", run.server.id, _request(run), {
-        f"old_{'state' if name == 'vm_state' else name}": getattr(run.server, name) for name in watched})]
+    return [
+        Notice(
+            "instance.update",
+            run.server.id,
+            _request(run),
+            {
+                f"old_{'state' if name == 'vm_state' else name}": getattr(run.server, name)
+                for name in watched
+            },
+        )
+    ]
 
 
 def _events(run: AnyRun) -> list[Notice]:
     workflow, state = run.action.workflow, run.head.get("state")
-    names = [name for event in run.events
-             for name in getattr(lanes.EVENTS.get((workflow, event["step"])), event["event"], ())]
+    names = [
+        name
+        for event in run.events
+        for name in getattr(lanes.EVENTS.get((workflow, event["step"])), event["event"], ())
+    ]
     names_of = events.event_names(BY_WORKFLOW.get(workflow))
     names += names_of.done if state == "done" else names_of.failed if state == "failed" else ()
-    names += events.of_control(state, run.migration_changes.get("status"), getattr(run.data, "control", None))
+    names += events.of_control(
+        state, run.migration_changes.get("status"), getattr(run.data, "control", None)
+    )
     about = events.about(workflow, run.action.args)
-    return [Notice(name, run.server.id, _request(run), {**about, "fault": _fault(run)} if _is_bad(name) else about)
-            for name in names]
+    return [
+        Notice(
+            name,
+            run.server.id,
+            _request(run),
+            {**about, "fault": _fault(run)} if _is_bad(name) else about,
+        )
+        for name in names
+    ]
 
 
 def _is_bad(name: str) -> bool:
@@ -52,8 +78,14 @@ def _request(run: AnyRun) -> dict[str, str]:
 def _fault(run: AnyRun) -> dict[str, Any]:
     """What failed first; the details are the operator's, and so are notifications."""
     problem = run.data.problem if run.data is not None else None
-    step = next((event["step"] for event in run.events if event["event"] == "failed"), run.action.step or "")
+    step = next(
+        (event["step"] for event in run.events if event["event"] == "failed"), run.action.step or ""
+    )
     message = problem.text if problem is not None else run.head.get("message") or ""
     exception = "NoValidHost" if step == "place" else "ActionFailed"
-    return {"exception": exception, "message": message, "step": step,
-            "details": problem.details if problem is not None else ""}
+    return {
+        "exception": exception,
+        "message": message,
+        "step": step,
+        "details": problem.details if problem is not None else "",
+    }

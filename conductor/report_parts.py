@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report tells, divided: a part that cannot be taken in must not hold up the others.
 
-Called by ``conductor.reports`` when a transaction failed, and for servers whose rows somebody holds locked. Pure.
+Called by ``conductor.reports`` when a transaction failed, and for servers whose rows somebody holds
+locked. Pure.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -13,15 +15,16 @@ from common.models import Sync
 
 #: Fields that say who reports and what is in hand there; each other field tells something.
 HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number", "cookie"))
-_NOTHING: dict[str, Any] = {field.name: getattr(Sync("", 0), field.name) for field in fields(Sync)
-                            if field.name not in HEAD}
+_NOTHING: dict[str, Any] = {
+    field.name: getattr(Sync("", 0), field.name) for field in fields(Sync) if field.name not in HEAD
+}
 #: Fields that are one thing, although they are dictionaries.
 WHOLE = frozenset(("metrics",))
 
 
 def divided(sync: Sync) -> list[Sync]:
-    """The same report in parts: one for each field that tells something; of one field, one for each entry. Nothing when
-    it tells one thing, or none."""
+    """The same report in parts: one for each field that tells something; of one field, one for each
+    entry. Nothing when it tells one thing, or none."""
     bare = replace(sync, **_NOTHING)
     told = {name: value for name in _NOTHING if (value := getattr(sync, name))}
     if len(told) > 1:
@@ -52,6 +55,9 @@ def without(sync: Sync, servers: Collection[str]) -> Sync:
     """What it tells of all others than these servers."""
     if not servers_in(sync) & set(servers):
         return sync
-    kept: dict[str, Any] = {name: [one for one in getattr(sync, name) if one.server not in servers]
-                            for name in ("results", "domains", "changed") if getattr(sync, name)}
+    kept: dict[str, Any] = {
+        name: [one for one in getattr(sync, name) if one.server not in servers]
+        for name in ("results", "domains", "changed")
+        if getattr(sync, name)
+    }
     return replace(sync, **kept)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents say: the conductor's half of the one exchange.
 
-``handle`` takes the syncs that have piled up, writes all their results and news in one transaction, and
-answers each with what it may forget (acknowledged), what it should be doing (commands, debts) and, at
-registration, what may exist on it. A late result whose key matches is a fact, whoever sent the command. What cannot be
-taken in holds up nothing else: neither another host nor another server of the same host.
+``handle`` takes the syncs that have piled up, writes all their results and news in one transaction,
+and answers each with what it may forget (acknowledged), what it should be doing (commands, debts)
+and, at registration, what may exist on it. A late result whose key matches is a fact, whoever sent
+the command. What cannot be taken in holds up nothing else: neither another host nor another server
+of the same host.
 """
+
 from __future__ import annotations
 
 import logging
@@ -21,19 +23,21 @@ from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store.engine import Connection, Row
 from common.store.hosts import host_images, hosts
 from common.store.servers import actions, fences, guests, migrations
-from conductor import lost_commands, progress, report_parts, retries, runner
+from conductor import flush, lost_commands, progress, report_parts, retries, runner
 from conductor.saga import AnyRun, Engine, Run
 from conductor.workflows import WORKFLOWS, is_known
 
 log = logging.getLogger(__name__)
-GRACE_MICROS = 2 * SECOND       #: a command younger than this may still be on its way
-MAX_APART_SECONDS = 10.0        #: for reports that are taken in part by part
-ODD_HOST_SECONDS = 60.0         #: in which the reports of a host with one that cannot be taken in are taken in alone
+GRACE_MICROS = 2 * SECOND  #: a command younger than this may still be on its way
+MAX_APART_SECONDS = 10.0  #: for reports that are taken in part by part
+ODD_HOST_SECONDS = (
+    60.0  #: in which the reports of a host with one that cannot be taken in are taken in alone
+)
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
-    """Answer each sync; the exception in place of an answer is that of the one sync that caused it, or of the database
-    that does not answer."""
+    """Answer each sync; the exception in place of an answer is that of the one sync that caused it,
+    or of the database that does not answer."""
     moment = engine.clock.monotonic()
     odd = [sync for sync in syncs if engine.odd_hosts.get(sync.host, moment) > moment]
     together = [sync for sync in syncs if sync not in odd] if odd else syncs
@@ -46,11 +50,19 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
         return []
     try:
         locked = retries.locked_servers(engine)
-        answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs, locked), alone=False)
+        answers, written, failed = engine.store.write(
+            lambda tx: _take_in(tx, engine, syncs, locked), alone=False
+        )
     except errors.TooBusy as problem:
         log.warning("%d reports wait: %s", len(syncs), problem)
-        named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.locked_servers.keys()
-        return _handle_together(engine, syncs) if retries.find_locked(engine, named) else _each_apart(engine, syncs)
+        named = {
+            server for sync in syncs for server in report_parts.servers_in(sync)
+        } - engine.locked_servers.keys()
+        return (
+            _handle_together(engine, syncs)
+            if retries.find_locked(engine, named)
+            else _each_apart(engine, syncs)
+        )
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
@@ -58,7 +70,7 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
         log.exception("%d reports cannot be taken in together", len(syncs))
         return _each_apart(engine, syncs)
     engine.fault_point("sync", "reports", "committed")
-    runner.send(engine, written)
+    flush.send(engine, written)
     _count(engine, failed)
     return list(answers)
 
@@ -69,8 +81,9 @@ def _each_apart(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exce
 
 
 def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exception:
-    """Take in what can be taken in of a report, and answer it. A result that cannot be is acknowledged like the others:
-    its command is sent again, and the host answers again from its journal."""
+    """Take in what can be taken in of a report, and answer it. A result that cannot be is
+    acknowledged like the others: its command is sent again, and the host answers again from its
+    journal."""
     try:
         session = _session_apart(engine, sync)
         if sync.session in (0, session):
@@ -78,7 +91,9 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
             _absorb(engine, told, until)
         return _answer_apart(engine, sync, session)
     except Exception as problem:
-        log.exception("the report of host %s could not be answered; the agent repeats it", sync.host)
+        log.exception(
+            "the report of host %s could not be answered; the agent repeats it", sync.host
+        )
         return problem
 
 
@@ -100,11 +115,14 @@ def _count(engine: Engine, failed: lost_commands.Failed) -> None:
 
 
 def _session_apart(engine: Engine, sync: Sync) -> int:
-    """The host's session, a new one at registration. After a boot each server is started in a transaction of its own;
-    one that cannot be is known to be off, and is tried again whenever its host tells so."""
+    """The host's session, a new one at registration. After a boot each server is started in a
+    transaction of its own; one that cannot be is known to be off, and is tried again whenever its
+    host tells so."""
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
-    session, to_start = engine.store.write(lambda tx: _open_session(tx, sync, idle_too=True), alone=False)
+    session, to_start = engine.store.write(
+        lambda tx: _open_session(tx, sync, idle_too=True), alone=False
+    )
     for server in to_start:
         try:
             engine.store.write(partial(_start_again, server=server, host=sync.host))
@@ -114,12 +132,16 @@ def _session_apart(engine: Engine, sync: Sync) -> int:
 
 
 def _absorb(engine: Engine, told: Sync, until: float) -> None:
-    """Take a part of a report in, divided further where that fails. What is left when the time is over comes again."""
+    """Take a part of a report in, divided further where that fails. What is left when the time is
+    over comes again."""
     if engine.clock.monotonic() > until:
         return
     try:
         heard = [report_parts.without(told, retries.locked_servers(engine))]
-        runner.send(engine, engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False))
+        flush.send(
+            engine,
+            engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False),
+        )
         engine.store.write(lambda tx: _describe(tx, told))
     except Exception as problem:
         log.exception("what host %s tells cannot be taken in", told.host)
@@ -131,7 +153,8 @@ def _absorb(engine: Engine, told: Sync, until: float) -> None:
 
 
 def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
-    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to being stuck."""
+    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to
+    being stuck."""
     log.error("host %s told this, which is left out: %s", told.host, told)
     if isinstance(problem, errors.Unavailable):
         retries.set_aside(engine, report_parts.servers_in(told))
@@ -143,32 +166,51 @@ def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
             retries.count_exception(engine, row, problem)
 
 
-def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
-             ) -> tuple[list[SyncAnswer], runner.Written, lost_commands.Failed]:
-    """The transaction: registrations, then results, debts and news under the servers' locks, but for those that
-    somebody else has ``locked``, then the answers."""
-    sessions = {sync.host: _registration(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
-                if sync.session == 0 and sync.inventory}
+def _take_in(
+    tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
+) -> tuple[list[SyncAnswer], flush.Written, lost_commands.Failed]:
+    """The transaction: registrations, then results, debts and news under the servers' locks, but
+    for those that somebody else has ``locked``, then the answers."""
+    sessions = {
+        sync.host: _registration(tx, engine, sync)
+        for sync in sorted(syncs, key=lambda sync: sync.host)
+        if sync.session == 0 and sync.inventory
+    }
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
-    heard = [_in_order(tx, sync) for sync in sorted(syncs, key=lambda sync: (sync.host, sync.number))
-             if sync.session == 0 or sync.session == sessions.get(sync.host)]
-    written = _settle(tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard)
+    heard = [
+        _in_order(tx, sync)
+        for sync in sorted(syncs, key=lambda sync: (sync.host, sync.number))
+        if sync.session == 0 or sync.session == sessions.get(sync.host)
+    ]
+    written = _settle(
+        tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard
+    )
     for sync in heard:
         _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
-    return [answer for answer, _ in answers], written, [one for _, failed in answers for one in failed]
+    return (
+        [answer for answer, _ in answers],
+        written,
+        [one for _, failed in answers for one in failed],
+    )
 
 
 def _in_order(tx: Connection, sync: Sync) -> Sync:
-    """The report, without the host's state when a later one has told that already, which another conductor took in."""
+    """The report, without the host's state when a later one has told that already, which another
+    conductor took in."""
     if sync.session == 0 or sync.number == 0 or not sync.tells_state:
         return sync
-    return sync if hosts.is_newest(tx, sync.host, sync.session, sync.number) else report_parts.stateless(sync)
+    return (
+        sync
+        if hosts.is_newest(tx, sync.host, sync.session, sync.number)
+        else report_parts.stateless(sync)
+    )
 
 
 def _registration(tx: Connection, engine: Engine, sync: Sync) -> int:
-    """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
+    """A new session; after a boot of the host what should run is started again, as actions tenants
+    can see."""
     session, to_start = _open_session(tx, sync)
     for server in to_start:
         if not _start_again(tx, server, sync.host):
@@ -177,11 +219,16 @@ def _registration(tx: Connection, engine: Engine, sync: Sync) -> int:
 
 
 def _open_session(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[int, list[Row[Any]]]:
-    """A new session, and the idle servers to start after a boot. Those with an action, and with ``idle_too`` all that
-    should run, are known to be off from then on."""
+    """A new session, and the idle servers to start after a boot. Those with an action, and with
+    ``idle_too`` all that should run, are known to be off from then on."""
     assert sync.inventory is not None
     session, booted = hosts.open_session(tx, sync.host, sync.boot_id, sync.inventory)
-    log.info("host %s registers: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
+    log.info(
+        "host %s registers: session %d%s",
+        sync.host,
+        session,
+        ", it was booted anew" if booted else "",
+    )
     if not booted:
         return session, []
     guests.lost_power(tx, sync.host, idle_too=idle_too)
@@ -189,7 +236,8 @@ def _open_session(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[i
 
 
 def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
-    """Begin what starts the guest of a server whose host was booted; False: somebody has begun another action."""
+    """Begin what starts the guest of a server whose host was booted; False: somebody has begun
+    another action."""
     row = replace(states.row("reboot", "HARD"), vm=states.ANY)
     system = RequestContext.of_ourselves(server.project_id)
     try:
@@ -201,8 +249,8 @@ def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """What the host has, at registration or where that changed, and what it has measured; last, because providers are
-    locked."""
+    """What the host has, at registration or where that changed, and what it has measured; last,
+    because providers are locked."""
     if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
         if sync.session != 0:
@@ -213,73 +261,132 @@ def _describe(tx: Connection, sync: Sync) -> None:
         hosts.measured(tx, sync.host, sync.metrics)
 
 
-def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool = True) -> runner.Written:
-    """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt look again now."""
+def _settle(
+    tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool = True
+) -> flush.Written:
+    """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt
+    look again now."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
-    mine = {result.key: (host, result) for host, result in results if not result.key.startswith("debt/")}
-    paid = [(result.server, host, result.fence) for host, result in results
-            if result.key.startswith("debt/") and result.status == "done"]
+    mine = {
+        result.key: (host, result) for host, result in results if not result.key.startswith("debt/")
+    }
+    paid = [
+        (result.server, host, result.fence)
+        for host, result in results
+        if result.key.startswith("debt/") and result.status == "done"
+    ]
     news, differing = _differing(tx, engine, syncs)
     ahead = fences.believed(tx, _refused(results, differing))
-    touched = {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
+    touched = (
+        {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
+    )
     if phases := {(sync.host, key): phase for sync in syncs for key, phase in sync.phases.items()}:
         progress.write(tx, phases)
-    measured = {(sync.host, key.split("/")[0]): numbers for sync in syncs for key, numbers in sync.moved.items()}
+    measured = {
+        (sync.host, key.split("/")[0]): numbers
+        for sync in syncs
+        for key, numbers in sync.moved.items()
+    }
     if measured:
         migrations.measured(tx, measured)
     if not touched:
-        return runner.Written({})
+        return flush.Written({})
     servers = actions.lock_servers(tx, touched)
     named = {key: key.split("/")[0] for key in mine}
-    heads = actions.lock(tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)})
-    runs = [finish_step(tx, engine, servers, heads[named[key]], result, host) for key, (host, result) in mine.items()
-            if named[key] in heads]
+    heads = actions.lock(
+        tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)}
+    )
+    runs = [
+        finish_step(tx, engine, servers, heads[named[key]], result, host)
+        for key, (host, result) in mine.items()
+        if named[key] in heads
+    ]
     if paid:
         struck = guests.confirm_debts(tx, paid)
-        moved = {server for server, host, _ in paid
-                 if server in struck and server in servers and servers[server].host != host}
+        moved = {
+            server
+            for server, host, _ in paid
+            if server in struck and server in servers and servers[server].host != host
+        }
         if moved:
             migrations.completed(tx, moved)
         runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
     _write_news(tx, servers, news)
-    written = runner.flush(tx, [run for run in runs if run is not None])
+    written = flush.write(tx, [run for run in runs if run is not None])
     if ahead and fences.rise_above(tx, ahead):
         engine.heartbeats.compare_all()
     return written
 
 
-def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result,
-                host: str) -> AnyRun | None:
-    """Take a result in, if it is the one that its action waits for, of the host that it waits for."""
+def finish_step(
+    tx: Connection,
+    engine: Engine,
+    servers: dict[str, Row[Any]],
+    head: Row[Any],
+    result: Result,
+    host: str,
+) -> AnyRun | None:
+    """Take a result in, if it is the one that its action waits for, of the host that it waits
+    for."""
     server = servers.get(head.server_id)
     waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
-    if server is None or head.state != "waiting" or result.key != waits_for or not runner.is_held(server, head):
+    if (
+        server is None
+        or head.state != "waiting"
+        or result.key != waits_for
+        or not runner.is_held(server, head)
+    ):
         return None
     if host != head.host:
-        log.warning("host %s is not believed what became of %s: host %s was asked", host, result.key, head.host)
+        log.warning(
+            "host %s is not believed what became of %s: host %s was asked",
+            host,
+            result.key,
+            head.host,
+        )
         return None
     if result.status == "refused":
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
-        run: AnyRun = Run(head, server, None, None)      # they are not needed
-        retries.count_failure(run, f"Host {head.host} refuses it: {result.error}", result.details, retries.MAX_REFUSALS)
+        run: AnyRun = Run(head, server, None, None)  # they are not needed
+        retries.count_failure(
+            run,
+            f"Host {head.host} refuses it: {result.error}",
+            result.details,
+            retries.MAX_REFUSALS,
+        )
         return run
     if not is_known(head):
-        log.warning("host %s answers %s, which is left to a conductor that knows %s", head.host, result.key,
-                    head.workflow)
+        log.warning(
+            "host %s answers %s, which is left to a conductor that knows %s",
+            head.host,
+            result.key,
+            head.workflow,
+        )
         return None
     run = WORKFLOWS[head.workflow].run(head, server)
     runner.take_result(tx, engine, run, result)
     return run
 
 
-def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: dict[str, Row[Any]],
-           paid: set[str]) -> list[AnyRun]:
+def _go_on(
+    tx: Connection,
+    engine: Engine,
+    servers: dict[str, Row[Any]],
+    heads: dict[str, Row[Any]],
+    paid: set[str],
+) -> list[AnyRun]:
     """Actions that were waiting for debts of their server look again at once."""
     runs = []
     for server_id in sorted(paid):
         server = servers.get(server_id)
         head = heads.get(server.action) if server is not None and server.action else None
-        if server is None or head is None or head.state != "due" or head.step is None or not is_known(head):
+        if (
+            server is None
+            or head is None
+            or head.state != "due"
+            or head.step is None
+            or not is_known(head)
+        ):
             continue
         workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)
@@ -292,22 +399,31 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
 
 
 def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
-    """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command was late."""
+    """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command
+    was late."""
     found = dict(ahead)
     for host, result in results:
         if result.status == "refused" and "known" in result.data:
-            found[result.server, host] = max(found.get((result.server, host), 0), int(result.data["known"]))
+            found[result.server, host] = max(
+                found.get((result.server, host), 0), int(result.data["known"])
+            )
     return found
 
 
-Known = dict[tuple[str, str], int]      #: server and host -> the highest fence that the host knows of the server
+Known = dict[
+    tuple[str, str], int
+]  #: server and host -> the highest fence that the host knows of the server
 News = dict[tuple[str, str], DomainState]
 
 
 def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, Known]:
-    """Domains whose state is not what the server's row says; and higher fences of servers that a host knows, by server
-    and host. Compared without locks."""
-    told = {(sync.host, domain.server): domain for sync in syncs for domain in [*(sync.domains or ()), *sync.changed]}
+    """Domains whose state is not what the server's row says; and higher fences of servers that a
+    host knows, by server and host. Compared without locks."""
+    told = {
+        (sync.host, domain.server): domain
+        for sync in syncs
+        for domain in [*(sync.domains or ()), *sync.changed]
+    }
     if not told:
         return {}, {}
     servers = actions.servers_of(tx, (server for _, server in told))
@@ -318,32 +434,49 @@ def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[N
             engine.heartbeats.compare_soon(host)
         if domain.fence > server.fence:
             ahead[server.id, host] = domain.fence
-    return {(host, server.id): domain for server, host, domain in known if _is_news(server, host, domain)}, ahead
+    return {
+        (host, server.id): domain
+        for server, host, domain in known
+        if _is_news(server, host, domain)
+    }, ahead
 
 
 def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
-    """A state under the server's present fence, of an idle server on this host, that its row does not say."""
-    return bool(server.host == host and server.action is None and domain.fence == server.fence
-                and (domain.power_state != server.power_state or _lost_power(server, domain)))
+    """A state under the server's present fence, of an idle server on this host, that its row does
+    not say."""
+    return bool(
+        server.host == host
+        and server.action is None
+        and domain.fence == server.fence
+        and (domain.power_state != server.power_state or _lost_power(server, domain))
+    )
 
 
 def _lost_power(server: Row[Any], domain: DomainState) -> bool:
-    """Was its host booted during an action, which has ended since? A server that should run and is known to be off is
-    in that state by nothing else (``guests.lost_power``)."""
+    """Was its host booted during an action, which has ended since? A server that should run and is
+    known to be off is in that state by nothing else (``guests.lost_power``)."""
     return server.vm_state in (states.ACTIVE, states.RESCUED) and (
-        domain.power_state == server.power_state == states.SHUTDOWN)
+        domain.power_state == server.power_state == states.SHUTDOWN
+    )
 
 
-#: What a guest did out of band: (vm_state, power states seen) -> (vm_state, whether it may still run)
+#: What a guest did out of band: (vm_state, power states seen) -> (vm_state, whether it may still
+#: run)
 _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...] = (
-    ((states.ACTIVE, states.PAUSED, states.RESCUED), (states.SHUTDOWN, states.CRASHED), states.STOPPED, False),
+    (
+        (states.ACTIVE, states.PAUSED, states.RESCUED),
+        (states.SHUTDOWN, states.CRASHED),
+        states.STOPPED,
+        False,
+    ),
     ((states.ACTIVE,), (states.POWER_PAUSED,), states.PAUSED, True),
     ((states.PAUSED, states.STOPPED), (states.RUNNING,), states.ACTIVE, True),
 )
 
 
 def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
-    """What happened out of band is written down once; other differences show in power_state only."""
+    """What happened out of band is written down once; other differences show in power_state
+    only."""
     changes: dict[str, dict[str, Any]] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
@@ -357,13 +490,20 @@ def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> Non
             if server.vm_state in before and domain.power_state in seen:
                 changes[server_id]["vm_state"] = after
                 guests.want(tx, [server_id], guests.RUNNING if may_run else guests.STOPPED, may_run)
-                log.info("server %s on host %s went from %s to %s by itself", server_id, host, server.vm_state, after)
+                log.info(
+                    "server %s on host %s went from %s to %s by itself",
+                    server_id,
+                    host,
+                    server.vm_state,
+                    after,
+                )
     actions.update_servers(tx, changes)
 
 
 def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
-    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot count, and it may
-    be at work for an action that was ended. And the servers whose domain runs here although they are elsewhere."""
+    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot
+    count, and it may be at work for an action that was ended. And the servers whose domain runs
+    here although they are elsewhere."""
     domains = [*(sync.domains or ()), *sync.changed]
     told = {domain.server: domain.fence for domain in domains}
     if sync.ask and sync.working:
@@ -371,32 +511,55 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
     if not told:
         return {}, []
     rows = actions.servers_of(tx, told)
-    running = {domain.server for domain in domains if domain.power_state in (states.RUNNING, states.POWER_PAUSED)}
-    return ({row.id: row.fence for row in rows.values()
-             if row.host == sync.host and row.action is None and told[row.id] < row.fence},
-            [row.id for row in rows.values() if row.host != sync.host and row.id in running])
+    running = {
+        domain.server
+        for domain in domains
+        if domain.power_state in (states.RUNNING, states.POWER_PAUSED)
+    }
+    return (
+        {
+            row.id: row.fence
+            for row in rows.values()
+            if row.host == sync.host and row.action is None and told[row.id] < row.fence
+        },
+        [row.id for row in rows.values() if row.host != sync.host and row.id in running],
+    )
 
 
-def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
-            ) -> tuple[SyncAnswer, lost_commands.Failed]:
-    """What the agent may forget and what it should know; a stale session must register first. ``sends``: with the
-    commands that it does not seem to know of."""
+def _answer(
+    tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
+) -> tuple[SyncAnswer, lost_commands.Failed]:
+    """What the agent may forget and what it should know; a stale session must register first.
+    ``sends``: with the commands that it does not seem to know of."""
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0), []
     registration = sync.session == 0
     fences_here, elsewhere = _compared(tx, sync)
-    if elsewhere and not registration and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere)):
-        log.warning("host %s runs guests of servers that are elsewhere by what the database knows: it is to register, "
-                    "and to make them off: %s", sync.host, ", ".join(elsewhere))
+    if (
+        elsewhere
+        and not registration
+        and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere))
+    ):
+        log.warning(
+            "host %s runs guests of servers that are elsewhere by what the database knows: it is to register, "
+            "and to make them off: %s",
+            sync.host,
+            ", ".join(elsewhere),
+        )
         return SyncAnswer(session=0), []
     known = {*sync.working, *(result.key for result in sync.results)}
     commands: list[Command] = []
     failed: lost_commands.Failed = []
     if sends and (registration or sync.ask):
-        commands, failed = lost_commands.resend(tx, engine, sync.host, session, known,
-                                                0 if registration else GRACE_MICROS)
-    return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=(guests.fences_on(tx, sync.host) if registration else {}) | fences_here or None,
-                      stop=guests.off_on(tx, sync.host,
-                                         (one.server for one in sync.domains or ())) if registration else []
-                      ), failed
+        commands, failed = lost_commands.resend(
+            tx, engine, sync.host, session, known, 0 if registration else GRACE_MICROS
+        )
+    return SyncAnswer(
+        session=session,
+        acknowledged=[result.key for result in sync.results],
+        commands=commands,
+        guests=(guests.fences_on(tx, sync.host) if registration else {}) | fences_here or None,
+        stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ()))
+        if registration
+        else [],
+    ), failed

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only executor of workflows: takes due actions, does the next step, writes down what happened.
 
-``advance`` is a plain function of the engine; the threads that call it live in ``conductor.service``. It works in one
-of the lanes: one for each external service, with the steps that call it, and INSIDE for all others. Everything works on
-lists: what is due together is done in one transaction, and one by one when that fails. There is no recovery code: a
-step found unfinished is simply the next step.
+``advance`` is a plain function of the engine; the threads that call it live in
+``conductor.service``. It works in one of the lanes: one for each external service, with the steps
+that call it, and INSIDE for all others. Everything works on
+lists: what is due together is done in one transaction, and one by one when that fails. There is no
+recovery code: a step found unfinished is simply the next step.
 
-An action ends done, or failed after what it made has been undone, backwards from the step that failed. Most of an undo
-is rows, and happens at once; what a host or an external service must do is one journalled step each, in the phase
-*undo*, and survives crashes like any other. An undo that a host definitely refuses is noted, and the server goes to
-ERROR with a fault that names the step: nothing hangs. What a service refuses after the pivot, or on the way back,
-changes nothing of the server: it is a pending cleanup (``store.cleanups``).
+An action ends done, or failed after what it made has been undone, backwards from the step that
+failed. Most of an undo is rows, and happens at once; what a host or an external service must do is
+one journalled step each, in the phase *undo*, and survives crashes like any other. An undo that a
+host definitely refuses is noted, and the server goes to ERROR with a fault that names the step:
+nothing hangs. What a service refuses after the pivot, or on the way back, changes nothing of the
+server: it is a pending cleanup (``store.cleanups``).
 """
+
 from __future__ import annotations
 
 import logging
@@ -19,54 +22,58 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from common import errors, states
-from common.models import Command, Result
+from common.models import Result
 from common.states import BY_WORKFLOW
-from common.store.engine import Connection, Row, notification_settings, now
-from common.store.hosts import hosts
-from common.store.neighbours import cleanups
+from common.store.engine import Connection, Row, now
 from common.store.neighbours.cleanups import PORTS
-from common.store.notifications import outbox
-from common.store.placement import allocations
-from common.store.servers import actions, migrations
-from conductor import notifications, retries
-from conductor.lanes import LANE_OF, LANES, STEPS_WITH_CALLS
-from conductor.saga import AnyRun, AnyStep, Engine, Failure, Lane, StepFailed, Workflow, fault_of, journal
+from common.store.servers import actions
+from conductor import flush, retries
+from conductor.lanes import LANES, STEPS_WITH_CALLS
+from conductor.saga import (
+    AnyRun,
+    AnyStep,
+    Engine,
+    Failure,
+    Lane,
+    StepFailed,
+    Workflow,
+    fault_of,
+)
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
-Sendings = dict[str, list[Command]]     #: commands by host
-UNDO = "undo-"                          #: before a step's name, in the key of the command that undoes it
+UNDO = "undo-"  #: before a step's name, in the key of the command that undoes it
 
 
-MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60     #: between two tries
-FINAL_STATUSES = ("done", "failed", "dead", "unknown")         #: of results that end a command
-MAX_UNANSWERED = 8                  #: tries of an action whose proposal nobody answers, in about twenty seconds
-MAX_ONE_BY_ONE_SECONDS = 5.0        #: in which actions of a burst that failed are written one by one
+MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60  #: between two tries
+FINAL_STATUSES = ("done", "failed", "dead", "unknown")  #: of results that end a command
+MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds
+MAX_ONE_BY_ONE_SECONDS = 5.0  #: in which actions of a burst that failed are written one by one
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
-class Written(NamedTuple):
-    """What is left to do after the commit: commands by host, and the lanes in which some action is due."""
-
-    sendings: Sendings
-    due: frozenset[str] = frozenset()
-
-
 def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
-    """Take the due actions of a lane and bring each to where it waits, ends or changes lanes; returns how many were
-    taken."""
-    which: dict[str, Any] = ({"but": STEPS_WITH_CALLS} if lane == Lane.INSIDE else
-                             {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)})
-    rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
+    """Take the due actions of a lane and bring each to where it waits, ends or changes lanes;
+    returns how many were taken."""
+    which: dict[str, Any] = (
+        {"but": STEPS_WITH_CALLS}
+        if lane == Lane.INSIDE
+        else {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)}
+    )
+    rows = engine.store.write(
+        lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which)
+    )
     groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
     locked = retries.locked_servers(engine) if rows else ()
-    retries.postpone(engine, [row for row in rows if row.server_id in locked], MAX_LOCK_PAUSE_SECONDS)
+    retries.postpone(
+        engine, [row for row in rows if row.server_id in locked], MAX_LOCK_PAUSE_SECONDS
+    )
     for row in (row for row in rows if row.server_id not in locked):
-        alone = row.id if row.failures else ""      # and after the others
+        alone = row.id if row.failures else ""  # and after the others
         try:
             groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
@@ -83,9 +90,11 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     return len(rows)
 
 
-def _burst(engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
-    """Advance actions that stand at the same step: what is done outside the transaction, then one transaction, then
-    send."""
+def _burst(
+    engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[Row[Any]], lane: str
+) -> None:
+    """Advance actions that stand at the same step: what is done outside the transaction, then one
+    transaction, then send."""
     servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
     runs = []
     for row in rows:
@@ -105,14 +114,19 @@ def _burst(engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[Row
         _commit(engine, workflow, index, [*runs, *aborted], lane)
 
 
-def _prepare(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
-    """Do what the step prepares before its transaction; returns those that can go on. When that was not answered many
-    times, one of them may be the reason: a part of them is prepared alone, each time another one."""
+def _prepare(
+    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+) -> list[AnyRun]:
+    """Do what the step prepares before its transaction; returns those that can go on. When that was
+    not answered many times, one of them may be the reason: a part of them is prepared alone, each
+    time another one."""
     if not step.prepare:
         return list(runs)
     if all(run.action.sends < MAX_UNANSWERED for run in runs):
         return _prepare_together(engine, workflow, step, runs)
-    chosen = [run for run in runs if sha256(f"{run.action.id}{run.action.sends}".encode()).digest()[0] % 2]
+    chosen = [
+        run for run in runs if sha256(f"{run.action.id}{run.action.sends}".encode()).digest()[0] % 2
+    ]
     answered = _prepare_together(engine, workflow, step, chosen or runs)
     others = [run for run in runs if run not in chosen] if chosen else []
     if others and answered:
@@ -121,7 +135,9 @@ def _prepare(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequenc
     return answered
 
 
-def _prepare_together(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+def _prepare_together(
+    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+) -> list[AnyRun]:
     """In one call for all, or for each where that fails."""
     assert step.prepare is not None
     asking = [workflow.run(run.action, run.server) for run in runs]
@@ -136,15 +152,18 @@ def _prepare_together(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs
     except Exception as problem:
         log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
-            return [asked for run in runs for asked in _prepare_together(engine, workflow, step, [run])]
+            return [
+                asked for run in runs for asked in _prepare_together(engine, workflow, step, [run])
+            ]
         retries.count_exception(engine, runs[0].action, problem)
         return []
     return asking
 
 
 def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
-    """Call the service for each; what it refuses for good is the step's failure. Those that it did not answer are
-    postponed; returns the others."""
+    """Call the service for each; what it refuses for good is the step's failure. Those that it did
+    not answer are postponed; returns the others."""
+
     def call(run: AnyRun) -> None:
         chosen = step.undo_call if run.is_undoing else step.call
         assert chosen is not None
@@ -163,20 +182,30 @@ def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
             retries.postpone(engine, [run.action], MAX_SERVICE_PAUSE_SECONDS, problem.wait)
         else:
-            log.error("action %s cannot be advanced at step %s", run.action.id, step.name, exc_info=problem)
+            log.error(
+                "action %s cannot be advanced at step %s",
+                run.action.id,
+                step.name,
+                exc_info=problem,
+            )
             retries.count_exception(engine, run.action, problem)
     return answered
 
 
-def _commit(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str) -> None:
-    """The transaction of a burst and what follows it. When it fails, one for each: what was called or prepared is not
-    repeated.
+def _commit(
+    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+) -> None:
+    """The transaction of a burst and what follows it. When it fails, one for each: what was called
+    or prepared is not repeated.
 
     Raises:
-        Unavailable: the database does not answer at all, which is more than a row that somebody has locked.
+        Unavailable: the database does not answer at all, which is more than a row that somebody has
+        locked.
     """
     try:
-        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
+        written = engine.store.write(
+            lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False
+        )
     except errors.TooBusy as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
         locked = retries.find_locked(engine, (run.server.id for run in runs))
@@ -201,10 +230,12 @@ def _commit(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[An
             retries.count_exception(engine, runs[0].action, problem)
         return
     engine.fault_point(workflow.name, workflow.steps[index].name, "committed")
-    send(engine, written)
+    flush.send(engine, written)
 
 
-def _commit_each(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str) -> None:
+def _commit_each(
+    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+) -> None:
     """One after the other; where locks make that slow, the rest is left to the next round."""
     until = engine.clock.monotonic() + MAX_ONE_BY_ONE_SECONDS
     for number, run in enumerate(runs):
@@ -214,10 +245,16 @@ def _commit_each(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequen
         _commit(engine, workflow, index, [run], lane)
 
 
-def _write(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, planned: Sequence[AnyRun], lane: str
-           ) -> Written:
-    """The transaction of a burst. Runs whose server has moved on, or that another conductor or another lane took,
-    drop out."""
+def _write(
+    tx: Connection,
+    engine: Engine,
+    workflow: AnyWorkflow,
+    index: int,
+    planned: Sequence[AnyRun],
+    lane: str,
+) -> flush.Written:
+    """The transaction of a burst. Runs whose server has moved on, or that another conductor or
+    another lane took, drop out."""
     servers = actions.lock_servers(tx, (run.server.id for run in planned))
     heads = actions.lock(tx, (run.action.id for run in planned))
     runs, lost = [], []
@@ -225,9 +262,20 @@ def _write(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, pl
         server, head = servers.get(plan.server.id), heads[plan.action.id]
         if _where(head) != _where(plan.action):
             log.warning("action %s has gone on to %s without this burst", head.id, head.step)
-        elif server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
-            run = workflow.run(head, server, selection=plan.selection, problem=plan.problem, cleanups=plan.cleanups,
-                               woken=head.due_at != plan.action.due_at)
+        elif (
+            server is not None
+            and is_held(server, head)
+            and head.state == "due"
+            and head.owner == engine.owner
+        ):
+            run = workflow.run(
+                head,
+                server,
+                selection=plan.selection,
+                problem=plan.problem,
+                cleanups=plan.cleanups,
+                woken=head.due_at != plan.action.due_at,
+            )
             plan.copy_data_to(run)
             runs.append(run)
         else:
@@ -246,14 +294,14 @@ def _write(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, pl
         else:
             going_on.append(run)
     proceed(tx, engine, workflow, index, going_on, ready=lane)
-    written = flush(tx, runs)
+    written = flush.write(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
 
 
 def _where(action: Row[Any]) -> tuple[Any, ...]:
-    """What a burst must find as it took it: a lease that ran out may have led another one past this step, and another
-    lane of this conductor may hold the action by now."""
+    """What a burst must find as it took it: a lease that ran out may have led another one past this
+    step, and another lane of this conductor may hold the action by now."""
     return action.workflow, action.step, action.phase, action.attempt
 
 
@@ -262,9 +310,16 @@ def is_held(server: Row[Any], action: Row[Any]) -> bool:
     return bool(server.action == action.id and server.fence == action.fence)
 
 
-def proceed(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun],
-            ready: str | None = None) -> None:
-    """From this step on: do what is done here, start what is done on a host, finish what has no more steps.
+def proceed(
+    tx: Connection,
+    engine: Engine,
+    workflow: AnyWorkflow,
+    index: int,
+    runs: Sequence[AnyRun],
+    ready: str | None = None,
+) -> None:
+    """From this step on: do what is done here, start what is done on a host, finish what has no
+    more steps.
 
     ``ready``: the lane in which the first of these steps has done its part outside the transaction.
     """
@@ -296,7 +351,9 @@ def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
     return bool(step.call and ready != step.lane or step.prepare and ready != Lane.INSIDE)
 
 
-def _is_through(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun) -> bool:
+def _is_through(
+    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun
+) -> bool:
     if run.paused:
         run.head["step"] = step.name
         return False
@@ -323,8 +380,17 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
         verb, args = step.command(engine, run)
         run.record_event(step.name, "started", host)
         run.command(host, step.name, verb, args)
-        run.head.update(state="waiting", due_at=None, step=step.name, host=host, verb=verb, sent_at=now(),
-                        sends=1, owner=None, lease_until=None)
+        run.head.update(
+            state="waiting",
+            due_at=None,
+            step=step.name,
+            host=host,
+            verb=verb,
+            sent_at=now(),
+            sends=1,
+            owner=None,
+            lease_until=None,
+        )
     if step.on_start and placed:
         step.on_start(tx, placed)
 
@@ -337,66 +403,28 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
     if result.status not in FINAL_STATUSES:
         raise ValueError(f"{result.status!r} is no end of a command that this release knows")
     if result.status == "dead" and (run.is_undoing or step.done_when_host_dead):
-        result = replace(result, status="done")       # nothing runs there, and what is left is a debt
+        result = replace(result, status="done")  # nothing runs there, and what is left is a debt
     if run.is_undoing:
-        undone(tx, engine, workflow, index, run, result.error if result.status == "failed" else None)
+        undone(
+            tx, engine, workflow, index, run, result.error if result.status == "failed" else None
+        )
         return
     if result.status in ("failed", "dead"):
-        run.fail(result.error, result.details, result.retryable and not step.fails_on_any_host, reason=result.reason)
+        run.fail(
+            result.error,
+            result.details,
+            result.retryable and not step.fails_on_any_host,
+            reason=result.reason,
+        )
         fail(tx, engine, workflow, index, run)
         return
-    unknown = "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None
+    unknown = (
+        "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None
+    )
     if step.on_result:
         step.on_result(tx, run, result)
     run.record_event(step.name, "succeeded", run.action.host, unknown)
     proceed(tx, engine, workflow, index + 1, [run])
-
-
-def flush(tx: Connection, runs: Iterable[AnyRun]) -> Written:
-    """Write what the runs have collected; returns what is left to do after the commit."""
-    runs = list(runs)
-    for run in runs:
-        if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
-            run.head["data"] = data
-        if run.head and (run.action.failures or run.action.cause) and "failures" not in run.head:
-            run.head.update(failures=0, cause=None)
-    actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
-    actions.update(tx, {run.action.id: run.head for run in runs if run.head})
-    actions.append(tx, [event for run in runs for event in run.events])
-    migrated = {run.args.migration: run.migration_changes for run in runs if run.migration_changes}
-    if migrated:
-        migrations.update(tx, migrated)
-    cleanups.add(tx, [row for run in runs for row in run.cleanups])
-    allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
-    if settings := notification_settings(tx):
-        outbox.add(tx, notifications.of(runs, settings))
-    sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
-    return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", Lane.INSIDE) for run in runs
-                                       if run.head.get("state") == "due"))
-
-
-def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
-    """Commands by host, each with the session that its host has now."""
-    if not sendings:
-        return {}
-    sessions = hosts.sessions(tx, (host for host, _ in sendings))
-    by_host: Sendings = defaultdict(list)
-    for host, command in sendings:
-        by_host[host].append(Command(command.action, command.step, command.attempt, command.server, command.fence,
-                                     sessions.get(host, 0), command.verb, command.args))
-    return by_host
-
-
-def send(engine: Engine, written: Written) -> None:
-    """One message a host; a lost one is made up for by the host's next sync."""
-    for lane in sorted(written.due):
-        engine.wake(lane)
-    for host, commands in written.sendings.items():
-        try:
-            engine.messaging.do(host, commands)
-        except Exception:
-            log.exception("commands for host %s cannot be sent; its next report asks for them", host)
-        engine.fault_point(commands[0].verb, commands[0].step, "sent")
 
 
 def name_in_key(row: Row[Any]) -> str:
@@ -411,12 +439,17 @@ def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run:
     assert problem is not None
     step = workflow.steps[index]
     run.record_event(step.name, "failed", step.host(run), str(problem), problem.details or None)
-    run.data.problem = Failure(text=str(problem), details=problem.details, retryable=problem.retryable,
-                               status=problem.status, reason=problem.reason)
+    run.data.problem = Failure(
+        text=str(problem),
+        details=problem.details,
+        retryable=problem.retryable,
+        status=problem.status,
+        reason=problem.reason,
+    )
     if _is_past_pivot(workflow, index):
         _end_failed(tx, engine, workflow, run)
         return
-    for made in reversed(workflow.steps[:index + 1]):
+    for made in reversed(workflow.steps[: index + 1]):
         if made.undo:
             made.undo(tx, engine, run)
             run.record_event(made.name, "undone")
@@ -438,23 +471,37 @@ def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -
 
 
 def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
-    """What this step cleans has been remembered one by one; but a server's ports are looked at as a whole too."""
+    """What this step cleans has been remembered one by one; but a server's ports are looked at as a
+    whole too."""
     run.ignored_refusal = why
     if step.lane == Lane.NETWORK:
         run.add_cleanup(PORTS, run.server.id, why)
 
 
-def undo_from(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun) -> None:
-    """Start the next undo that a host or a service must do, from this step backwards; after the last, end."""
-    for step in reversed(workflow.steps[:index + 1]):
+def undo_from(
+    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun
+) -> None:
+    """Start the next undo that a host or a service must do, from this step backwards; after the
+    last, end."""
+    for step in reversed(workflow.steps[: index + 1]):
         if step.is_skipped(run):
             continue
         host = step.host(run)
         if step.undo_command and host:
             verb, args = step.undo_command(engine, run)
             run.command(host, UNDO + step.name, verb, args)
-            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=host, verb=verb,
-                            sent_at=now(), sends=1, owner=None, lease_until=None)
+            run.head.update(
+                state="waiting",
+                phase="undo",
+                due_at=None,
+                step=step.name,
+                host=host,
+                verb=verb,
+                sent_at=now(),
+                sends=1,
+                owner=None,
+                lease_until=None,
+            )
             return
         if step.undo_call:
             run.continue_at(step.name, phase="undo")
@@ -462,14 +509,25 @@ def undo_from(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int,
     _end_failed(tx, engine, workflow, run)
 
 
-def undone(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun, refused: str | None = None
-           ) -> None:
+def undone(
+    tx: Connection,
+    engine: Engine,
+    workflow: AnyWorkflow,
+    index: int,
+    run: AnyRun,
+    refused: str | None = None,
+) -> None:
     """The undo of this step is over; go on with those before it."""
     step = workflow.steps[index]
     if refused and step.undo_call and not step.undo_command:
         _ignore_refusal(step, run, refused)
         refused = None
-    run.record_event(step.name, "undo_failed" if refused else "undone", run.action.host, refused or run.cleanup_message)
+    run.record_event(
+        step.name,
+        "undo_failed" if refused else "undone",
+        run.action.host,
+        refused or run.cleanup_message,
+    )
     if refused:
         run.data.add_undo_failure(step.name, refused)
     undo_from(tx, engine, workflow, index - 1, run)
@@ -479,10 +537,12 @@ def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyR
     failure = run.data.problem
     assert failure is not None, "it has failed"
     problem = StepFailed(failure.text, failure.details, failure.retryable, reason=failure.reason)
-    run.is_left_off = any(step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps)
+    run.is_left_off = any(
+        step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps
+    )
     workflow.failed(tx, engine, run, problem)
     if run.head.get("state") == "due" and run.head.get("phase") == "do":
-        return                                        # the workflow chose to try again
+        return  # the workflow chose to try again
     if run.data.undo_failures:
         undone = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
         text = f"{problem}; and it could not be undone: {undone}. Delete or rebuild it."
@@ -497,6 +557,8 @@ def finish(run: AnyRun, state: str, message: str | None = None) -> None:
     if state == "done" and row.after:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)
-    run.head.update(state=state, due_at=None, owner=None, lease_until=None, secrets=None, finished_at=now())
+    run.head.update(
+        state=state, due_at=None, owner=None, lease_until=None, secrets=None, finished_at=now()
+    )
     if message := message or run.data.left_undone:
         run.head["message"] = message

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of workflows: Step, Workflow, and Run (one action on its way).
 
-Workflows are straight lines of steps. A step works in the runner's transaction (``apply``, after an optional
-``prepare`` outside it that has no effect), or calls an external service (``call``), or is a command to a host
-(``command``), whose result ``on_result`` takes in. Its undo is written beside it; effects on hosts are undone by
-leaving a debt, so an undo never has to reach a host. A Run only collects what is to be written; ``conductor.runner``
-writes it.
+Workflows are straight lines of steps. A step works in the runner's transaction (``apply``, after an
+optional ``prepare`` outside it that has no effect), or calls an external service (``call``), or is
+a command to a host (``command``), whose result ``on_result`` takes in. Its undo is written beside
+it; effects on hosts are undone by leaving a debt, so an undo never has to reach a host. A Run only
+collects what is to be written; ``conductor.runner`` writes it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -28,12 +29,15 @@ from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi
 from conductor.heartbeats import Heartbeats
 
-MAX_CLEANING_TRIES = 8      #: tries, in about twenty seconds, after which a silent service holds no cleaning up
+MAX_CLEANING_TRIES = (
+    8  #: tries, in about twenty seconds, after which a silent service holds no cleaning up
+)
 T = TypeVar("T")
 
 
 class Lane(StrEnum):
-    """Which thread advances a step: INSIDE those without a call, each other one those that call its service."""
+    """Which thread advances a step: INSIDE those without a call, each other one those that call its
+    service."""
 
     INSIDE = "inside"
     IMAGE = "image"
@@ -45,8 +49,11 @@ class Lane(StrEnum):
 CallPool = Callable[[str, Callable[[Any], None], Sequence[Any]], list[Exception | None]]
 
 
-def one_by_one(lane: str, call: Callable[[T], None], members: Sequence[T]) -> list[Exception | None]:
-    """Make each call to this lane's service; what each raised, or None. The process makes several at a time."""
+def one_by_one(
+    lane: str, call: Callable[[T], None], members: Sequence[T]
+) -> list[Exception | None]:
+    """Make each call to this lane's service; what each raised, or None. The process makes several
+    at a time."""
     raised: list[Exception | None] = []
     for member in members:
         try:
@@ -72,33 +79,43 @@ class Engine:
     store: Store
     clock: Clock
     messaging: Messaging
-    owner: str                              #: names this conductor in leases
-    batch: int = 64                         #: actions that are taken at a time
-    max_attempts: int = 3                   #: hosts on which a server is tried
-    shutdown_timeout: float = 60            #: seconds that a guest has to power off
-    host_silence: int = 30                  #: seconds after which a host counts as down
+    owner: str  #: names this conductor in leases
+    batch: int = 64  #: actions that are taken at a time
+    max_attempts: int = 3  #: hosts on which a server is tried
+    shutdown_timeout: float = 60  #: seconds that a guest has to power off
+    host_silence: int = 30  #: seconds after which a host counts as down
     images: ImageApi | None = None
     networks: NetworkApi | None = None
     shares: ShareApi | None = None
-    share_timeout: int = 60                 #: seconds for the rule that lets a host mount a share
-    vif_plugging_timeout: int = 300         #: seconds for the ports of a guest that starts
+    share_timeout: int = 60  #: seconds for the rule that lets a host mount a share
+    vif_plugging_timeout: int = 300  #: seconds for the ports of a guest that starts
     vif_plugging_is_fatal: bool = True
-    call_pool: CallPool = one_by_one        #: makes the calls of a lane
+    call_pool: CallPool = one_by_one  #: makes the calls of a lane
     vault: Vault = field(default_factory=lambda: Vault(""))
-    failed_build_limit: FailedBuildLimit = FailedBuildLimit()         #: with hosts on which builds fail
+    failed_build_limit: FailedBuildLimit = FailedBuildLimit()  #: with hosts on which builds fail
     default_zone: str = "nova"
-    shelved_offload_time: int = 0           #: seconds; 0: at once, negative: never
-    reclaim_interval: int = 0               #: seconds after which soft-deleted servers are deleted
-    resize_confirm_window: int = 0          #: seconds after which resizes are confirmed
+    shelved_offload_time: int = 0  #: seconds; 0: at once, negative: never
+    reclaim_interval: int = 0  #: seconds after which soft-deleted servers are deleted
+    resize_confirm_window: int = 0  #: seconds after which resizes are confirmed
     allow_resize_to_same_host: bool = False
-    fence_host: Callable[[str], None] | None = None     #: makes sure that a host's guests are dead; raises a Problem
-    evacuation: EvacuationPolicy | None = None          #: hosts that went down are evacuated by themselves
-    lease_micros: Mapping[str, int] = field(default_factory=dict)       #: by lane, where a call takes longer
-    locked_servers: dict[str, float] = field(default_factory=dict)      #: whose rows are locked -> until, see retries
-    odd_hosts: dict[str, float] = field(default_factory=dict)       #: whose reports are taken in alone -> until
+    fence_host: Callable[[str], None] | None = (
+        None  #: makes sure that a host's guests are dead; raises a Problem
+    )
+    evacuation: EvacuationPolicy | None = None  #: hosts that went down are evacuated by themselves
+    lease_micros: Mapping[str, int] = field(
+        default_factory=dict
+    )  #: by lane, where a call takes longer
+    locked_servers: dict[str, float] = field(
+        default_factory=dict
+    )  #: whose rows are locked -> until, see retries
+    odd_hosts: dict[str, float] = field(
+        default_factory=dict
+    )  #: whose reports are taken in alone -> until
     heartbeats: Heartbeats = field(init=False)
     fault_point: Callable[[str, str, str], None] = no_fault
-    wake: Callable[[str], None] = no_wake   #: called after a commit that left something due at once, with its lane
+    wake: Callable[[str], None] = (
+        no_wake  #: called after a commit that left something due at once, with its lane
+    )
 
     def __post_init__(self) -> None:
         self.heartbeats = Heartbeats(self.store, self.clock)
@@ -116,11 +133,18 @@ class Failure:
 
 
 class StepFailed(Exception):
-    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator; ``retryable``:
-    another host may succeed; ``status`` is that of an external service's refusal; ``reason``: what decisions go by."""
+    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the
+    operator; ``retryable``: another host may succeed; ``status`` is that of an external service's
+    refusal; ``reason``: what decisions go by."""
 
-    def __init__(self, text: str, details: str = "", retryable: bool = False, status: int | None = None,
-                 reason: FailureReason = FailureReason.UNSPECIFIED) -> None:
+    def __init__(
+        self,
+        text: str,
+        details: str = "",
+        retryable: bool = False,
+        status: int | None = None,
+        reason: FailureReason = FailureReason.UNSPECIFIED,
+    ) -> None:
         super().__init__(text)
         self.details = details
         self.retryable = retryable
@@ -130,22 +154,30 @@ class StepFailed(Exception):
 
 @dataclass(kw_only=True)
 class ActionData:
-    """What steps leave for later steps, in the action's journal; each workflow declares what its own leave.
+    """What steps leave for later steps, in the action's journal; each workflow declares what its
+    own leave.
 
-    Lists and dictionaries are replaced, never changed in place. None, or the default, is not written.
+    Lists and dictionaries are replaced, never changed in place. None, or the default, is not
+    written.
     """
 
-    after: str | None = None                #: the action that this one has superseded
-    abort: str | None = None                #: an operator ends the action, and why
-    problem: Failure | None = None          #: what failed first
-    undo_failures: dict[str, str] = field(default_factory=dict)     #: step -> why it could not be undone
-    undo_failed: list[str] = field(default_factory=list)    #: the same as texts, which the release before reads
-    left_undone: str | None = None          #: what an external service has still to remove, and why
-    polls: int = 0                          #: how often steps that wait have looked
+    after: str | None = None  #: the action that this one has superseded
+    abort: str | None = None  #: an operator ends the action, and why
+    problem: Failure | None = None  #: what failed first
+    undo_failures: dict[str, str] = field(
+        default_factory=dict
+    )  #: step -> why it could not be undone
+    undo_failed: list[str] = field(
+        default_factory=list
+    )  #: the same as texts, which the release before reads
+    left_undone: str | None = None  #: what an external service has still to remove, and why
+    polls: int = 0  #: how often steps that wait have looked
 
     def __post_init__(self) -> None:
-        if self.undo_failed and not self.undo_failures:         # the release before wrote it
-            self.undo_failures = {step: why for step, _, why in (text.partition(": ") for text in self.undo_failed)}
+        if self.undo_failed and not self.undo_failures:  # the release before wrote it
+            self.undo_failures = {
+                step: why for step, _, why in (text.partition(": ") for text in self.undo_failed)
+            }
 
     def add_undo_failure(self, step: str, why: str) -> None:
         """The undo of this step has failed definitely."""
@@ -181,20 +213,24 @@ class Run(Generic[Args, Data]):
     server: Row[Any]
     args: Args
     data: Data
-    selection: Selection | None = None                              #: the scheduler's proposal
-    problem: StepFailed | None = None                               #: the present step has failed
-    paused: bool = False                                            #: the present step is not over
-    woken: bool = False                                             #: since it was taken; see ``store.actions.wake``
-    head: dict[str, Any] = field(default_factory=dict)              #: changes of the action's row
-    changes: dict[str, Any] = field(default_factory=dict)           #: changes of the server's row
-    events: list[dict[str, Any]] = field(default_factory=list)      #: of the journal
-    commands: list[tuple[str, Command]] = field(default_factory=list)       #: host, command
-    claimed: HardwareAssignment | None = None                                  #: what this transaction's claim got
-    build_verdicts: list[tuple[str, int]] = field(default_factory=list)     #: for ``allocations.judge``
-    migration_changes: dict[str, Any] = field(default_factory=dict)         #: of the action's migration
-    cleanups: list[dict[str, Any]] = field(default_factory=list)    #: for external services, see ``store.cleanups``
-    is_left_off: bool = False               #: the action has failed, and the undo that starts the guest too
-    ignored_refusal: str = ""               #: what a service said when it refused this step, which fails nothing
+    selection: Selection | None = None  #: the scheduler's proposal
+    problem: StepFailed | None = None  #: the present step has failed
+    paused: bool = False  #: the present step is not over
+    woken: bool = False  #: since it was taken; see ``store.actions.wake``
+    head: dict[str, Any] = field(default_factory=dict)  #: changes of the action's row
+    changes: dict[str, Any] = field(default_factory=dict)  #: changes of the server's row
+    events: list[dict[str, Any]] = field(default_factory=list)  #: of the journal
+    commands: list[tuple[str, Command]] = field(default_factory=list)  #: host, command
+    claimed: HardwareAssignment | None = None  #: what this transaction's claim got
+    build_verdicts: list[tuple[str, int]] = field(
+        default_factory=list
+    )  #: for ``allocations.judge``
+    migration_changes: dict[str, Any] = field(default_factory=dict)  #: of the action's migration
+    cleanups: list[dict[str, Any]] = field(
+        default_factory=list
+    )  #: for external services, see ``store.cleanups``
+    is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too
+    ignored_refusal: str = ""  #: what a service said when it refused this step, which fails nothing
 
     @property
     def attempt(self) -> int:
@@ -212,7 +248,8 @@ class Run(Generic[Args, Data]):
         return int(self.head.get("fence", self.action.fence))
 
     def copy_data_to(self, other: AnyRun) -> None:
-        """Set in the data of the same action, as it is by now, what a call or ``prepare`` has changed here."""
+        """Set in the data of the same action, as it is by now, what a call or ``prepare`` has
+        changed here."""
         before = from_wire(type(self.data), self.action.data)
         for one in fields(before):
             if (value := getattr(self.data, one.name)) != getattr(before, one.name):
@@ -235,7 +272,11 @@ class Run(Generic[Args, Data]):
         """Which parts of its host the guest holds, counting what this transaction has claimed."""
         if "host" in self.changes:
             return self.claimed
-        return from_wire(HardwareAssignment, self.server.assignment) if self.server.assignment else None
+        return (
+            from_wire(HardwareAssignment, self.server.assignment)
+            if self.server.assignment
+            else None
+        )
 
     @property
     def is_repeated(self) -> bool:
@@ -260,20 +301,38 @@ class Run(Generic[Args, Data]):
         self.paused = True
         self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None)
 
-    def fail(self, text: str, details: str = "", retryable: bool = False, status: int | None = None,
-             reason: FailureReason = FailureReason.UNSPECIFIED) -> None:
+    def fail(
+        self,
+        text: str,
+        details: str = "",
+        retryable: bool = False,
+        status: int | None = None,
+        reason: FailureReason = FailureReason.UNSPECIFIED,
+    ) -> None:
         """This step definitely failed."""
         self.problem = StepFailed(text, details, retryable, status, reason)
 
     def add_cleanup(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
-        """An external service has this still to remove, or to put right; the action goes on without it."""
-        self.cleanups.append({"kind": kind, "target": target, "place": place, "args": args, "why": why,
-                              "server_id": self.server.id, "project_id": self.server.project_id})
+        """An external service has this still to remove, or to put right; the action goes on without
+        it."""
+        self.cleanups.append(
+            {
+                "kind": kind,
+                "target": target,
+                "place": place,
+                "args": args,
+                "why": why,
+                "server_id": self.server.id,
+                "project_id": self.server.project_id,
+            }
+        )
 
     @contextmanager
-    def cleanup_on_failure(self, kind: str, target: str, place: str = "", **args: Any) -> Iterator[None]:
-        """Calls that clean up at an external service, after the pivot or on the way back. What it refuses, or does not
-        answer for too long, is written down as a pending cleanup."""
+    def cleanup_on_failure(
+        self, kind: str, target: str, place: str = "", **args: Any
+    ) -> Iterator[None]:
+        """Calls that clean up at an external service, after the pivot or on the way back. What it
+        refuses, or does not answer for too long, is written down as a pending cleanup."""
         try:
             yield
         except errors.Unavailable as problem:
@@ -290,39 +349,65 @@ class Run(Generic[Args, Data]):
         return " ".join(filter(None, texts)) or None
 
     def retry_in(self, micros: int) -> None:
-        """Leave the step as it is and look again later; at once when something has happened meanwhile."""
+        """Leave the step as it is and look again later; at once when something has happened
+        meanwhile."""
         self.paused = True
-        self.head.update(state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None)
+        self.head.update(
+            state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None
+        )
 
-    def record_event(self, step: str, event: str, host: str | None = None, message: str | None = None,
-                     details: str | None = None) -> None:
+    def record_event(
+        self,
+        step: str,
+        event: str,
+        host: str | None = None,
+        message: str | None = None,
+        details: str | None = None,
+    ) -> None:
         """Add an event to the journal; the action is locked."""
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
-        self.events.append({"action_id": self.action.id, "seq": seq, "step": step, "attempt": self.attempt,
-                            "event": event, "host": host, "message": message, "details": details,
-                            "at": self.action.locked_at})
+        self.events.append(
+            {
+                "action_id": self.action.id,
+                "seq": seq,
+                "step": step,
+                "attempt": self.attempt,
+                "event": event,
+                "host": host,
+                "message": message,
+                "details": details,
+                "at": self.action.locked_at,
+            }
+        )
 
     def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
         """Send a command when the transaction has committed; the runner fills the session in."""
-        self.commands.append((host, Command(self.action.id, step, self.attempt, self.server.id, self.fence, 0, verb,
-                                            args)))
+        self.commands.append(
+            (
+                host,
+                Command(
+                    self.action.id, step, self.attempt, self.server.id, self.fence, 0, verb, args
+                ),
+            )
+        )
 
 
 AnyRun = Run[Any, Any]
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
-    """The fault that a server in ERROR shows; its time in microseconds, as everywhere in the database."""
-    return {"code": 500, "message": str(problem), "details": problem.details,
-            "created": moment(tx)}
+    """The fault that a server in ERROR shows; its time in microseconds, as everywhere in the
+    database."""
+    return {"code": 500, "message": str(problem), "details": problem.details, "created": moment(tx)}
 
 
-DEBT = "debt"                #: stands for the action in the key of a command that asks for a debt
+DEBT = "debt"  #: stands for the action in the key of a command that asks for a debt
 
 
 def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
-    """The command that asks a host to remove a guest; removing is a level, so the fence is its attempt."""
+    """The command that asks a host to remove a guest; removing is a level, so the fence is its
+    attempt."""
     args = {"keep_files": True} if keeps_files else {}
     return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)
 
@@ -338,24 +423,26 @@ class StepEvents:
 
 StepArgs = TypeVar("StepArgs", bound=ActionArgs, contravariant=True)
 StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
-Verb = tuple[str, dict[str, Any]]           #: a verb of the agent and its arguments
+Verb = tuple[str, dict[str, Any]]  #: a verb of the agent and its arguments
 
 
 @dataclass(frozen=True)
 class Step(Generic[StepArgs, StepData]):
-    """One step: all that is known of it. It works in the transaction, or calls a service first, or is a command."""
+    """One step: all that is known of it. It works in the transaction, or calls a service first, or
+    is a command."""
 
     name: str
-    why: str                    #: why it stands where it stands, in a sentence
+    why: str  #: why it stands where it stands, in a sentence
     #: Is the step part of this action? None: always.
     condition: Callable[[Run[StepArgs, StepData]], bool] | None = None
     #: Outside the transaction, and without any effect; in the lane INSIDE.
     prepare: Callable[[Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
     #: In the transaction.
     apply: Callable[[Connection, Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
-    #: Calls an external service: journalled as started before, beside others, in the lane of the service, which is the
-    #: same for all steps of this name. It can be repeated and may call ``run.fail``; then ``apply``. After the pivot a
-    #: refusal fails nothing, see ``runner.ignore_refusals``.
+    #: Calls an external service: journalled as started before, beside others, in the lane of the
+    #: service, which is the same for all steps of this name. It can be repeated and may call
+    #: ``run.fail``; then ``apply``. After the pivot a refusal fails nothing, see
+    #: ``runner.ignore_refusals``.
     call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
     lane: Lane = Lane.IMAGE
     #: A command to a host.
@@ -384,7 +471,8 @@ class Step(Generic[StepArgs, StepData]):
     undo_starts_guest: bool = False
     #: There is no way back from here.
     pivot: bool = False
-    #: What is told of it, beside what is told of the whole action (``common.notifications.events``).
+    #: What is told of it, beside what is told of the whole action
+    #: (``common.notifications.events``).
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
@@ -409,14 +497,17 @@ WorkflowData = TypeVar("WorkflowData", bound=ActionData)
 
 @dataclass(frozen=True)
 class Workflow(Generic[WorkflowArgs, WorkflowData]):
-    """What it is given, what its steps leave, its steps, and what its failure means for the server."""
+    """What it is given, what its steps leave, its steps, and what its failure means for the
+    server."""
 
     name: str
     args: type[WorkflowArgs]
     data: type[WorkflowData]
     steps: tuple[Step[WorkflowArgs, WorkflowData], ...]
     #: May begin it again by ``run.continue_at``.
-    failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = keep_state
+    failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = (
+        keep_state
+    )
     version: int = 1
 
     def index(self, step: str | None) -> int:
@@ -430,7 +521,9 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
 
-    def run(self, action: Row[Any], server: Row[Any], **more: Any) -> Run[WorkflowArgs, WorkflowData]:
+    def run(
+        self, action: Row[Any], server: Row[Any], **more: Any
+    ) -> Run[WorkflowArgs, WorkflowData]:
         """An action of this workflow, as its row has it.
 
         Raises:
@@ -438,4 +531,10 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         """
         if not isinstance(action.args, dict) or not isinstance(action.data, dict):
             raise TypeError("its arguments or its data are no dictionary")
-        return Run(action, server, from_wire(self.args, action.args), from_wire(self.data, action.data), **more)
+        return Run(
+            action,
+            server,
+            from_wire(self.args, action.args),
+            from_wire(self.data, action.data),
+            **more,
+        )

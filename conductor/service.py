@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conductor process: the threads around the plain functions.
 
-One thread advances due actions, and one more for each neighbour those that stand before a call to it; one takes in
-what agents say, one of the transport answers their heartbeats, one sweeps once a second, one carries out pending
-cleanups. A wakeup message or a sync wakes its thread; what piles up while a round runs is the next round's list. Calls
-to a neighbour are made several at a time.
+One thread advances due actions, and one more for each neighbour those that stand before a call to
+it; one takes in what agents say, one of the transport answers their heartbeats, one sweeps once a
+second, one carries out pending cleanups. A wakeup message or a sync wakes its thread; what piles up
+while a round runs is the next round's list. Calls to a neighbour are made several at a time.
 """
+
 from __future__ import annotations
 
 import logging
@@ -62,19 +63,22 @@ from conductor.sync_cookies import SyncCookies
 
 log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
-LOOK_SECONDS = 1.0          #: after which due actions are looked for without being woken
+LOOK_SECONDS = 1.0  #: after which due actions are looked for without being woken
 CLEANUP_SECONDS = 5.0
 SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
-NO_SECRET = ("kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
-             "random text, the same for all conductors and on no other machine")
+NO_SECRET = (
+    "kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
+    "random text, the same for all conductors and on no other machine"
+)
 T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
-    """RPC clients (``external_services.Messaging``), and tickets for hosts that read or write images."""
+    """RPC clients (``external_services.Messaging``), and tickets for hosts that read or write
+    images."""
 
     def __init__(self, transport: Transport, link: ControlSide, gateway: Gateway) -> None:
         self._agents = agent_rpc.AgentClient(link)
@@ -82,7 +86,8 @@ class Messages:
         self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Ask a scheduler once: what waits behind this must not wait for its repetition, which the runner makes."""
+        """Ask a scheduler once: what waits behind this must not wait for its repetition, which the
+        runner makes."""
         return self._scheduler.select(specs, fresh)
 
     def do(self, host: str, commands: list[Command]) -> None:
@@ -106,22 +111,27 @@ class Messages:
             self._agents.cache_images(host, some, access)
 
     def access_for(self, host: str, commands: list[Command]) -> Access | None:
-        """The image gateway's URL and a ticket for the images of these commands, when they have any."""
+        """The image gateway's URL and a ticket for the images of these commands, when they have
+        any."""
         return self._gateway.for_commands(host, commands)
 
 
 def _parts(items: list[T]) -> list[list[T]]:
     """Messages of which none has more images than a ticket opens."""
-    return [items[at:at + MOST] for at in range(0, len(items), MOST)]
+    return [items[at : at + MOST] for at in range(0, len(items), MOST)]
 
 
 class CallPools:
     """Makes several calls at a time (``saga.CallPool``), for each lane in a pool of its own."""
 
     def __init__(self, calls: int) -> None:
-        self._pools = {lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in lanes.LANES}
+        self._pools = {
+            lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in lanes.LANES
+        }
 
-    def __call__(self, lane: str, call: Callable[[AnyRun], None], runs: Sequence[AnyRun]) -> list[Exception | None]:
+    def __call__(
+        self, lane: str, call: Callable[[AnyRun], None], runs: Sequence[AnyRun]
+    ) -> list[Exception | None]:
         if len(runs) == 1:
             return one_by_one(lane, call, runs)
         begun = [self._pools[lane].submit(call, run) for run in runs]
@@ -134,13 +144,28 @@ class CallPools:
 
 
 class Conductor:
-    """What the process serves (``common.rpc.conductor.ConductorApi``) and the loops of its threads."""
+    """What the process serves (``common.rpc.conductor.ConductorApi``) and the loops of its
+    threads."""
 
-    def __init__(self, engine: Engine, messages: Messages, cookies: SyncCookies,
-                 notifications: NotificationSender | None = None) -> None:
-        self.engine, self._messages, self._cookies, self._notifications = engine, messages, cookies, notifications
+    def __init__(
+        self,
+        engine: Engine,
+        messages: Messages,
+        cookies: SyncCookies,
+        notifications: NotificationSender | None = None,
+    ) -> None:
+        self.engine, self._messages, self._cookies, self._notifications = (
+            engine,
+            messages,
+            cookies,
+            notifications,
+        )
         self._outside = {lane: threading.Event() for lane in lanes.LANES}
-        self._woken, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._woken, self._spoken, self._stop = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
         self._heard: set[str] = set()
@@ -163,8 +188,12 @@ class Conductor:
         self._woken.set()
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        if not self._cookies.is_fresh(request.host, request.session or self._session(request.host), request.cookie):
-            return SyncAnswer(0, cookie=self._cookies.cookie(request.host, self._session(request.host))), None
+        if not self._cookies.is_fresh(
+            request.host, request.session or self._session(request.host), request.cookie
+        ):
+            return SyncAnswer(
+                0, cookie=self._cookies.cookie(request.host, self._session(request.host))
+            ), None
         given, access = self._sync(request)
         session = given.session or self._session(request.host)
         return replace(given, cookie=self._cookies.cookie(request.host, session)), access
@@ -199,12 +228,15 @@ class Conductor:
             self._heard.add(host)
 
     def advance(self, lane: str, woken: threading.Event) -> None:
-        """Loop: bring a lane's due actions on, while there may be more of them, then wait to be woken or for a
-        second."""
+        """Loop: bring a lane's due actions on, while there may be more of them, then wait to be
+        woken or for a second."""
         while not self._stop.is_set():
             woken.clear()
             try:
-                while runner.advance(self.engine, lane) >= self.engine.batch and not self._stop.is_set():
+                while (
+                    runner.advance(self.engine, lane) >= self.engine.batch
+                    and not self._stop.is_set()
+                ):
                     pass
             except errors.Unavailable as problem:
                 log.warning("due actions wait: %s", problem)
@@ -232,13 +264,15 @@ class Conductor:
             log.exception("reports could not be taken in; the agents repeat them")
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
-                future.set_exception(errors.Unavailable("The conductor could not take the report in."))
+                future.set_exception(
+                    errors.Unavailable("The conductor could not take the report in.")
+                )
                 continue
             if answer.session:
                 self._hear(sync.host)
             future.set_result(answer)
         if any(sync.session == 0 for sync, _ in batch):
-            self._woken.set()        # a host that was booted anew has its guests started
+            self._woken.set()  # a host that was booted anew has its guests started
 
     def sweep(self, wakeup: conductor_rpc.ConductorWakeup) -> None:
         """Loop: once a second."""
@@ -262,12 +296,16 @@ class Conductor:
         """Loop: what neighbours have still to remove."""
         while not self._stop.wait(CLEANUP_SECONDS):
             try:
-                while cleanups.retry(self.engine) >= cleanups.BATCH_SIZE and not self._stop.is_set():
+                while (
+                    cleanups.retry(self.engine) >= cleanups.BATCH_SIZE and not self._stop.is_set()
+                ):
                     pass
             except errors.Unavailable as problem:
                 log.warning("pending cleanups wait: %s", problem)
             except Exception:
-                log.exception("a round of cleanups failed; the next begins in %d seconds", CLEANUP_SECONDS)
+                log.exception(
+                    "a round of cleanups failed; the next begins in %d seconds", CLEANUP_SECONDS
+                )
 
     def act_on_hosts(self, actions: HostActions) -> None:
         """Loop: bring drains and evacuations on."""
@@ -278,7 +316,7 @@ class Conductor:
                 log.warning("actions on hosts wait: %s", problem)
             except Exception:
                 log.exception("a round of the actions on hosts failed; the next begins in a second")
-        with suppress(errors.Unavailable):      # the lease runs out by itself
+        with suppress(errors.Unavailable):  # the lease runs out by itself
             actions.close()
 
     def send_notifications(self, sender: NotificationSender) -> None:
@@ -292,7 +330,7 @@ class Conductor:
                 log.warning("notifications wait: %s", problem)
             except Exception:
                 log.exception("a round of notifications failed; the next begins in a second")
-        with suppress(errors.Unavailable):      # the lease runs out by itself
+        with suppress(errors.Unavailable):  # the lease runs out by itself
             sender.release()
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
@@ -303,7 +341,8 @@ class Conductor:
             ("sweep", lambda: self.sweep(wakeup)),
             ("cleanups", self.clean_up),
             ("host actions", partial(self.act_on_hosts, HostActions(self.engine))),
-            *((lane, partial(self.advance, lane, woken)) for lane, woken in self._outside.items())]
+            *((lane, partial(self.advance, lane, woken)) for lane, woken in self._outside.items()),
+        ]
         if self._notifications is not None:
             loops.append(("notifications", partial(self.send_notifications, self._notifications)))
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
@@ -312,7 +351,8 @@ class Conductor:
         return threads
 
     def close(self) -> None:
-        """Finish the rounds in hand; syncs that came after them are answered by another conductor."""
+        """Finish the rounds in hand; syncs that came after them are answered by another
+        conductor."""
         with self._lock:
             self._stop.set()
             left, self._inbox = self._inbox, []
@@ -326,8 +366,14 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
     """What sends notifications, as configured."""
     options = conf.notifications
     return NotificationSender(
-        engine.store, engine.clock, Notifier(conf), engine.owner, options.notification_format, options.outbox_limit,
-        audit=Periods.of(conf.instance_usage_audit_period) if conf.instance_usage_audit else None)
+        engine.store,
+        engine.clock,
+        Notifier(conf),
+        engine.owner,
+        options.notification_format,
+        options.outbox_limit,
+        audit=Periods.of(conf.instance_usage_audit_period) if conf.instance_usage_audit else None,
+    )
 
 
 def _check(conf: cfg.ConfigOpts) -> None:
@@ -348,32 +394,55 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     await_version(store)
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
     identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
-    messages = Messages(transport, link, Gateway(conf.image_gateway.url, image_tickets.configured(conf)))
+    messages = Messages(
+        transport, link, Gateway(conf.image_gateway.url, image_tickets.configured(conf))
+    )
     engine = Engine(
-        store, Clock(), messages, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
-        shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
-        images=ImageService(identity), call_pool=calls,
+        store,
+        Clock(),
+        messages,
+        owner,
+        batch=conf.conductor.batch,
+        max_attempts=conf.conductor.max_attempts,
+        shutdown_timeout=conf.agent.shutdown_timeout,
+        host_silence=conf.conductor.host_silence,
+        images=ImageService(identity),
+        call_pool=calls,
         networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),
-        shares=ShareService(identity, conf.share.timeout), share_timeout=conf.share.apply_timeout,
-        vif_plugging_timeout=conf.network.vif_plugging_timeout, vault=Vault(conf.secret_key),
+        shares=ShareService(identity, conf.share.timeout),
+        share_timeout=conf.share.apply_timeout,
+        vif_plugging_timeout=conf.network.vif_plugging_timeout,
+        vault=Vault(conf.secret_key),
         vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal,
-        failed_build_limit=FailedBuildLimit(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
-        default_zone=conf.scheduler.default_availability_zone, reclaim_interval=conf.reclaim_instance_interval,
-        shelved_offload_time=conf.shelved_offload_time, resize_confirm_window=conf.conductor.resize_confirm_window,
+        failed_build_limit=FailedBuildLimit(
+            conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause
+        ),
+        default_zone=conf.scheduler.default_availability_zone,
+        reclaim_interval=conf.reclaim_instance_interval,
+        shelved_offload_time=conf.shelved_offload_time,
+        resize_confirm_window=conf.conductor.resize_confirm_window,
         allow_resize_to_same_host=conf.conductor.allow_resize_to_same_host,
         fence_host=fencing_hook.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
         evacuation=EvacuationPolicy(conf.ha.after, conf.ha.max_hosts) if conf.ha.evacuate else None,
-        lease_micros={Lane.FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND})
+        lease_micros={Lane.FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND},
+    )
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
         services.enrol(tx, conf.host, services.CONDUCTOR)
+
     store.write(settle_in)
-    conductor = Conductor(engine, messages, SyncCookies(conf.host_keys.command_secret),
-                          _notification_sender(conf, engine) if settings else None)
+    conductor = Conductor(
+        engine,
+        messages,
+        SyncCookies(conf.host_keys.command_secret),
+        _notification_sender(conf, engine) if settings else None,
+    )
     conductor_rpc.serve(transport, owner, conductor)
     conductor_rpc.listen(link, conductor)
-    threads = conductor.start(conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back"))
+    threads = conductor.start(
+        conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
+    )
 
     def close() -> None:
         conductor.close()
@@ -384,6 +453,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         transport.close()
         store.close()
         identity_file.close()
+
     return close
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image, network and share service as the conductor uses them (``conductor.external_services``).
+"""The image, network and share service as the conductor uses them
+(``conductor.external_services``).
 
-Each is made after the process has forked. Only the lane of the service and the pending cleanups call it.
+Each is made after the process has forked. Only the lane of the service and the pending cleanups
+call it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -84,7 +87,11 @@ class ShareService:
         self._identity, self._client = identity, ShareClient(identity.share_url, timeout)
 
     def allow(self, share_id: str, access_to: str) -> str:
-        return self._identity.with_token(lambda token: self._client.allow(token, share_id, access_to), f"The {NAME}")
+        return self._identity.with_token(
+            lambda token: self._client.allow(token, share_id, access_to), f"The {NAME}"
+        )
 
     def deny(self, share_id: str, access_to: str) -> None:
-        self._identity.with_token(lambda token: self._client.deny(token, share_id, access_to), f"The {NAME}")
+        self._identity.with_token(
+            lambda token: self._client.deny(token, share_id, access_to), f"The {NAME}"
+        )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shares of servers at the shared file system service: who may mount them. Attach, detach and delete share these.
+"""The shares of servers at the shared file system service: who may mount them. Attach, detach and
+delete share these.
 
-A rule lets one address mount one share: it belongs to all servers of that host that have the share. Whether one needs
-it is read from the records before the service is asked, and again afterwards: a server that got the share meanwhile
-has its rule back.
+A rule lets one address mount one share: it belongs to all servers of that host that have the share.
+Whether one needs it is read from the records before the service is asked, and again afterwards: a
+server that got the share meanwhile has its rule back.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,22 +24,22 @@ from conductor.external_services import ShareApi
 from conductor.saga import ActionData, Engine, Run
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-MAX_ROUNDS = 5              #: of a rule whose use changes while the service is asked
+MAX_ROUNDS = 5  #: of a rule whose use changes while the service is asked
 
 
 @dataclass(kw_only=True)
 class ShareData(ActionData):
     """What attaching or detaching a share leaves."""
 
-    rule: str | None = None             #: state of the access rule
-    since: int | None = None            #: when the action first looked at it, µs
+    rule: str | None = None  #: state of the access rule
+    since: int | None = None  #: when the action first looked at it, µs
 
 
 @dataclass(kw_only=True)
 class SharesData(ActionData):
     """What deleting a server with shares leaves."""
 
-    shares: list[ShareArgs] = field(default_factory=list)       #: that the server had
+    shares: list[ShareArgs] = field(default_factory=list)  #: that the server had
 
 
 ShareRun = Run[ShareActionArgs, ShareData]
@@ -59,13 +61,16 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
     """The rule is there if and only if a server needs it.
 
     Raises:
-        Unavailable: the service does not answer, or its use changed all the time. Other Problems: it refuses.
+        Unavailable: the service does not answer, or its use changed all the time. Other Problems:
+        it refuses.
     """
     for _ in range(MAX_ROUNDS):
         is_used = engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to))
         if is_used:
             if service(engine).allow(share_id, access_to) in GOING:
-                raise errors.Unavailable(f"The rule for {access_to} is on its way out; it is asked for again then.")
+                raise errors.Unavailable(
+                    f"The rule for {access_to} is on its way out; it is asked for again then."
+                )
         else:
             service(engine).deny(share_id, access_to)
         if engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to)) == is_used:
@@ -88,10 +93,14 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
         if run.data.rule == ACTIVE:
             continue
         if run.data.rule == FAILED:
-            run.fail(f"The shared file system service cannot let the server's host mount share {share_id}.")
+            run.fail(
+                f"The shared file system service cannot let the server's host mount share {share_id}."
+            )
         elif run.action.locked_at - run.data.since >= engine.share_timeout * SECOND:
-            run.fail(f"The shared file system service has not let the server's host mount share {share_id} within "
-                     f"{engine.share_timeout} seconds; detach it and try again.")
+            run.fail(
+                f"The shared file system service has not let the server's host mount share {share_id} within "
+                f"{engine.share_timeout} seconds; detach it and try again."
+            )
         else:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
             run.data.polls += 1

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of a cloud whose hosts have addresses of their own: an authority in its home, and what it signs.
+"""The certificates of a cloud whose hosts have addresses of their own: an authority in its home,
+and what it signs.
 
-Used by ``Cloud.prepare`` in deploy/cloud.py. On loopback there are none, and connections are plain text. Must stay
-true: only what ``make`` does needs more than Python's own library, for ``./deploy/up`` installs that first.
+Used by ``Cloud.prepare`` in deploy/cloud.py. On loopback there are none, and connections are plain
+text. Must stay
+true: only what ``make`` does needs more than Python's own library, for ``./deploy/up`` installs
+that first.
 """
+
 from __future__ import annotations
 
 import os
@@ -21,8 +25,11 @@ if TYPE_CHECKING:
 
 CONTROL, BROKER = "control", "broker"
 #: What QEMU calls the files of a folder, which its configuration names.
-QEMU = {"cert": ("server-cert.pem", "client-cert.pem"), "key": ("server-key.pem", "client-key.pem"),
-        "ca": ("ca-cert.pem",)}
+QEMU = {
+    "cert": ("server-cert.pem", "client-cert.pem"),
+    "key": ("server-key.pem", "client-key.pem"),
+    "ca": ("ca-cert.pem",),
+}
 
 
 class Files(NamedTuple):
@@ -36,14 +43,23 @@ class Files(NamedTuple):
 def of(cloud: Cloud, name: str) -> Files | None:
     """The files of CONTROL, BROKER or a host; None where none are used."""
     folder = cloud.home / "tls"
-    return Files(*(str(folder / f"{one}.pem") for one in (name, f"{name}-key", "ca"))) if cloud.is_joined else None
+    return (
+        Files(*(str(folder / f"{one}.pem") for one in (name, f"{name}-key", "ca")))
+        if cloud.is_joined
+        else None
+    )
 
 
 def section(cloud: Cloud, name: str) -> dict[str, object]:
-    """[tls] of a configuration file. Whoever names a broker or a database of their own gets plain text to it."""
+    """[tls] of a configuration file. Whoever names a broker or a database of their own gets plain
+    text to it."""
     files = of(cloud, name)
     plain = {"allow_plain_text": True} if cloud.broker_url or cloud.database_url else {}
-    return {"ca_file": files.ca, "cert_file": files.cert, "key_file": files.key, **plain} if files else {**plain}
+    return (
+        {"ca_file": files.ca, "cert_file": files.cert, "key_file": files.key, **plain}
+        if files
+        else {**plain}
+    )
 
 
 def of_qemu(cloud: Cloud, host: str) -> Path:
@@ -56,8 +72,9 @@ def make(cloud: Cloud) -> None:
     if not cloud.is_joined:
         return
     from deploy import authority as authorities
+
     authority = authorities.Authority(cloud.home / "tls", f"cloud in {cloud.home}"[:60])
-    (cloud.home / "tls").chmod(0o711)       # QEMU's user goes through to its own
+    (cloud.home / "tls").chmod(0o711)  # QEMU's user goes through to its own
     authority.issue(CONTROL, cloud.address, "127.0.0.1")
     authority.issue(BROKER, cloud.address)
     for number, host in enumerate(cloud.hosts, 1):
@@ -74,7 +91,7 @@ def lay(folder: Path, files: Tls, names: Mapping[str, tuple[str, ...]], group: s
     """Copies under the names that a program looks for; also ``group`` may read them."""
     folder.mkdir(exist_ok=True)
     if group:
-        folder.chmod(0o711)     # whatever the umask is
+        folder.chmod(0o711)  # whatever the umask is
     for kind, called in names.items():
         for name in called:
             shutil.copyfile(getattr(files, kind), folder / f"{name}.new")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cloud on this machine: its folders, ports, secrets and processes; its configuration is deploy/configuration.py's.
+"""One cloud on this machine: its folders, ports, secrets and processes; its configuration is
+deploy/configuration.py's.
 
-Used by deploy/commands/{up,down,lab}.py and by tests/e2e. Several clouds can run side by side: each has its home
-(KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is written, and in the kernel only
-what ``shut_down`` removes again. ``kill("conductor")`` is kill -9, after which the supervisor starts it again;
-``stop`` keeps it down until ``start``.
+Used by deploy/commands/{up,down,lab}.py and by tests/e2e. Several clouds can run side by side: each
+has its home (KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is
+written, and in the kernel only what ``shut_down`` removes again. ``kill("conductor")`` is kill -9,
+after which the supervisor starts it again; ``stop`` keeps it down until ``start``.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -32,7 +34,17 @@ from deploy.servers import answers, http_answers
 from deploy.underlay import NAMESPACES, Underlay
 
 HOME = Path("/var/lib/kilonova-up")
-PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata", "commands", "queries", "tickets")
+PASSWORDS = (
+    "admin",
+    "kilonova",
+    "demo",
+    "broker",
+    "sealing",
+    "metadata",
+    "commands",
+    "queries",
+    "tickets",
+)
 MOST_HOSTS = 9
 
 
@@ -43,8 +55,8 @@ class Ports:
     identity: int = 5000
     image: int = 9292
     api: int = 8774
-    broker: int = 5682        # beside a RabbitMQ that may run on its usual ports
-    network: int = 9696       # over UDP, the hosts' tunnels
+    broker: int = 5682  # beside a RabbitMQ that may run on its usual ports
+    network: int = 9696  # over UDP, the hosts' tunnels
     metadata: int = 8775
     console: int = 6080
     placement: int = 8778
@@ -58,20 +70,31 @@ class Ports:
 
     def taken(self) -> dict[str, int]:
         """Every port with what it is for."""
-        return {"identity": self.identity, "image": self.image, "api": self.api, "broker": self.broker,
-                "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2,
-                "network": self.network, "metadata": self.metadata, "console": self.console,
-                "placement": self.placement, "image-gateway": self.image_gateway}
+        return {
+            "identity": self.identity,
+            "image": self.image,
+            "api": self.api,
+            "broker": self.broker,
+            "broker's node": self.broker + 1,
+            "broker's port mapper": self.broker + 2,
+            "network": self.network,
+            "metadata": self.metadata,
+            "console": self.console,
+            "placement": self.placement,
+            "image-gateway": self.image_gateway,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
     """Everything follows from these few facts.
 
-    ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the driver
-    libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own broker and SQLite.
-    ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine itself, which is
-    then their network's gateway. ``shared``: the disks of all hosts' guests are in one folder.
+    ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the
+    driver libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own
+    broker and SQLite.
+    ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine
+    itself, which is then their network's gateway. ``shared``: the disks of all hosts' guests are in
+    one folder.
     ``options``: (section, option, value) of kilonova.conf beside what follows from the others.
     """
 
@@ -89,13 +112,18 @@ class Cloud:
 
     @classmethod
     def from_environment(cls) -> Cloud:
-        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS, KILONOVA_TRANSPORT_URL,
-        KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
-        cloud = cls(home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(), hosts=_hosts(),
-                    networks={None: None, "yes": True, "no": False}[_said("KILONOVA_NETWORKS", "yes", "no")],
-                    driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
-                    broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
-                    database_url=os.environ.get("KILONOVA_DATABASE_URL"))
+        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS,
+        KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
+        cloud = cls(
+            home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(),
+            hosts=_hosts(),
+            networks={None: None, "yes": True, "no": False}[
+                _said("KILONOVA_NETWORKS", "yes", "no")
+            ],
+            driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
+            broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
+            database_url=os.environ.get("KILONOVA_DATABASE_URL"),
+        )
         base = os.environ.get("KILONOVA_PORT_BASE")
         if base is None:
             return cloud
@@ -164,7 +192,8 @@ class Cloud:
 
     @property
     def address(self) -> str:
-        """Where everything listens: where the hosts reach the machine, or nobody but the machine itself."""
+        """Where everything listens: where the hosts reach the machine, or nobody but the machine
+        itself."""
         return str(self.underlay.machine) if self.is_joined else "127.0.0.1"
 
     def host_address(self, number: int) -> str:
@@ -179,13 +208,23 @@ class Cloud:
     @property
     def broker(self) -> Broker:
         """The own node; its password is made by ``prepare``."""
-        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address, self.hosts,
-                      certificates.of(self, certificates.BROKER))
+        return Broker(
+            self.home / "broker",
+            self.ports.broker,
+            self.password("broker"),
+            self.address,
+            self.hosts,
+            certificates.of(self, certificates.BROKER),
+        )
 
     def config(self, host: str | None = None, role: str = "") -> Path:
-        """The configuration file of the control plane, or of a host's agent; a ``role`` has one with its own name at
-        the broker."""
-        return self.home / "etc" / (f"kilonova{role and '-'}{role}.conf" if host is None else f"host-{host}.conf")
+        """The configuration file of the control plane, or of a host's agent; a ``role`` has one
+        with its own name at the broker."""
+        return (
+            self.home
+            / "etc"
+            / (f"kilonova{role and '-'}{role}.conf" if host is None else f"host-{host}.conf")
+        )
 
     def network_key(self, host: str) -> Path:
         """The key file of a host's part of the network service."""
@@ -219,16 +258,18 @@ class Cloud:
 
     # --- made once ---
     def prepare(self) -> None:
-        """Folders, secrets and configuration; what exists stays, but for the configuration, which follows
-        from the facts above."""
+        """Folders, secrets and configuration; what exists stays, but for the configuration, which
+        follows from the facts above."""
         for name in ("etc", "secrets", "data", "log", "run", "image"):
             (self.home / name).mkdir(parents=True, exist_ok=True)
             (self.home / name).chmod(0o700)
-        self.home.chmod(0o711)      # guests' processes and the broker go through it to their own files
+        self.home.chmod(0o711)  # guests' processes and the broker go through it to their own files
         for name in PASSWORDS:
             path = self.secret(name)
             if not path.exists():
-                write_secret(path, secrets.token_hex(24))    # a "-" in front would be read as an option
+                write_secret(
+                    path, secrets.token_hex(24)
+                )  # a "-" in front would be read as an option
         for _, host in processes.network_parts(self):
             write_secret(self.network_key(host), host_key(self.password("metadata"), host))
         certificates.make(self)
@@ -255,22 +296,32 @@ class Cloud:
         return processes.programs(self)
 
     def environment(self, host: str | None = None, role: str = "") -> dict[str, str]:
-        """Only what the processes need: no proxy, for everything that they call is on this machine. It changes with
-        their configuration, so that the supervisor starts again what has another one now."""
+        """Only what the processes need: no proxy, for everything that they call is on this machine.
+        It changes with their configuration, so that the supervisor starts again what has another
+        one now."""
         config = self.config(host, role)
         digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
-        return {"PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8",
-                "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(config), "KILONOVA_CONF_DIGEST": digest}
+        return {
+            "PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.home),
+            "LC_ALL": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            "KILONOVA_CONF": str(config),
+            "KILONOVA_CONF_DIGEST": digest,
+        }
 
     def launch(self) -> None:
-        """Start the supervisor with the broker and libvirt first, or bring a running one up to date."""
+        """Start the supervisor with the broker and libvirt first, or bring a running one up to
+        date."""
         programs = self.programs()
         if self.is_joined:
             self.underlay.make(len(self.hosts))
         for marker in self.run.glob("*.down"):
             marker.unlink()
         if self.supervisor() is None:
-            supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
+            supervise.write(
+                self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)]
+            )
             settings.remember(self)
             self._start_supervisor()
             self._await_broker()
@@ -282,16 +333,30 @@ class Cloud:
                 raise Failure("The supervisor has ended.", self.advice("supervise"))
             before = {one.name: self.pid(one.name) for one in programs if one not in known}
             os.kill(pid, signal.SIGHUP)
-            wait(lambda: all(self.pid(name) not in (None, old) for name, old in before.items()), 120,
-                 f"Not all of these start: {', '.join(before)}", lambda: self.advice("supervise"))
+            wait(
+                lambda: all(self.pid(name) not in (None, old) for name, old in before.items()),
+                120,
+                f"Not all of these start: {', '.join(before)}",
+                lambda: self.advice("supervise"),
+            )
 
     def _start_supervisor(self) -> None:
         with open(self.log("supervise"), "ab", opener=private) as log:
-            subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(self.run)], cwd=ROOT,
-                             start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                             env=self.environment())
-        wait(lambda: self.supervisor() is not None, 10, "The supervisor does not start",
-             lambda: self.advice("supervise"))
+            subprocess.Popen(
+                [sys.executable, "-m", "deploy.supervise", str(self.run)],
+                cwd=ROOT,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+            )
+        wait(
+            lambda: self.supervisor() is not None,
+            10,
+            "The supervisor does not start",
+            lambda: self.advice("supervise"),
+        )
 
     def supervisor(self) -> int | None:
         """The process id of the supervisor when it runs: it holds its lock as long as it lives."""
@@ -313,7 +378,8 @@ class Cloud:
             return None
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to the process and return its id; after a death the supervisor starts another."""
+        """Send a signal to the process and return its id; after a death the supervisor starts
+        another."""
         pid = self.pid(name)
         if pid is None:
             raise Failure(f"{name} does not run.", f"See {self.log('supervise')}.")
@@ -323,12 +389,22 @@ class Cloud:
     def stop(self, name: str, seconds: float = 30) -> None:
         """End the process and keep it down."""
         (self.run / f"{name}.down").touch()
-        wait(lambda: self.pid(name) is None, seconds, f"{name} does not stop", f"See {self.log(name)}.")
+        wait(
+            lambda: self.pid(name) is None,
+            seconds,
+            f"{name} does not stop",
+            f"See {self.log(name)}.",
+        )
 
     def start(self, name: str, seconds: float = 30) -> int:
         """Let the process run again; returns its id."""
         (self.run / f"{name}.down").unlink(missing_ok=True)
-        wait(lambda: self.pid(name) is not None, seconds, f"{name} does not start", f"See {self.log(name)}.")
+        wait(
+            lambda: self.pid(name) is not None,
+            seconds,
+            f"{name} does not start",
+            f"See {self.log(name)}.",
+        )
         return self.pid(name) or 0
 
     def restart(self, name: str) -> int:
@@ -337,13 +413,17 @@ class Cloud:
         return self.start(name)
 
     def shut_down(self, seconds: float = 120) -> bool:
-        """Stop everything, and remove what it made in the kernel, also when it was killed before; False when nothing
-        ran."""
+        """Stop everything, and remove what it made in the kernel, also when it was killed before;
+        False when nothing ran."""
         pid = self.supervisor()
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
-            wait(lambda: self.supervisor() is None, seconds, "The processes do not stop",
-                 f"See {self.log('supervise')}; kill process {pid} by hand.")
+            wait(
+                lambda: self.supervisor() is None,
+                seconds,
+                "The processes do not stop",
+                f"See {self.log('supervise')}; kill process {pid} by hand.",
+            )
         for number in range(MOST_HOSTS + 1):
             if self.network_folder(number).exists():
                 power.sweep(self, number)
@@ -357,29 +437,48 @@ class Cloud:
             Failure: the folder is not the home of a cloud, or the cloud runs.
         """
         if self.supervisor() is not None or not (self.home / "secrets/broker").exists():
-            raise Failure(f"{self.home} is not the home of a stopped cloud; nothing is removed.",
-                          "See whether KILONOVA_HOME is right.")
+            raise Failure(
+                f"{self.home} is not the home of a stopped cloud; nothing is removed.",
+                "See whether KILONOVA_HOME is right.",
+            )
         shutil.rmtree(self.home)
 
     # --- readiness ---
     def _await_broker(self, seconds: float = 90) -> None:
         """Processes that find no broker would wait seconds before they look again."""
         if self.broker_url is None:
-            wait(lambda: answers(self.ports.broker, self.address), seconds, "RabbitMQ does not answer",
-                 lambda: self.advice("rabbitmq"))
+            wait(
+                lambda: answers(self.ports.broker, self.address),
+                seconds,
+                "RabbitMQ does not answer",
+                lambda: self.advice("rabbitmq"),
+            )
 
     def await_http(self, name: str, url: str, seconds: float = 60) -> None:
         """Until this URL answers anything but a server error."""
         authority = certificates.of(self, certificates.CONTROL)
-        wait(lambda: http_answers(url, authority and authority.ca), seconds,
-             f"The {name} service does not answer at {url}", lambda: self.advice(name))
+        wait(
+            lambda: http_answers(url, authority and authority.ca),
+            seconds,
+            f"The {name} service does not answer at {url}",
+            lambda: self.advice(name),
+        )
 
     def advice(self, name: str) -> str:
         """What a process that does not do what it should has said last, and where the rest is."""
         log = self.log(name)
-        said = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]
-        return "\n".join([f"The {name} said last:", *("  | " + line[:300] for line in said),
-                          f"More in {log} and {self.log('supervise')}; then run this again."])
+        said = (
+            log.read_text(errors="replace").strip().splitlines()[-5:]
+            if log.exists()
+            else ["nothing"]
+        )
+        return "\n".join(
+            [
+                f"The {name} said last:",
+                *("  | " + line[:300] for line in said),
+                f"More in {log} and {self.log('supervise')}; then run this again.",
+            ]
+        )
 
 
 def _said(name: str, *words: str) -> str | None:

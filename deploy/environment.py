@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual environment .venv, made from the hashed lock.
 
-Used by deploy/commands. A stamp with the digest of the lock and of setup.cfg says that .venv is as it should
-be; then nothing is done. Both locks agree on every version, so the larger one also serves ./deploy/up.
+Used by deploy/commands. A stamp with the digest of the lock and of setup.cfg says that .venv is as
+it should be; then nothing is done. Both locks agree on every version, so the larger one also serves
+./deploy/up.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -28,9 +30,14 @@ ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-place
 TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
 #: Clients with their own functional suites, and what these need beside them.
 CLIENTS, CLIENTS_LOCK = VENV / "clients", ROOT / "deploy/requirements-clients.txt"
-#: Nova itself, in an environment of its own: its schemas of requests and responses are what ours are compared with.
+#: Nova itself, in an environment of its own: its schemas of requests and responses are what ours
+#: are compared with.
 NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
-NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = NOVA / "bin/python", NOVA / "schemas.json", ROOT / "tests/nova/reader.py"
+NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = (
+    NOVA / "bin/python",
+    NOVA / "schemas.json",
+    ROOT / "tests/nova/reader.py",
+)
 #: Samples of Nova's notifications, as data, out of its source.
 SAMPLES, SAMPLES_PIN = VENV / "nova-samples", ROOT / "deploy/requirements-nova-samples.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
@@ -45,9 +52,26 @@ def make(lock: Path, log: Path) -> str:
     if any(_stamp(one).exists() for one in {lock, TEST}):
         return "up to date"
     if not PYTHON.exists() or not (VENV / "bin/pip").exists():
-        run([sys.executable, "-m", "venv", "--clear", VENV], "Install the Debian package python3-venv.", log=log)
-    run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes",
-         "--requirement", INSTALLER], ADVICE, log=log)
+        run(
+            [sys.executable, "-m", "venv", "--clear", VENV],
+            "Install the Debian package python3-venv.",
+            log=log,
+        )
+    run(
+        [
+            PYTHON,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "--requirement",
+            INSTALLER,
+        ],
+        ADVICE,
+        log=log,
+    )
     install, more = _installer("--compile-bytecode")
     run([*install, "--require-hashes", "--requirement", lock], ADVICE, log=log, env=more)
     run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], ADVICE, log=log)
@@ -105,8 +129,11 @@ def make_nova(log: Path) -> str:
     if nova_is_there():
         return "up to date"
     _make_apart(NOVA, NOVA_LOCK, log)
-    run([NOVA_PYTHON, "-W", "ignore", NOVA_READER, NOVA_SCHEMAS], "Report this: Nova's schemas are not as expected.",
-        log=log)
+    run(
+        [NOVA_PYTHON, "-W", "ignore", NOVA_READER, NOVA_SCHEMAS],
+        "Report this: Nova's schemas are not as expected.",
+        log=log,
+    )
     _nova_stamp().touch()
     return f"made from {NOVA_LOCK.name}"
 
@@ -129,9 +156,27 @@ def make_samples(log: Path) -> str:
     if samples_are_there():
         return "up to date"
     with TemporaryDirectory() as folder:
-        run([PYTHON, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary",
-             ":all:", "--no-build-isolation", "--require-hashes", "--requirement", SAMPLES_PIN, "--dest", folder],
-            ADVICE, log=log)
+        run(
+            [
+                PYTHON,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--no-binary",
+                ":all:",
+                "--no-build-isolation",
+                "--require-hashes",
+                "--requirement",
+                SAMPLES_PIN,
+                "--dest",
+                folder,
+            ],
+            ADVICE,
+            log=log,
+        )
         shutil.rmtree(SAMPLES, ignore_errors=True)
         with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as source:
             for member in source:
@@ -164,15 +209,23 @@ def _stamp_apart(folder: Path, lock: Path) -> Path:
 
 def _make_apart(folder: Path, lock: Path, log: Path) -> None:
     """An environment of its own, with what the lock says and nothing else."""
-    run([VENV / "bin/uv", "venv", "--quiet", "--clear", "--python", PYTHON, folder], ADVICE, log=log)
-    install, more = _installer("--require-hashes", "--requirement", lock, python=folder / "bin/python")
+    run(
+        [VENV / "bin/uv", "venv", "--quiet", "--clear", "--python", PYTHON, folder], ADVICE, log=log
+    )
+    install, more = _installer(
+        "--require-hashes", "--requirement", lock, python=folder / "bin/python"
+    )
     run(install, ADVICE, log=log, env=more)
 
 
-def _installer(*options: str | Path, python: Path = PYTHON) -> tuple[list[str | Path], dict[str, str]]:
+def _installer(
+    *options: str | Path, python: Path = PYTHON
+) -> tuple[list[str | Path], dict[str, str]]:
     """The command that installs packages, and what it needs in the environment."""
     index = os.environ.get("PIP_INDEX_URL")
-    more = {"UV_NATIVE_TLS": "true"}        # trust what the machine trusts, for networks with an authority of their own
+    more = {
+        "UV_NATIVE_TLS": "true"
+    }  # trust what the machine trusts, for networks with an authority of their own
     if index and "UV_INDEX_URL" not in os.environ:
         more["UV_INDEX_URL"] = index
     return [VENV / "bin/uv", "pip", "install", "--python", python, "--quiet", *options], more

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of the hosts of one cloud on this machine: what ``kilonova host add`` does for an operator.
+"""The keys of the hosts of one cloud on this machine: what ``kilonova host add`` does for an
+operator.
 
-Used by deploy/commands/up.py once the database is there. Repeatable: a file follows from what the database says counts.
+Used by deploy/commands/up.py once the database is there. Repeatable: a file follows from what the
+database says counts.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -16,6 +19,7 @@ def make(cloud: Cloud) -> None:
     from common import config
     from common.store.engine import Store
     from common.store.hosts import host_keys
+
     conf = config.load(str(cloud.config()))
     store = Store.opened(conf)
     try:

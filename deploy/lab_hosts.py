@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lab: a cloud all of whose hosts have namespaces of their own, so that each can be struck alone.
 
-Used by deploy/commands/lab.py and tests/e2e. What a lab is made of stands in HOME/lab.json from its first moment on, so
-that every later command needs the home only and an interrupted one can be repeated. A host is on (its namespace is
-there), cut (its cable is pulled: it reaches nobody and nobody it, its guests run on) or off (no process, no guest).
-Must stay true: ``fence`` ends well only when nothing of the host lives; one command at a time strikes.
+Used by deploy/commands/lab.py and tests/e2e. What a lab is made of stands in HOME/lab.json from its
+first moment on, so that every later command needs the home only and an interrupted one can be
+repeated. A host is on (its namespace is there), cut (its cable is pulled: it reaches nobody and
+nobody it, its guests run on) or off (no process, no guest). Must stay true: ``fence`` ends well
+only when nothing of the host lives; one command at a time strikes.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -31,7 +33,8 @@ HOOK = """#!/bin/sh
 KILONOVA_HOME={home} exec {lab} fence "$1"
 """
 UP = "Make one with: ./deploy/lab up 3"
-#: A domain in virsh's words: the server's id, which the agent's name for it ends with, and the number of its state.
+#: A domain in virsh's words: the server's id, which the agent's name for it ends with, and the
+#: number of its state.
 DOMAIN = re.compile(r"^Domain: '(?:instance-)?(.+)'\n  state\.state=(\d+)$", re.MULTILINE)
 STATES = {1: "running", 3: "paused", 5: "shutoff"}
 
@@ -58,9 +61,15 @@ class Lab:
 
     def __init__(self, home: Path, facts: Facts) -> None:
         self.facts = facts
-        self.cloud = Cloud(home=home, ports=Ports.from_base(facts.port_base), apart=True, shared=facts.shared,
-                           networks=True, hosts=tuple(f"lab{number}" for number in range(1, facts.hosts + 1)),
-                           fencing_hook=str(home / "fence"))
+        self.cloud = Cloud(
+            home=home,
+            ports=Ports.from_base(facts.port_base),
+            apart=True,
+            shared=facts.shared,
+            networks=True,
+            hosts=tuple(f"lab{number}" for number in range(1, facts.hosts + 1)),
+            fencing_hook=str(home / "fence"),
+        )
 
     @classmethod
     def open(cls, home: Path) -> Lab:
@@ -68,9 +77,13 @@ class Lab:
         try:
             return cls(home, Facts(**json.loads((home / "lab.json").read_text())))
         except FileNotFoundError as problem:
-            raise Failure(f"There is no lab in {home}.", f"{UP}; or set KILONOVA_HOME to the home of one.") from problem
+            raise Failure(
+                f"There is no lab in {home}.", f"{UP}; or set KILONOVA_HOME to the home of one."
+            ) from problem
         except PermissionError as problem:
-            raise Failure(f"The lab in {home} cannot be read: {problem.strerror}.", "Run this as root.") from problem
+            raise Failure(
+                f"The lab in {home} cannot be read: {problem.strerror}.", "Run this as root."
+            ) from problem
 
     @classmethod
     def make(cls, home: Path, facts: Facts) -> Lab:
@@ -82,11 +95,15 @@ class Lab:
         if (home / "lab.json").exists():
             there = cls.open(home)
             if there.facts != facts:
-                raise Failure(f"The lab in {home} is another one: {describe(there.facts)}.",
-                              "Take it down with ./deploy/lab down, or set KILONOVA_HOME to another folder.")
+                raise Failure(
+                    f"The lab in {home} is another one: {describe(there.facts)}.",
+                    "Take it down with ./deploy/lab down, or set KILONOVA_HOME to another folder.",
+                )
             return there
         if home.exists() and any(home.iterdir()):
-            raise Failure(f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder.")
+            raise Failure(
+                f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder."
+            )
         home.mkdir(parents=True, exist_ok=True)
         part = home / "lab.json.new"
         part.write_text(json.dumps(asdict(facts)) + "\n")
@@ -96,7 +113,11 @@ class Lab:
     def write_hook(self) -> None:
         """The program that the conductor calls to fence a host."""
         path = Path(self.cloud.fencing_hook)
-        path.write_text(HOOK.format(home=shlex.quote(str(self.cloud.home)), lab=shlex.quote(str(ROOT / "deploy/lab"))))
+        path.write_text(
+            HOOK.format(
+                home=shlex.quote(str(self.cloud.home)), lab=shlex.quote(str(ROOT / "deploy/lab"))
+            )
+        )
         path.chmod(0o700)
 
     def down(self) -> None:
@@ -108,7 +129,10 @@ class Lab:
     def number(self, host: str) -> int:
         """Of a host, by its name. Raises Failure naming those that there are."""
         if host not in self.cloud.hosts:
-            raise Failure(f"There is no host {host!r} in this lab.", f"Name one of: {', '.join(self.cloud.hosts)}")
+            raise Failure(
+                f"There is no host {host!r} in this lab.",
+                f"Name one of: {', '.join(self.cloud.hosts)}",
+            )
         return self.cloud.hosts.index(host) + 1
 
     def state(self, host: str) -> str:
@@ -119,7 +143,8 @@ class Lab:
         return "up" if self.cloud.underlay.is_plugged(number) else "cut"
 
     def kill(self, host: str) -> None:
-        """A power cut: agent, libvirtd and every guest die at once, and stay dead until ``start``."""
+        """A power cut: agent, libvirtd and every guest die at once, and stay dead until
+        ``start``."""
         number = self.number(host)
         with self._striking():
             power.off(self.cloud, number)
@@ -139,38 +164,56 @@ class Lab:
         self._plug(host, True)
 
     def fence(self, host: str) -> None:
-        """Make sure that nothing of the host lives; it needs no word from the host, which may be cut, or off.
+        """Make sure that nothing of the host lives; it needs no word from the host, which may be
+        cut, or off.
 
         Raises:
             Failure: something of it may live.
         """
         self.kill(host)
-        if self.state(host) != "off" or libvirtd.is_running(self.cloud.libvirt_folder(self.number(host))):
+        if self.state(host) != "off" or libvirtd.is_running(
+            self.cloud.libvirt_folder(self.number(host))
+        ):
             raise Failure(f"{host} is not dead.", "Run this again; see ./deploy/lab status.")
 
     def guests(self, host: str) -> list[Guest] | None:
         """What its libvirtd has; None when it does not answer."""
         uri = libvirtd.uri(self.cloud.libvirt_folder(self.number(host)))
         # One question: a guest that changes its state between two would be in neither answer.
-        done = subprocess.run(["virsh", "-c", uri, "domstats", "--state"], capture_output=True, text=True, check=False,
-                              timeout=20, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["virsh", "-c", uri, "domstats", "--state"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode != 0:
             return None
-        return sorted((Guest(server, STATES.get(int(state), "other"))
-                       for server, state in DOMAIN.findall(done.stdout)), key=lambda guest: guest.server)
+        return sorted(
+            (
+                Guest(server, STATES.get(int(state), "other"))
+                for server, state in DOMAIN.findall(done.stdout)
+            ),
+            key=lambda guest: guest.server,
+        )
 
     def insist_up(self) -> None:
         """Raises Failure when the lab does not run."""
         if self.cloud.supervisor() is None:
-            raise Failure(f"The lab in {self.cloud.home} does not run.",
-                          f"Start it with: ./deploy/lab up {arguments(self.facts)}")
+            raise Failure(
+                f"The lab in {self.cloud.home} does not run.",
+                f"Start it with: ./deploy/lab up {arguments(self.facts)}",
+            )
 
     def _plug(self, host: str, in_or_out: bool) -> None:
         number = self.number(host)
         with self._striking():
             if self.state(host) == "off":
-                raise Failure(f"{host} is off: it has no cable to pull or put in.",
-                              f"Boot it with: ./deploy/lab start {host}")
+                raise Failure(
+                    f"{host} is off: it has no cable to pull or put in.",
+                    f"Boot it with: ./deploy/lab start {host}",
+                )
             self.cloud.underlay.plug(number, in_or_out)
 
     @contextmanager
@@ -187,7 +230,9 @@ class Lab:
 def facts(hosts: str, shared: bool) -> Facts:
     """From the command line and KILONOVA_PORT_BASE. Raises Failure."""
     if hosts not in map(str, range(1, MOST_HOSTS + 1)):
-        raise Failure(f"A lab of {hosts!r} hosts cannot be made.", f"Give a number from 1 to {MOST_HOSTS}.")
+        raise Failure(
+            f"A lab of {hosts!r} hosts cannot be made.", f"Give a number from 1 to {MOST_HOSTS}."
+        )
     base = os.environ.get("KILONOVA_PORT_BASE", str(PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:
         raise Failure(f"KILONOVA_PORT_BASE is {base!r}.", "Give a number from 1024 to 65000.")
@@ -208,4 +253,3 @@ def arguments(facts: Facts) -> str:
 def home() -> Path:
     """Where the lab is: KILONOVA_HOME, or a place beside that of ./deploy/up."""
     return Path(os.environ.get("KILONOVA_HOME", HOME)).resolve()
-

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A libvirtd of our own, apart from any other on the machine.
 
-Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect to, ``stop``
-ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it gets a mount namespace
-in which they are folders of ``state_dir``; and a PID namespace whose first process reaps the dead (libvirt
-waits for QEMU to vanish) and starts a daemon that died again. Guests run as the user that Debian makes for QEMU, and
-libvirt hands their files to it. ``serve`` may also make it another host of this machine:
-with a network namespace, in which the guests' devices then appear, and a name; and give it an address at which its
-QEMUs take in guests that move while they run. libvirtd itself listens on its socket alone.
-``state_dir`` must be short: sockets live below it. Must stay true: nothing outside ``state_dir`` is written, no process
-survives ``stop``, no guest's process is root's, and no libvirtd is reached from elsewhere.
+Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect
+to, ``stop`` ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it
+gets a mount namespace in which they are folders of ``state_dir``; and a PID namespace whose first
+process reaps the dead (libvirt waits for QEMU to vanish) and starts a daemon that died again.
+Guests run as the user that Debian makes for QEMU, and libvirt hands their files to it. ``serve``
+may also make it another host of this machine: with a network namespace, in which the guests'
+devices then appear, and a name; and give it an address at which its QEMUs take in guests that move
+while they run. libvirtd itself listens on its socket alone.
+``state_dir`` must be short: sockets live below it. Must stay true: nothing outside ``state_dir`` is
+written, no process survives ``stop``, no guest's process is root's, and no libvirtd is reached from
+elsewhere.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -31,16 +34,38 @@ import uuid
 from pathlib import Path
 
 #: libvirt's own folder -> ours, below the state folder.
-FOLDERS = {"/run/libvirt": "run", "/var/lib/libvirt": "lib", "/etc/libvirt": "etc", "/var/log/libvirt": "log",
-           "/var/cache/libvirt": "cache"}
+FOLDERS = {
+    "/run/libvirt": "run",
+    "/var/lib/libvirt": "lib",
+    "/etc/libvirt": "etc",
+    "/var/log/libvirt": "log",
+    "/var/cache/libvirt": "cache",
+}
 #: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
 DAEMONS = ("virtlogd", "libvirtd")
 #: What earlier versions wrote so that other hosts' libvirtds reached it.
-LISTENING = ("listen_tls", "listen_tcp", "listen_addr", "auth_tcp", "auth_tls", "ca_file", "cert_file", "key_file")
-PACKAGES = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
+LISTENING = (
+    "listen_tls",
+    "listen_tcp",
+    "listen_addr",
+    "auth_tcp",
+    "auth_tls",
+    "ca_file",
+    "cert_file",
+    "key_file",
+)
+PACKAGES = (
+    "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
+)
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = (
+    0x00020000,
+    0x04000000,
+    0x20000000,
+    0x40000000,
+)
 PR_SET_PDEATHSIG = 1
-#: Instead of the file of a namespace: the one that we are in, with the devices that /sys shows already.
+#: Instead of the file of a namespace: the one that we are in, with the devices that /sys shows
+#: already.
 HERE = Path("/proc/self/ns/net")
 #: Who guests run as: Debian's package libvirt-daemon-system makes the user.
 QEMU_USER, QEMU_GROUP = "libvirt-qemu", "kvm"
@@ -59,10 +84,16 @@ def uri(state_dir: str | Path) -> str:
     return f"qemu+unix:///system?socket={_socket(Path(state_dir))}"
 
 
-def start(state_dir: str | Path, seconds: float = 30, *, host: tuple[Path, str] | None = None,
-          address: str = "", certificates: str = "") -> str:
-    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI. ``host``, ``address``
-    and ``certificates`` are as ``serve`` has them. Raises Failed."""
+def start(
+    state_dir: str | Path,
+    seconds: float = 30,
+    *,
+    host: tuple[Path, str] | None = None,
+    address: str = "",
+    certificates: str = "",
+) -> str:
+    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI.
+    ``host``, ``address`` and ``certificates`` are as ``serve`` has them. Raises Failed."""
     folder = Path(state_dir).resolve()
     missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=_path()) is None]
     if missing:
@@ -80,18 +111,27 @@ def start(state_dir: str | Path, seconds: float = 30, *, host: tuple[Path, str] 
     while not _accepts(folder):
         if time.monotonic() > deadline or (serving and serving.poll() is not None):
             said = (folder / "libvirtd.out").read_text(errors="replace").strip().splitlines()[-1:]
-            raise Failed(f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {said}, and "
-                         f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)")
+            raise Failed(
+                f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {said}, and "
+                f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)"
+            )
         time.sleep(0.05)
     return uri(folder)
 
 
-def _serve_behind(folder: Path, host: tuple[Path, str] | None, reached: list[str]) -> subprocess.Popen[bytes]:
+def _serve_behind(
+    folder: Path, host: tuple[Path, str] | None, reached: list[str]
+) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     where = [str(host[0]), host[1], *filter(None, reached)] if host else []
     with (folder / "libvirtd.out").open("ab") as out:
-        return subprocess.Popen([sys.executable, __file__, "serve", str(folder), *where], stdin=subprocess.DEVNULL,
-                                stdout=out, stderr=out, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, __file__, "serve", str(folder), *where],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
 
 def stop(state_dir: str | Path, seconds: float = 30) -> None:
@@ -121,11 +161,14 @@ def is_running(state_dir: str | Path) -> bool:
     return False
 
 
-def serve(state_dir: Path, host: tuple[Path, str] | None = None, address: str = "", certificates: str = "") -> int:
-    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``host``: the file of the
-    network namespace to run in, and the name of the host that it is there. ``address``: where QEMU takes in guests that
-    come from other hosts while they run. With a folder of ``certificates`` (in QEMU's names) it speaks with nobody who
-    cannot show one of the same authority."""
+def serve(
+    state_dir: Path, host: tuple[Path, str] | None = None, address: str = "", certificates: str = ""
+) -> int:
+    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``host``:
+    the file of the network namespace to run in, and the name of the host that it is there.
+    ``address``: where QEMU takes in guests that come from other hosts while they run. With a folder
+    of ``certificates`` (in QEMU's names) it speaks with nobody who cannot show one of the same
+    authority."""
     with (state_dir / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
@@ -144,30 +187,51 @@ def serve(state_dir: Path, host: tuple[Path, str] | None = None, address: str = 
 
 
 def configure(state_dir: Path, address: str = "", certificates: str = "") -> None:
-    """Write the settings that the configuration does not have yet; an operator's changes to it stay, but none that let
-    libvirtd listen."""
+    """Write the settings that the configuration does not have yet; an operator's changes to it
+    stay, but none that let libvirtd listen."""
     for ours in FOLDERS.values():
         (state_dir / ours).mkdir(parents=True, exist_ok=True)
-        # Guests' processes have files and sockets of their own below; they need not list their neighbours'.
+        # Guests' processes have files and sockets of their own below; they need not list their
+        # neighbours'.
         (state_dir / ours).chmod(0o711)
     files: dict[str, dict[str, object]] = {
-        "libvirtd.conf": {"auth_unix_rw": "none", "unix_sock_rw_perms": "0700", "unix_sock_ro_perms": "0700",
-                          "host_uuid": str(uuid.uuid4())},
-        "qemu.conf": {"user": QEMU_USER, "group": QEMU_GROUP, "dynamic_ownership": 1, "seccomp_sandbox": 1,
-                      "security_driver": "none", "namespaces": [], "cgroup_controllers": [], "remember_owner": 0,
-                      "stdio_handler": "logd"},
+        "libvirtd.conf": {
+            "auth_unix_rw": "none",
+            "unix_sock_rw_perms": "0700",
+            "unix_sock_ro_perms": "0700",
+            "host_uuid": str(uuid.uuid4()),
+        },
+        "qemu.conf": {
+            "user": QEMU_USER,
+            "group": QEMU_GROUP,
+            "dynamic_ownership": 1,
+            "seccomp_sandbox": 1,
+            "security_driver": "none",
+            "namespaces": [],
+            "cgroup_controllers": [],
+            "remember_owner": 0,
+            "stdio_handler": "logd",
+        },
     }
     if address:
         files["qemu.conf"] |= {"migration_address": address, "migration_host": address}
     if certificates:
-        files["qemu.conf"] |= {"migrate_tls_x509_cert_dir": certificates, "migrate_tls_x509_verify": 1}
+        files["qemu.conf"] |= {
+            "migrate_tls_x509_cert_dir": certificates,
+            "migrate_tls_x509_verify": 1,
+        }
     for name, settings in files.items():
         path = state_dir / "etc" / name
         before = path.read_text() if path.exists() else ""
-        written = "".join(line for line in before.splitlines(keepends=True) if line.strip() not in FORMER
-                          and line.split("=")[0].strip() not in LISTENING)
+        written = "".join(
+            line
+            for line in before.splitlines(keepends=True)
+            if line.strip() not in FORMER and line.split("=")[0].strip() not in LISTENING
+        )
         known = {line.split("=")[0].strip() for line in written.splitlines()}
-        missing = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if key not in known]
+        missing = [
+            f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if key not in known
+        ]
         if missing or written != before:
             path.write_text(written + "".join(missing))
 
@@ -178,7 +242,9 @@ def _first_process(state_dir: Path, own_network: bool = False) -> int:
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
     if own_network:
-        _mount("-t", "sysfs", "sysfs", "/sys")      # it shows the devices of the namespace that mounted it
+        _mount(
+            "-t", "sysfs", "sysfs", "/sys"
+        )  # it shows the devices of the namespace that mounted it
     for theirs, ours in FOLDERS.items():
         Path(theirs).mkdir(parents=True, exist_ok=True)
         _mount("--bind", str(state_dir / ours), theirs)
@@ -198,7 +264,8 @@ def _first_process(state_dir: Path, own_network: bool = False) -> int:
 
 
 def _give_kvm(node: Path) -> None:
-    """Where /dev/kvm is root's alone, as in many containers, guests get one of their own that their group may open."""
+    """Where /dev/kvm is root's alone, as in many containers, guests get one of their own that their
+    group may open."""
     group = grp.getgrnam(QEMU_GROUP).gr_gid
     if not KVM.exists() or _may_open(KVM.stat(), group):
         return
@@ -210,7 +277,9 @@ def _give_kvm(node: Path) -> None:
 
 
 def _may_open(about: os.stat_result, group: int) -> bool:
-    return about.st_mode & 0o006 == 0o006 or (about.st_gid == group and about.st_mode & 0o060 == 0o060)
+    return about.st_mode & 0o006 == 0o006 or (
+        about.st_gid == group and about.st_mode & 0o060 == 0o060
+    )
 
 
 def _spawn(daemon: str) -> int:
@@ -286,8 +355,10 @@ def main(arguments: list[str]) -> int:
         case ["serve", folder, network, name, *reached] if len(reached) < 3:
             return serve(Path(folder).resolve(), (Path(network), name), *reached)
         case _:
-            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE HOST [ADDRESS [CERTIFICATES]]]",
-                  file=sys.stderr)
+            print(
+                "usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE HOST [ADDRESS [CERTIFICATES]]]",
+                file=sys.stderr,
+            )
             return 2
     return 0
 

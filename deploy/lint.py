@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of deploy/test.
+"""What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of
+deploy/test.
 
-Style by ruff, types by mypy (strict where setup.cfg says so), the floors by import-linter, and the systemd
-units by systemd itself, which also scores how much a unit leaves open to its process (0 is nothing, 10 all). Everything
-runs, side by side, then it fails if anything failed.
+Style by ruff, types by mypy (strict where setup.cfg says so), the floors by import-linter, and the
+systemd units by systemd itself, which also scores how much a unit leaves open to its process (0 is
+nothing, 10 all). Everything runs, side by side, then it fails if anything failed.
 """
+
 from __future__ import annotations
 
 import os
@@ -18,14 +20,16 @@ from deploy.environment import VENV
 from deploy.packages import ROOT
 from deploy.progress import say
 
-#: What a unit may score at most, as systemd-analyze says it; and what those may that cannot be there.
+#: What a unit may score at most, as systemd-analyze says it; and what those may that cannot be
+#: there.
 HIGHEST_SCORE = 2.0
 SCORES = {
-    # What it mounts below /run/netns its successor must see, so it has the machine's own mounts, and with them it can
-    # have none of the options that hide or protect files; and networks are what it is there to change.
+    # What it mounts below /run/netns its successor must see, so it has the machine's own mounts,
+    # and with them it can have none of the options that hide or protect files; and networks are
+    # what it is there to change.
     "kilonova-network-helper.service": 5.1,
 }
-INSTALLED = "/opt/kilonova/venv/bin/"     # where the units expect the programs
+INSTALLED = "/opt/kilonova/venv/bin/"  # where the units expect the programs
 
 
 def main() -> int:
@@ -33,9 +37,13 @@ def main() -> int:
     programs = VENV / "bin"
     with tempfile.TemporaryDirectory() as folder:
         commands: list[list[str | Path]] = [
-            [programs / "mypy"], [programs / "lint-imports", "--no-cache"],
-            [programs / "ruff", "check", "--no-cache", "."], ["systemd-analyze", "verify", *_units(Path(folder))],
-            *(_scored(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service")))]
+            [programs / "mypy"],
+            [programs / "lint-imports", "--no-cache"],
+            [programs / "ruff", "check", "--no-cache", "."],
+            [programs / "ruff", "format", "--no-cache", "--check", "--quiet", "."],
+            ["systemd-analyze", "verify", *_units(Path(folder))],
+            *(_scored(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service"))),
+        ]
         with ThreadPoolExecutor() as pool:
             return sum(not passes for passes in pool.map(_passes, commands))
 
@@ -43,14 +51,30 @@ def main() -> int:
 def _scored(unit: Path) -> list[str | Path]:
     """The command that fails when a unit leaves more open than it may."""
     highest = SCORES.get(unit.name, HIGHEST_SCORE)
-    return ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={highest * 10:.0f}", unit]
+    return [
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        "--no-pager",
+        f"--threshold={highest * 10:.0f}",
+        unit,
+    ]
 
 
 def _passes(command: list[str | Path]) -> bool:
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env={**os.environ, "NO_COLOR": "1", "SYSTEMD_LOG_LEVEL": "warning"})
-    name = Path(command[0]).name if "security" not in command else f"score of {Path(command[-1]).name}"
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1", "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+    name = (
+        Path(command[0]).name if "security" not in command else f"score of {Path(command[-1]).name}"
+    )
     say(f"{name}: {'passed' if done.returncode == 0 else 'FAILED'}")
     if done.returncode != 0:
         say(done.stdout)

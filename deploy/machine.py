@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine lets us do: be root, make namespaces, mount, make the devices and rules of networks.
+"""What this machine lets us do: be root, make namespaces, mount, make the devices and rules of
+networks.
 
-Used by deploy/preflight.py, and by tests/services.py for the tests that need it. Each is tried once for the life of the
-process, in namespaces that end with the command, so that nothing is left. A program that is not installed yet is not
-tried; whoever uses it will say.
+Used by deploy/preflight.py, and by tests/services.py for the tests that need it. Each is tried once
+for the life of the process, in namespaces that end with the command, so that nothing is left. A
+program that is not installed yet is not tried; whoever uses it will say.
 """
+
 from __future__ import annotations
 
 import functools
@@ -26,11 +28,12 @@ class Ability(Enum):
     ROOT = auto()
     NAMESPACES = auto()
     MOUNTS = auto()
-    BRIDGES = auto()        #: and the pairs, tunnels and rules that go with them
-    TAPS = auto()           #: guests' interfaces, and the rules for what crosses a bridge
+    BRIDGES = auto()  #: and the pairs, tunnels and rules that go with them
+    TAPS = auto()  #: guests' interfaces, and the rules for what crosses a bridge
 
 
-#: What a libvirtd of our own takes; what hosts with a network of their own take; what guests with networks take.
+#: What a libvirtd of our own takes; what hosts with a network of their own take; what guests with
+#: networks take.
 FOR_GUESTS = (Ability.ROOT, Ability.NAMESPACES, Ability.MOUNTS)
 FOR_HOSTS = (*FOR_GUESTS, Ability.BRIDGES)
 FOR_NETWORKS = (*FOR_HOSTS, Ability.TAPS)
@@ -38,14 +41,24 @@ FOR_NETWORKS = (*FOR_HOSTS, Ability.TAPS)
 TRIED: dict[Ability, tuple[str, ...]] = {
     Ability.NAMESPACES: ("unshare --net true", "unshare --mount --pid --fork true"),
     Ability.MOUNTS: ("unshare --mount --pid --fork --mount-proc mount --bind /run /run",),
-    Ability.BRIDGES: tuple("unshare --net " + command for command in (
-        "ip link add probe type bridge", "ip link add probe type veth peer name other",
-        "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1", "nft add table inet probe",
-        "nft add table bridge probe")),
+    Ability.BRIDGES: tuple(
+        "unshare --net " + command
+        for command in (
+            "ip link add probe type bridge",
+            "ip link add probe type veth peer name other",
+            "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1",
+            "nft add table inet probe",
+            "nft add table bridge probe",
+        )
+    ),
     Ability.TAPS: ("unshare --net ip tuntap add probe mode tap",),
 }
-WORDS = {Ability.NAMESPACES: "Namespaces cannot be made here", Ability.MOUNTS: "Nothing can be mounted here",
-         Ability.BRIDGES: "Networks cannot be made here", Ability.TAPS: "Guests' interfaces cannot be made here"}
+WORDS = {
+    Ability.NAMESPACES: "Namespaces cannot be made here",
+    Ability.MOUNTS: "Nothing can be mounted here",
+    Ability.BRIDGES: "Networks cannot be made here",
+    Ability.TAPS: "Guests' interfaces cannot be made here",
+}
 
 
 class Lack(NamedTuple):
@@ -76,11 +89,15 @@ def _lack(ability: Ability) -> Lack | None:
 
 def _lack_of_devices() -> Lack | None:
     if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
-        return Lack(f"The kernel has no br_netfilter, which security groups need: {said}",
-                    "Load it ('modprobe br_netfilter', in a container on its host).")
+        return Lack(
+            f"The kernel has no br_netfilter, which security groups need: {said}",
+            "Load it ('modprobe br_netfilter', in a container on its host).",
+        )
     if not TUN.exists():
-        return Lack(f"There is no {TUN}, which guests' interfaces need.",
-                    "Load it ('modprobe tun'); give it to a container.")
+        return Lack(
+            f"There is no {TUN}, which guests' interfaces need.",
+            "Load it ('modprobe tun'); give it to a container.",
+        )
     return None
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Debian packages that the commands need, and how the missing ones are installed.
 
-Used by deploy/commands/{up,test}.py. Nothing is installed when nothing is missing. Services of packages that
-are installed here are neither started nor enabled: the commands run nodes of their own, and what an operator
-runs already stays as it is.
+Used by deploy/commands/{up,test}.py. Nothing is installed when nothing is missing. Services of
+packages that are installed here are neither started nor enabled: the commands run nodes of their
+own, and what an operator runs already stays as it is.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,9 +21,27 @@ from deploy.progress import Failure, run, say
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = Path("/usr/sbin/policy-rc.d")
 
-PYTHON = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev", "ca-certificates")
-HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system", "libvirt-clients",
-              "qemu-system-x86", "qemu-utils", "e2fsprogs", "dosfstools", "mtools")
+PYTHON = (
+    "python3",
+    "python3-venv",
+    "python3-dev",
+    "gcc",
+    "libc6-dev",
+    "pkg-config",
+    "libvirt-dev",
+    "ca-certificates",
+)
+HYPERVISOR = (
+    "libvirt-daemon",
+    "libvirt-daemon-driver-qemu",
+    "libvirt-daemon-system",
+    "libvirt-clients",
+    "qemu-system-x86",
+    "qemu-utils",
+    "e2fsprogs",
+    "dosfstools",
+    "mtools",
+)
 NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc",)
 BROKER = ("rabbitmq-server",)
@@ -40,12 +59,15 @@ def image_packages(image: str = "tiny") -> tuple[str, ...]:
     name = f"deploy/images/{image}/build"
     found = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
     if found is None:
-        raise Failure(f"{name} does not name its packages.", "Restore the file from the repository.")
+        raise Failure(
+            f"{name} does not name its packages.", "Restore the file from the repository."
+        )
     return tuple(found[1].split())
 
 
 def unpack_kernel(log: Path) -> None:
-    """Unpack the guests' kernel beside the image's build. It is never installed: this machine would boot it.
+    """Unpack the guests' kernel beside the image's build. It is never installed: this machine would
+    boot it.
 
     Raises:
         Failure: it cannot be downloaded.
@@ -53,21 +75,35 @@ def unpack_kernel(log: Path) -> None:
     if any(KERNEL_FOLDER.glob("boot/vmlinuz-*")):
         return
     advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
-    found = re.search(r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice, log=log))
+    found = re.search(
+        r"Depends: (linux-image-\S+-cloud-amd64)",
+        run(["apt-cache", "depends", KERNEL], advice, log=log),
+    )
     if found is None:
         run(["apt-get", "update", "-q"], advice, log=log)
-        found = re.search(r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice))
+        found = re.search(
+            r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice)
+        )
     if found is None:
         raise Failure(f"apt knows no package {KERNEL}.", "Take Debian 12 for amd64.")
     say(f"        unpacking {found[1]} for the guests")
     part = KERNEL_FOLDER.with_name("kernel.new")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    run(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", found[1]], advice, log=log, cwd=part)
+    run(
+        ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", found[1]],
+        advice,
+        log=log,
+        cwd=part,
+    )
     archive = next(part.glob("*.deb"))
     run(["dpkg-deb", "-x", archive, part], "Make room on the disk.", log=log)
     archive.unlink()
-    run(["depmod", "-b", part, next(part.glob("lib/modules/*")).name], "Install the Debian package kmod.", log=log)
+    run(
+        ["depmod", "-b", part, next(part.glob("lib/modules/*")).name],
+        "Install the Debian package kmod.",
+        log=log,
+    )
     part.rename(KERNEL_FOLDER)
 
 
@@ -83,9 +119,18 @@ def for_test() -> tuple[str, ...]:
 
 def missing(names: Sequence[str]) -> list[str]:
     """Those that are not installed now."""
-    query = subprocess.run(["dpkg-query", "--show", "--showformat", "${binary:Package} ${db:Status-Status}\n", *names],
-                           capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    installed = {line.split()[0].split(":")[0] for line in query.stdout.splitlines() if line.endswith(" installed")}
+    query = subprocess.run(
+        ["dpkg-query", "--show", "--showformat", "${binary:Package} ${db:Status-Status}\n", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    installed = {
+        line.split()[0].split(":")[0]
+        for line in query.stdout.splitlines()
+        if line.endswith(" installed")
+    }
     return [name for name in dict.fromkeys(names) if name not in installed]
 
 
@@ -100,14 +145,22 @@ def install(names: Sequence[str], log: Path) -> str:
         unpack_kernel(log)
         return "all are there"
     if os.geteuid() != 0:
-        raise Failure(f"These Debian packages are missing: {' '.join(wanted)}", "Install them, or run this as root.")
+        raise Failure(
+            f"These Debian packages are missing: {' '.join(wanted)}",
+            "Install them, or run this as root.",
+        )
     say(f"        installing {' '.join(wanted)}")
     environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
     before = _enabled_units()
     with _services_stay_down():
         run(["apt-get", "update", "-q"], advice, log=log, env=environment)
-        run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], advice, log=log, env=environment)
+        run(
+            ["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted],
+            advice,
+            log=log,
+            env=environment,
+        )
     _disable(_enabled_units() - before, log)
     unpack_kernel(log)
     return f"{len(wanted)} installed"
@@ -134,13 +187,23 @@ def _systemd_runs() -> bool:
 def _enabled_units() -> set[str]:
     if not _systemd_runs():
         return set()
-    listed = subprocess.run(["systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--plain"],
-                            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    listed = subprocess.run(
+        ["systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--plain"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     return {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
 
 
 def _disable(units: set[str], log: Path) -> None:
-    """Units that came with the packages would start with the machine's next boot and take the ports."""
-    ours = sorted(unit for unit in units if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql|nftables)", unit))
+    """Units that came with the packages would start with the machine's next boot and take the
+    ports."""
+    ours = sorted(
+        unit
+        for unit in units
+        if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql|nftables)", unit)
+    )
     if ours:
         run(["systemctl", "disable", *ours], "Disable these units by hand.", log=log)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The power of the hosts that have namespaces of their own: cut at once, put back, and whether it is there.
+"""The power of the hosts that have namespaces of their own: cut at once, put back, and whether it
+is there.
 
-Used by deploy/lab_hosts.py and, for what must not be left in the kernel, by ``Cloud.shut_down``. What a process wrote
-is still there after such a power cut: the machine's own memory keeps it; except below libvirt's /run, which is empty
-when a host boots. Must stay true: when ``off`` returns, no process of the host lives, no guest either, and none is
-started again before ``on``.
+Used by deploy/lab_hosts.py and, for what must not be left in the kernel, by ``Cloud.shut_down``.
+What a process wrote is still there after such a power cut: the machine's own memory keeps it;
+except below libvirt's /run, which is empty when a host boots. Must stay true: when ``off`` returns,
+no process of the host lives, no guest either, and none is started again before ``on``.
 """
+
 from __future__ import annotations
 
 import os
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """SIGKILL to all that the host runs, and its part of the kernel is emptied; harmless when it is off.
+    """SIGKILL to all that the host runs, and its part of the kernel is emptied; harmless when it is
+    off.
 
     Raises:
         Failure: something of it still lives.
@@ -41,11 +44,21 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         """The supervisor may have started one more before it saw the markers."""
         living = _kill(_spaces(cloud, number))
         return not living and not _started(cloud, names)
-    wait(dead, seconds, f"Processes of {cloud.hosts[number - 1]} do not die",
-         lambda: f"They are {sorted(inhabitants(_spaces(cloud, number)))}; see what they wait for with "
-                 "'cat /proc/NUMBER/stack', then run this again.", pause=0.02)
+
+    wait(
+        dead,
+        seconds,
+        f"Processes of {cloud.hosts[number - 1]} do not die",
+        lambda: (
+            f"They are {sorted(inhabitants(_spaces(cloud, number)))}; see what they wait for with "
+            "'cat /proc/NUMBER/stack', then run this again."
+        ),
+        pause=0.02,
+    )
     # Else the next libvirtd says for a moment that the dead guests run.
-    shutil.rmtree(cloud.libvirt_folder(number) / libvirtd.FOLDERS["/run/libvirt"], ignore_errors=True)
+    shutil.rmtree(
+        cloud.libvirt_folder(number) / libvirtd.FOLDERS["/run/libvirt"], ignore_errors=True
+    )
     sweep(cloud, number)
 
 
@@ -55,8 +68,12 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
     names = processes.of_host(cloud, number)
     for name in names:
         (cloud.run / f"{name}.down").unlink(missing_ok=True)
-    wait(lambda: all(cloud.pid(name) for name in names), seconds, f"Not all of these start: {', '.join(names)}",
-         lambda: cloud.advice("supervise"))
+    wait(
+        lambda: all(cloud.pid(name) for name in names),
+        seconds,
+        f"Not all of these start: {', '.join(names)}",
+        lambda: cloud.advice("supervise"),
+    )
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
@@ -65,13 +82,18 @@ def is_on(cloud: Cloud, number: int) -> bool:
 
 
 def sweep(cloud: Cloud, number: int) -> None:
-    """Remove what a host whose processes have ended left in the kernel; number 0 is the gateway of a lab."""
+    """Remove what a host whose processes have ended left in the kernel; number 0 is the gateway of
+    a lab."""
     if number == 0 or cloud.underlay.namespace(number) is None:
-        run(processes.cleaning(cloud, number), "Run ./deploy/down again.", log=cloud.log("network-host-clean"))
+        run(
+            processes.cleaning(cloud, number),
+            "Run ./deploy/down again.",
+            log=cloud.log("network-host-clean"),
+        )
         return
     names = Names.of(cloud.network_folder(number))
     spaces = _spaces(cloud, number)
-    _kill(spaces)           # the network service's part leaves its servers running
+    _kill(spaces)  # the network service's part leaves its servers running
     for space in spaces:
         if space.name.startswith(names.namespaces):
             run(["ip", "netns", "delete", space.name], ADVICE)
@@ -82,14 +104,17 @@ def sweep(cloud: Cloud, number: int) -> None:
 def inhabitants(spaces: Iterable[Path]) -> set[int]:
     """The processes in these network namespaces."""
     wanted = {_identity(space) for space in spaces}
-    return {int(process.name) for process in Path("/proc").glob("[0-9]*")
-            if (found := _identity(process / "ns/net")) is not None and found in wanted}
+    return {
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if (found := _identity(process / "ns/net")) is not None and found in wanted
+    }
 
 
 def _identity(space: Path) -> tuple[int, int] | None:
     try:
         found = space.stat()
-    except OSError:      # it has ended meanwhile
+    except OSError:  # it has ended meanwhile
         return None
     return found.st_dev, found.st_ino
 
@@ -97,13 +122,18 @@ def _identity(space: Path) -> tuple[int, int] | None:
 def _spaces(cloud: Cloud, number: int) -> list[Path]:
     """The host's own network namespace, and those of its routers and DHCP servers."""
     own = cloud.underlay.namespace(number)
-    return [*NAMESPACES.glob(f"{own}"), *NAMESPACES.glob(f"{Names.of(cloud.network_folder(number)).namespaces}*")]
+    return [
+        *NAMESPACES.glob(f"{own}"),
+        *NAMESPACES.glob(f"{Names.of(cloud.network_folder(number)).namespaces}*"),
+    ]
 
 
 def _started(cloud: Cloud, names: list[str]) -> bool:
     """Has the supervisor one of these running?"""
     return cloud.supervisor() is not None and any(
-        (pid := cloud.pid(name)) is not None and Path(f"/proc/{pid}/ns/net").exists() for name in names)
+        (pid := cloud.pid(name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
+        for name in names
+    )
 
 
 def _kill(spaces: Iterable[Path]) -> set[int]:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one cloud, in the order of their start: what each is called, its command and its log.
+"""The processes of one cloud, in the order of their start: what each is called, its command and its
+log.
 
-Used by deploy/cloud.py. A host has an agent, with the driver libvirt a libvirtd of its own, and when the cloud has
-networks a host part of the network service; those of a further host end in its number: "agent-2". A host with a
-namespace has all of them in it; in a lab, whose hosts all have one, the machine has a host part too: the gateway. No
-secret stands in a command or in an environment.
+Used by deploy/cloud.py. A host has an agent, with the driver libvirt a libvirtd of its own, and
+when the cloud has networks a host part of the network service; those of a further host end in its
+number: "agent-2". A host with a namespace has all of them in it; in a lab, whose hosts all have
+one, the machine has a host part too: the gateway. No secret stands in a command or in an
+environment.
 """
+
 from __future__ import annotations
 
 import sys
@@ -43,38 +46,104 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
     broker = cloud.broker if cloud.broker_url is None else None
     if broker is not None:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
-            yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
+            yield Program(
+                name,
+                command,
+                str(cloud.log(name)),
+                str(broker.folder),
+                broker.environment,
+                BROKER_USER,
+            )
     for number, host in enumerate(cloud.hosts, 1) if cloud.has_guests else ():
-        network = [str(cloud.namespace(number) or HERE), host, cloud.host_address(number),
-                   str(certificates.of_qemu(cloud, host))]
-        yield _program(cloud, numbered("libvirtd", number), [
-            *_inside(cloud, number), sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve",
-            str(cloud.libvirt_folder(number)), *(network if cloud.is_joined else [])])
+        network = [
+            str(cloud.namespace(number) or HERE),
+            host,
+            cloud.host_address(number),
+            str(certificates.of_qemu(cloud, host)),
+        ]
+        yield _program(
+            cloud,
+            numbered("libvirtd", number),
+            [
+                *_inside(cloud, number),
+                sys.executable,
+                str(ROOT / "deploy/libvirtd.py"),
+                "serve",
+                str(cloud.libvirt_folder(number)),
+                *(network if cloud.is_joined else []),
+            ],
+        )
 
 
 def _standalone(cloud: Cloud) -> Iterator[Program]:
     ports, here = cloud.ports, cloud.address
     asking = ["--auth-url", cloud.identity_url, "--password-file", str(cloud.secret("kilonova"))]
-    yield _module(cloud, "identity", "identity", "--bind", f"{here}:{ports.identity}", "--db", cloud.identity_db)
-    yield _module(cloud, "image", "image", "--bind", f"{here}:{ports.image}", "--data", cloud.home / "image", *asking)
+    yield _module(
+        cloud,
+        "identity",
+        "identity",
+        "--bind",
+        f"{here}:{ports.identity}",
+        "--db",
+        cloud.identity_db,
+    )
+    yield _module(
+        cloud,
+        "image",
+        "image",
+        "--bind",
+        f"{here}:{ports.image}",
+        "--data",
+        cloud.home / "image",
+        *asking,
+    )
     if not cloud.has_networks:
         return
-    yield _module(cloud, "network", "network", "--bind", f"{here}:{ports.network}", "--db",
-                  cloud.home / "data/network.db", "--vni-base", cloud.underlay.first_identifier, *asking,
-                  "--metadata-secret-file", cloud.secret("metadata"), *([] if cloud.has_guests else ["--no-hosts"]))
+    yield _module(
+        cloud,
+        "network",
+        "network",
+        "--bind",
+        f"{here}:{ports.network}",
+        "--db",
+        cloud.home / "data/network.db",
+        "--vni-base",
+        cloud.underlay.first_identifier,
+        *asking,
+        "--metadata-secret-file",
+        cloud.secret("metadata"),
+        *([] if cloud.has_guests else ["--no-hosts"]),
+    )
     proof = certificates.of(cloud, certificates.CONTROL)
     parts = network_parts(cloud)
     for number, host in parts:
-        yield _module(cloud, numbered("network-host", number), "network.host", "--host", host, "--state",
-                      cloud.network_folder(number), "--url", cloud.network_url, "--key-file", cloud.network_key(host),
-                      "--tunnel-address", cloud.underlay.address(number), "--vxlan-port", ports.network,
-                      *(["--external-gateway"] if number == parts[0][0] else []),
-                      "--metadata-url", cloud.metadata_url, *(["--metadata-ca-file", proof.ca] if proof else []),
-                      network=cloud.namespace(number))
+        yield _module(
+            cloud,
+            numbered("network-host", number),
+            "network.host",
+            "--host",
+            host,
+            "--state",
+            cloud.network_folder(number),
+            "--url",
+            cloud.network_url,
+            "--key-file",
+            cloud.network_key(host),
+            "--tunnel-address",
+            cloud.underlay.address(number),
+            "--vxlan-port",
+            ports.network,
+            *(["--external-gateway"] if number == parts[0][0] else []),
+            "--metadata-url",
+            cloud.metadata_url,
+            *(["--metadata-ca-file", proof.ca] if proof else []),
+            network=cloud.namespace(number),
+        )
 
 
 def network_parts(cloud: Cloud) -> list[tuple[int, str]]:
-    """Number and name of each host that has a part of the network service; 0 is the gateway of a lab."""
+    """Number and name of each host that has a part of the network service; 0 is the gateway of a
+    lab."""
     if not (cloud.has_networks and cloud.has_guests):
         return []
     return [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)]
@@ -83,21 +152,39 @@ def network_parts(cloud: Cloud) -> list[tuple[int, str]]:
 def _own(cloud: Cloud) -> Iterator[Program]:
     edge = {"metadata": cloud.has_networks, "console": cloud.has_guests}
     for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
-        yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")], role=name if name in ROLES else "")
+        yield _program(
+            cloud, name, [str(VENV / f"bin/kilonova-{name}")], role=name if name in ROLES else ""
+        )
     for number, host in enumerate(cloud.hosts, 1):
-        yield _program(cloud, numbered("agent", number),
-                       [*_inside(cloud, number), str(VENV / "bin/kilonova-agent")], host)
+        yield _program(
+            cloud,
+            numbered("agent", number),
+            [*_inside(cloud, number), str(VENV / "bin/kilonova-agent")],
+            host,
+        )
 
 
 def _inside(cloud: Cloud, number: int) -> list[str]:
-    """What stands before a command so that it runs on a host with a namespace; other hosts' folders are not there."""
+    """What stands before a command so that it runs on a host with a namespace; other hosts' folders
+    are not there."""
     network = cloud.namespace(number)
     if network is None:
         return []
-    others = [str(folder(other)) for other, _ in enumerate(cloud.hosts, 1) if other != number
-              for folder in (cloud.state_folder, cloud.libvirt_folder)]
-    return [sys.executable, str(ROOT / "deploy/inside.py"), str(network), cloud.hosts[number - 1],
-            str(cloud.underlay.boot_id(number)), *others, "--"]
+    others = [
+        str(folder(other))
+        for other, _ in enumerate(cloud.hosts, 1)
+        if other != number
+        for folder in (cloud.state_folder, cloud.libvirt_folder)
+    ]
+    return [
+        sys.executable,
+        str(ROOT / "deploy/inside.py"),
+        str(network),
+        cloud.hosts[number - 1],
+        str(cloud.underlay.boot_id(number)),
+        *others,
+        "--",
+    ]
 
 
 def of_host(cloud: Cloud, number: int) -> list[str]:
@@ -107,8 +194,16 @@ def of_host(cloud: Cloud, number: int) -> list[str]:
 
 
 def cleaning(cloud: Cloud, number: int) -> list[str]:
-    """The command that removes all that the part of the network service on the machine ever made."""
-    return [PYTHON, "-m", "deploy.standalone.network.host", "clean", "--state", str(cloud.network_folder(number))]
+    """The command that removes all that the part of the network service on the machine ever
+    made."""
+    return [
+        PYTHON,
+        "-m",
+        "deploy.standalone.network.host",
+        "clean",
+        "--state",
+        str(cloud.network_folder(number)),
+    ]
 
 
 def numbered(name: str, number: int) -> str:
@@ -116,11 +211,25 @@ def numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number or GATEWAY}"
 
 
-def _module(cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None) -> Program:
+def _module(
+    cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None
+) -> Program:
     """One of the standalone services, in this network namespace."""
-    return _program(cloud, name, [*([NSENTER, f"--net={network}"] if network else []),
-                                  PYTHON, "-m", f"deploy.standalone.{module}", "serve", *map(str, arguments)])
+    return _program(
+        cloud,
+        name,
+        [
+            *([NSENTER, f"--net={network}"] if network else []),
+            PYTHON,
+            "-m",
+            f"deploy.standalone.{module}",
+            "serve",
+            *map(str, arguments),
+        ],
+    )
 
 
-def _program(cloud: Cloud, name: str, command: list[str], host: str | None = None, role: str = "") -> Program:
+def _program(
+    cloud: Cloud, name: str, command: list[str], host: str | None = None, role: str = ""
+) -> Program:
     return Program(name, command, str(cloud.log(name)), str(ROOT), cloud.environment(host, role))

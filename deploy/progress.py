@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands say while they work: numbered steps, and on failure what to do next.
 
-Used by deploy/commands. Plain lines, flushed at once, so that they read the same on a terminal and in the log
-of a CI. Every failure that an operator can cause or cure is a ``Failure``; anything else is a bug and keeps
-its traceback.
+Used by deploy/commands. Plain lines, flushed at once, so that they read the same on a terminal and
+in the log of a CI. Every failure that an operator can cause or cure is a ``Failure``; anything else
+is a bug and keeps its traceback.
 """
+
 from __future__ import annotations
 
 import os
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-UMASK = 0o077       #: what the commands make is root's alone
+UMASK = 0o077  #: what the commands make is root's alone
 
 
 class Failure(Exception):
@@ -31,7 +32,9 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def steps(table: Sequence[tuple[str, Callable[[], str | None]]], first: int = 1, total: int | None = None) -> None:
+def steps(
+    table: Sequence[tuple[str, Callable[[], str | None]]], first: int = 1, total: int | None = None
+) -> None:
     """Run the steps in order: ``[3/14] title …``; what a step returns stands below it.
 
     Raises:
@@ -44,7 +47,9 @@ def steps(table: Sequence[tuple[str, Callable[[], str | None]]], first: int = 1,
         try:
             note = work()
         except Failure as failure:
-            raise Failure(f"Step {number} ({title}) failed: {failure.what}", failure.todo) from failure
+            raise Failure(
+                f"Step {number} ({title}) failed: {failure.what}", failure.todo
+            ) from failure
         took = time.monotonic() - began
         if note or took >= 1:
             say(f"        {note or 'done'} ({took:.1f} s)" if took >= 1 else f"        {note}")
@@ -62,19 +67,36 @@ def main(work: Callable[[], int]) -> int:
         return 130
 
 
-def run(command: Sequence[str | Path], todo: str, *, log: Path | None = None, env: Mapping[str, str] | None = None,
-        cwd: Path | None = None, timeout: float = 1800) -> str:
+def run(
+    command: Sequence[str | Path],
+    todo: str,
+    *,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 1800,
+) -> str:
     """Run a program without input and return its output.
 
     Raises:
-        Failure: it is missing, ended with an error or took longer than ``timeout`` seconds; with the last
+        Failure: it is missing, ended with an error or took longer than ``timeout`` seconds; with
+        the last
             lines of what it said, and the given advice.
     """
-    path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"      # which a root made by su may lack
+    path = (
+        os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
+    )  # which a root made by su may lack
     try:
-        done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=timeout, cwd=cwd, check=False,
-                              env={**os.environ, "PATH": path, **(env or {})})
+        done = subprocess.run(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            cwd=cwd,
+            check=False,
+            env={**os.environ, "PATH": path, **(env or {})},
+        )
     except FileNotFoundError as problem:
         raise Failure(f"There is no program {command[0]}.", todo) from problem
     except subprocess.TimeoutExpired as problem:
@@ -86,8 +108,10 @@ def run(command: Sequence[str | Path], todo: str, *, log: Path | None = None, en
             file.write(f"$ {' '.join(map(str, command))}\n{output}\n")
     if done.returncode != 0:
         tail = "\n".join("  | " + line for line in output.strip().splitlines()[-15:])
-        raise Failure(f"{' '.join(map(str, command[:4]))} … ended with {done.returncode}:\n{tail}",
-                      todo + (f" All of its output: {log}" if log else ""))
+        raise Failure(
+            f"{' '.join(map(str, command[:4]))} … ended with {done.returncode}:\n{tail}",
+            todo + (f" All of its output: {log}" if log else ""),
+        )
     return output
 
 
@@ -96,9 +120,15 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str | Callable[[], str],
-         pause: float = 0.2) -> None:
-    """Ask until the condition holds; ``todo`` may be worked out at the end, from what has been logged by then.
+def wait(
+    condition: Callable[[], bool],
+    seconds: float,
+    what: str,
+    todo: str | Callable[[], str],
+    pause: float = 0.2,
+) -> None:
+    """Ask until the condition holds; ``todo`` may be worked out at the end, from what has been
+    logged by then.
 
     Raises:
         Failure: it did not within that many seconds.
@@ -106,5 +136,7 @@ def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str | C
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise Failure(f"{what} (waited {seconds:.0f} s).", todo if isinstance(todo, str) else todo())
+            raise Failure(
+                f"{what} (waited {seconds:.0f} s).", todo if isinstance(todo, str) else todo()
+            )
         time.sleep(pause)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new cloud is given, all through the public APIs: flavors, a project, an image, a first server.
+"""What a new cloud is given, all through the public APIs: flavors, a project, an image, a first
+server.
 
-Used by deploy/commands/up.py in the virtual environment. Every function looks first and adds only what is
-missing, so that repeating it does no harm; each returns a note.
+Used by deploy/commands/up.py in the virtual environment. Every function looks first and adds only
+what is missing, so that repeating it does no harm; each returns a note.
 """
+
 from __future__ import annotations
 
 import base64
@@ -22,8 +24,13 @@ from deploy.packages import ROOT
 from deploy.progress import Failure, run, wait
 
 #: name: VCPUs, MiB, GiB
-FLAVORS = {"m1.nano": (1, 128, 1), "m1.tiny": (1, 512, 1), "m1.small": (1, 2048, 20), "m1.medium": (2, 4096, 40),
-           "m1.large": (4, 8192, 80)}
+FLAVORS = {
+    "m1.nano": (1, 128, 1),
+    "m1.tiny": (1, 512, 1),
+    "m1.small": (1, 2048, 20),
+    "m1.medium": (2, 4096, 40),
+    "m1.large": (4, 8192, 80),
+}
 IMAGE, SERVER = "tiny", "first"
 READY = "kilonova tiny guest: ready"
 HELLO = b'#!/bin/sh\necho "kilonova tiny guest: hello, this is $(hostname)"\n'
@@ -37,8 +44,8 @@ class Seed:
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
         self._made: dict[str, Any] = {}
-        self.launched = ""      # when the processes were started, if they just were: UTC, ISO 8601
-        self._boots = False     # whether the first server was started here
+        self.launched = ""  # when the processes were started, if they just were: UTC, ISO 8601
+        self._boots = False  # whether the first server was started here
 
     def connect(self, name: str) -> Any:
         """As "kilonova" (the user demo) or "kilonova-admin"."""
@@ -56,25 +63,36 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until every agent has registered since the launch: only then is what the API shows true."""
+        """Wait until every agent has registered since the launch: only then is what the API shows
+        true."""
         wanted = set(self.cloud.hosts)
 
         def up() -> bool:
-            found = {service.host for service in self.admin.compute.services(binary="nova-compute")
-                     if service.state == "up" and (service.updated_at or "") >= self.launched}
+            found = {
+                service.host
+                for service in self.admin.compute.services(binary="nova-compute")
+                if service.state == "up" and (service.updated_at or "") >= self.launched
+            }
             return wanted <= found
-        wait(self.patiently(up), 90, f"The agent of {', '.join(sorted(wanted))} does not count as up",
-             lambda: self.cloud.advice("agent"))
+
+        wait(
+            self.patiently(up),
+            90,
+            f"The agent of {', '.join(sorted(wanted))} does not count as up",
+            lambda: self.cloud.advice("agent"),
+        )
         return f"{', '.join(sorted(wanted))} up"
 
     @staticmethod
     def patiently(question: Callable[[], bool]) -> Callable[[], bool]:
         """A service that is just starting may refuse the first calls."""
+
         def ask() -> bool:
             try:
                 return question()
             except (exceptions.SDKException, OSError):
                 return False
+
         return ask
 
     def flavors(self) -> str:
@@ -90,45 +108,67 @@ class Seed:
         """The project demo and its user demo, with the role member."""
         identity = self.admin.identity
         project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
-            name="demo", domain_id="default", description="For trying things out")
+            name="demo", domain_id="default", description="For trying things out"
+        )
         user = identity.find_user("demo", ignore_missing=True)
         password = self.cloud.password("demo")
         if user is None:
-            user = identity.create_user(name="demo", domain_id="default", password=password,
-                                        default_project_id=project.id)
+            user = identity.create_user(
+                name="demo", domain_id="default", password=password, default_project_id=project.id
+            )
         role = identity.find_role("member", ignore_missing=False)
         identity.assign_project_role_to_user(project, user, role)
         return "user and project demo"
 
     def image(self) -> str:
-        """The tiny image: built, and uploaded when the image service has no such file. One of an earlier recipe stays,
-        under another name: servers were made from it."""
+        """The tiny image: built, and uploaded when the image service has no such file. One of an
+        earlier recipe stays, under another name: servers were made from it."""
         path = self.cloud.home / "tiny" / "tiny.qcow2"
-        run([ROOT / "deploy/images/tiny/build", path], "Install the packages named at the top of that file.",
-            log=self.cloud.log("image-build"))
+        run(
+            [ROOT / "deploy/images/tiny/build", path],
+            "Install the packages named at the top of that file.",
+            log=self.cloud.log("image-build"),
+        )
         digest = hashlib.sha512(path.read_bytes()).hexdigest()
         images = self.admin.image
-        there = list(images.images(name=IMAGE, status="active", owner=self.admin.session.get_project_id()))
+        there = list(
+            images.images(name=IMAGE, status="active", owner=self.admin.session.get_project_id())
+        )
         for found in there:
             if found.hash_value != digest:
                 images.update_image(found, name=f"{IMAGE}-{found.created_at[:10]}-{found.id[:8]}")
         for found in there:
             if found.hash_value == digest:
                 return f"{IMAGE} ({found.id}) is there"
-        made = images.create_image(IMAGE, filename=str(path), disk_format="qcow2", container_format="bare",
-                                   visibility="public", wait=True, timeout=120)
-        return f"{IMAGE} ({made.id}), {path.stat().st_size / 2 ** 20:.0f} MiB"
+        made = images.create_image(
+            IMAGE,
+            filename=str(path),
+            disk_format="qcow2",
+            container_format="bare",
+            visibility="public",
+            wait=True,
+            timeout=120,
+        )
+        return f"{IMAGE} ({made.id}), {path.stat().st_size / 2**20:.0f} MiB"
 
     def server(self, **wanted: Any) -> str:
-        """The first server, as the user demo, with what else is wanted of it; waits until it is ACTIVE."""
+        """The first server, as the user demo, with what else is wanted of it; waits until it is
+        ACTIVE."""
         compute = self.demo.compute
         server = next((one for one in compute.servers(name=f"^{SERVER}$")), None)
         self._boots = server is None or server.status == "SHUTOFF"
         if server is None:
             flavor = compute.find_flavor("m1.nano", ignore_missing=False)
-            image = next(iter(self.demo.image.images(name=IMAGE, status="active", sort="created_at:desc")))
-            server = compute.create_server(name=SERVER, flavor_id=flavor.id, image_id=image.id,
-                                           user_data=base64.b64encode(HELLO).decode(), **wanted)
+            image = next(
+                iter(self.demo.image.images(name=IMAGE, status="active", sort="created_at:desc"))
+            )
+            server = compute.create_server(
+                name=SERVER,
+                flavor_id=flavor.id,
+                image_id=image.id,
+                user_data=base64.b64encode(HELLO).decode(),
+                **wanted,
+            )
         elif server.status == "SHUTOFF":
             compute.start_server(server)
         try:
@@ -136,9 +176,11 @@ class Seed:
         except exceptions.SDKException as problem:
             server = compute.get_server(server)
             fault = (server.fault or {}).get("message", "it has no fault")
-            raise Failure(f"The server {server.id} is {server.status}: {fault}",
-                          f"See {self.cloud.log('conductor')} and {self.cloud.log('agent')}; then delete it with: "
-                          f"openstack --os-cloud kilonova server delete {SERVER}") from problem
+            raise Failure(
+                f"The server {server.id} is {server.status}: {fault}",
+                f"See {self.cloud.log('conductor')} and {self.cloud.log('agent')}; then delete it with: "
+                f"openstack --os-cloud kilonova server delete {SERVER}",
+            ) from problem
         return f"{SERVER} ({server.id}) is {server.status}"
 
     def first(self) -> Any:
@@ -146,7 +188,8 @@ class Seed:
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 
     def console(self) -> str:
-        """What the guest says, once it is ready. Of one that was not started here, what it has said where it is now."""
+        """What the guest says, once it is ready. Of one that was not started here, what it has said
+        where it is now."""
         if not self.cloud.has_guests:
             return PAPER
         server = self.first()
@@ -155,17 +198,19 @@ class Seed:
         deadline, text = time.monotonic() + 120, ""
         while READY not in text:
             if time.monotonic() > deadline:
-                raise Failure(f"The guest did not say {READY!r} within 120 s. Its console:\n{_tail(text)}",
-                              f"See {self.cloud.log('agent')}.")
+                raise Failure(
+                    f"The guest did not say {READY!r} within 120 s. Its console:\n{_tail(text)}",
+                    f"See {self.cloud.log('agent')}.",
+                )
             text = self._console_text(server.id)
             time.sleep(0.5)
-        return _tail(text[:text.index(READY) + len(READY)])
+        return _tail(text[: text.index(READY) + len(READY)])
 
     def _console_text(self, server: str) -> str:
         try:
             return str(self.demo.compute.get_server_console_output(server)["output"])
         except (exceptions.ConflictException, exceptions.NotFoundException):
-            return ""        # the log appears with the guest
+            return ""  # the log appears with the guest
 
 
 #: Why nobody waits for a guest.
@@ -174,6 +219,8 @@ PAPER = "servers of the memory driver exist on paper only"
 
 def _tail(text: str) -> str:
     """The last lines, of which nothing can reach the terminal but printable characters."""
-    lines = ["".join(letter if letter.isprintable() else "?" for letter in line.expandtabs())
-             for line in text.replace("\r", "").splitlines()[-20:]]
+    lines = [
+        "".join(letter if letter.isprintable() else "?" for letter in line.expandtabs())
+        for line in text.replace("\r", "").splitlines()[-20:]
+    ]
     return "\n        ".join(["the guest's console:", *("| " + line[:150] for line in lines)])

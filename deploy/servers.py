@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private RabbitMQ, PostgreSQL and MariaDB for the tests: each in a folder and on a port of its own.
+"""Private RabbitMQ, PostgreSQL and MariaDB for the tests: each in a folder and on a port of its
+own.
 
-Used by deploy/commands/test.py and tests/services.py. ``Servers`` starts them as unprivileged users and stops
-them again, also when the block fails or the process is told to end; nothing outside the folder is written.
-Data survive a kill of the server, and need not survive one of the machine: nothing waits for a disk.
+Used by deploy/commands/test.py and tests/services.py. ``Servers`` starts them as unprivileged users
+and stops them again, also when the block fails or the process is told to end; nothing outside the
+folder is written. Data survive a kill of the server, and need not survive one of the machine:
+nothing waits for a disk.
 """
+
 from __future__ import annotations
 
 import errno
@@ -33,26 +36,34 @@ if TYPE_CHECKING:
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
 STAND_BY = "postgresql-stand-by"
-STOP = dict.fromkeys(("postgresql", STAND_BY), signal.SIGINT)      # on SIGTERM it would wait for its clients
+STOP = dict.fromkeys(
+    ("postgresql", STAND_BY), signal.SIGINT
+)  # on SIGTERM it would wait for its clients
 KINDS = ("rabbitmq", "postgresql", "mariadb")
-#: Below the ports of outgoing connections, and so far apart that no two clouds have the same part of the underlay.
+#: Below the ports of outgoing connections, and so far apart that no two clouds have the same part
+#: of the underlay.
 STEP, EVERYWHERE = 16, ""
 STARTS = tuple(range(20000, 30000, STEP))
-#: Who chose ports listens there only later. Until this process ends, no other of this machine is given them.
+#: Who chose ports listens there only later. Until this process ends, no other of this machine is
+#: given them.
 _given: dict[int, socket.socket] = {}
 
 
 def free_ports(count: int) -> int:
-    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody was given before."""
+    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody was
+    given before."""
     first = secrets.randbelow(len(STARTS))
     for start in (*STARTS[first:], *STARTS[:first]):
-        if _reserve(start) and not any(is_taken(start + number, EVERYWHERE) for number in range(count)):
+        if _reserve(start) and not any(
+            is_taken(start + number, EVERYWHERE) for number in range(count)
+        ):
             return start
     raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
 
 
 def _reserve(start: int) -> bool:
-    """Is this process the first to get these ports? A socket's abstract name is given up when its process ends."""
+    """Is this process the first to get these ports? A socket's abstract name is given up when its
+    process ends."""
     if start in _given:
         return False
     claim = socket.socket(socket.AF_UNIX)
@@ -68,7 +79,8 @@ def _reserve(start: int) -> bool:
 
 
 def is_taken(port: int, address: str) -> bool:
-    """Would a program that wants to listen there be refused? An address that is not this machine's is not taken."""
+    """Would a program that wants to listen there be refused? An address that is not this machine's
+    is not taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -90,9 +102,12 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def http_answers(url: str, ca_file: str | None = None) -> bool:
-    """Does a service stand behind this URL? Never through a proxy. ``ca_file``: the authority of its certificate."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(
-        context=ssl.create_default_context(cafile=ca_file)))
+    """Does a service stand behind this URL? Never through a proxy. ``ca_file``: the authority of
+    its certificate."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)),
+    )
     try:
         opener.open(url, timeout=5).close()
     except urllib.error.HTTPError as answer:
@@ -103,8 +118,8 @@ def http_answers(url: str, ca_file: str | None = None) -> bool:
 
 
 class Servers:
-    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all. With ``proof``,
-    which names 127.0.0.1, they offer TLS; RabbitMQ speaks nothing else then."""
+    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all.
+    With ``proof``, which names 127.0.0.1, they offer TLS; RabbitMQ speaks nothing else then."""
 
     def __init__(self, folder: Path, proof: Tls | None = None) -> None:
         self.folder, self._proof = folder, proof
@@ -114,14 +129,20 @@ class Servers:
 
     def __enter__(self) -> Servers:
         if os.geteuid() != 0:
-            raise Failure("Servers for the tests are started under users of their own, which only root can do.",
-                          "Run this as root.")
+            raise Failure(
+                "Servers for the tests are started under users of their own, which only root can do.",
+                "Run this as root.",
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for name, process in reversed(self._processes):
             process.send_signal(STOP.get(name, signal.SIGTERM))
         for name, process in reversed(self._processes):
@@ -139,7 +160,10 @@ class Servers:
             Failure: it is not installed or does not come up.
         """
         starters: dict[str, Callable[[], str]] = {
-            "rabbitmq": self._rabbitmq, "postgresql": self._postgresql, "mariadb": self._mariadb}
+            "rabbitmq": self._rabbitmq,
+            "postgresql": self._postgresql,
+            "mariadb": self._mariadb,
+        }
         return starters[kind]()
 
     def pid(self, kind: str) -> int:
@@ -158,8 +182,9 @@ class Servers:
         self._again[kind]()
 
     def _rabbitmq(self) -> str:
-        self.broker = broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16),
-                                      proof=self._proof)
+        self.broker = broker = Broker(
+            self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16), proof=self._proof
+        )
         broker.prepare()
         self._run("epmd", broker.mapper_command(), "rabbitmq", broker.environment)
         self._run("rabbitmq", broker.command(), "rabbitmq", broker.environment)
@@ -167,45 +192,120 @@ class Servers:
         return broker.url
 
     def _postgresql(self) -> str:
-        folder, port, password = self._own("postgresql", "postgres"), free_ports(1), secrets.token_hex(16)
+        folder, port, password = (
+            self._own("postgresql", "postgres"),
+            free_ports(1),
+            secrets.token_hex(16),
+        )
         secret = _secret(folder / "password", password, "postgres")
         data = folder / "data"
-        _as("postgres", [str(POSTGRESQL / "initdb"), "--pgdata", str(data), "--username", "kilonova", "--pwfile",
-                         str(secret), "--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8", "--locale", "C"])
-        self._start("postgresql", _postgres(folder, port, self._own_proof(folder, "postgres")),
-                    "postgres", port, _is_ready)
+        _as(
+            "postgres",
+            [
+                str(POSTGRESQL / "initdb"),
+                "--pgdata",
+                str(data),
+                "--username",
+                "kilonova",
+                "--pwfile",
+                str(secret),
+                "--auth",
+                "scram-sha-256",
+                "--no-sync",
+                "--encoding",
+                "UTF8",
+                "--locale",
+                "C",
+            ],
+        )
+        self._start(
+            "postgresql",
+            _postgres(folder, port, self._own_proof(folder, "postgres")),
+            "postgres",
+            port,
+            _is_ready,
+        )
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
 
     def stand_by(self, way: str) -> str:
-        """Start a copy of a PostgreSQL that follows it, some moments behind; returns its URL. ``way``: the URL at which
-        it finds the other one."""
+        """Start a copy of a PostgreSQL that follows it, some moments behind; returns its URL.
+        ``way``: the URL at which it finds the other one."""
         folder, port, primary = self._own(STAND_BY, "postgres"), free_ports(1), urlsplit(way)
         secret = _secret(folder / "passwords", f"*:*:*:*:{primary.password}\n", "postgres")
-        source = f"host={primary.hostname} port={primary.port} user={primary.username} passfile={secret}"
-        _as("postgres", [str(POSTGRESQL / "pg_basebackup"), "--pgdata", str(folder / "data"), "--write-recovery-conf",
-                         "--no-sync", "--checkpoint", "fast", "--dbname", source])
+        source = (
+            f"host={primary.hostname} port={primary.port} user={primary.username} passfile={secret}"
+        )
+        _as(
+            "postgres",
+            [
+                str(POSTGRESQL / "pg_basebackup"),
+                "--pgdata",
+                str(folder / "data"),
+                "--write-recovery-conf",
+                "--no-sync",
+                "--checkpoint",
+                "fast",
+                "--dbname",
+                source,
+            ],
+        )
         self._start(STAND_BY, _postgres(folder, port), "postgres", port, _is_ready)
         return way.replace(f"@{primary.hostname}:{primary.port}/", f"@127.0.0.1:{port}/")
 
     def _mariadb(self) -> str:
         folder, port, password = self._own("mariadb", "mysql"), free_ports(1), secrets.token_hex(16)
         data = folder / "data"
-        _as("mysql", ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db",
-                      "--auth-root-authentication-method=normal"])
-        first = _secret(folder / "first.sql", "CREATE USER IF NOT EXISTS kilonova@'127.0.0.1' IDENTIFIED BY "
-                        f"'{password}';\n"
-                        "GRANT ALL ON *.* TO kilonova@'127.0.0.1' WITH GRANT OPTION;\n", "mysql")
-        self._start("mariadb", [
-            "/usr/sbin/mariadbd", "--no-defaults", f"--datadir={data}",
-            f"--socket={folder}/mariadb.sock", f"--pid-file={folder}/mariadb.pid", f"--port={port}",
-            "--bind-address=127.0.0.1", f"--init-file={first}", "--innodb-flush-log-at-trx-commit=2",
-            "--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-log-bin",
-            "--skip-name-resolve=1", *(f"--ssl-{what}={path}" for what, path in
-                                       self._own_proof(folder, "mysql").items())], "mysql", port)
+        _as(
+            "mysql",
+            [
+                "mariadb-install-db",
+                "--no-defaults",
+                f"--datadir={data}",
+                "--skip-test-db",
+                "--auth-root-authentication-method=normal",
+            ],
+        )
+        first = _secret(
+            folder / "first.sql",
+            "CREATE USER IF NOT EXISTS kilonova@'127.0.0.1' IDENTIFIED BY "
+            f"'{password}';\n"
+            "GRANT ALL ON *.* TO kilonova@'127.0.0.1' WITH GRANT OPTION;\n",
+            "mysql",
+        )
+        self._start(
+            "mariadb",
+            [
+                "/usr/sbin/mariadbd",
+                "--no-defaults",
+                f"--datadir={data}",
+                f"--socket={folder}/mariadb.sock",
+                f"--pid-file={folder}/mariadb.pid",
+                f"--port={port}",
+                "--bind-address=127.0.0.1",
+                f"--init-file={first}",
+                "--innodb-flush-log-at-trx-commit=2",
+                "--innodb-buffer-pool-size=64M",
+                "--max-connections=300",
+                "--skip-log-bin",
+                "--skip-name-resolve=1",
+                *(
+                    f"--ssl-{what}={path}"
+                    for what, path in self._own_proof(folder, "mysql").items()
+                ),
+            ],
+            "mysql",
+            port,
+        )
         return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
 
-    def _start(self, name: str, command: list[str], user: str, port: int,
-               is_ready: Callable[[int], bool] = answers) -> None:
+    def _start(
+        self,
+        name: str,
+        command: list[str],
+        user: str,
+        port: int,
+        is_ready: Callable[[int], bool] = answers,
+    ) -> None:
         """Start a database, and know how it is started again."""
         self._run(name, command, user)
         self._wait(name, port, is_ready)
@@ -215,8 +315,14 @@ class Servers:
         """Copies that the server may read."""
         if self._proof is None:
             return {}
-        return {what: _secret(folder / f"{what}.pem", Path(path).read_text(), user) for what, path in
-                (("ca", self._proof.ca), ("cert", self._proof.cert), ("key", self._proof.key))}
+        return {
+            what: _secret(folder / f"{what}.pem", Path(path).read_text(), user)
+            for what, path in (
+                ("ca", self._proof.ca),
+                ("cert", self._proof.cert),
+                ("key", self._proof.key),
+            )
+        }
 
     def _own(self, name: str, user: str) -> Path:
         folder = self.folder / name
@@ -224,11 +330,22 @@ class Servers:
         shutil.chown(folder, user)
         return folder
 
-    def _run(self, name: str, command: list[str], user: str, env: Mapping[str, str] | None = None) -> None:
+    def _run(
+        self, name: str, command: list[str], user: str, env: Mapping[str, str] | None = None
+    ) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user,
-                                       group=user, extra_groups=[], start_new_session=True, cwd=self.folder,
-                                       env=dict(env) if env is not None else _plain())
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=user,
+                group=user,
+                extra_groups=[],
+                start_new_session=True,
+                cwd=self.folder,
+                env=dict(env) if env is not None else _plain(),
+            )
         self._processes.append((name, process))
 
     def _wait(self, name: str, port: int, is_ready: Callable[[int], bool] = answers) -> None:
@@ -238,22 +355,35 @@ class Servers:
         def ready() -> bool:
             if process.poll() is not None:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise Failure(f"{name} ended with {process.returncode}:\n{tail}", "Its log is above.")
+                raise Failure(
+                    f"{name} ended with {process.returncode}:\n{tail}", "Its log is above."
+                )
             return is_ready(port)
+
         wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
 
 
 def _is_ready(port: int) -> bool:
     """Does a PostgreSQL take connections? It listens before that."""
-    asked = subprocess.run([POSTGRESQL / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"], check=False,
-                           stdin=subprocess.DEVNULL, env=_plain())
+    asked = subprocess.run(
+        [POSTGRESQL / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=_plain(),
+    )
     return asked.returncode == 0
 
 
 def _postgres(folder: Path, port: int, proof: Mapping[str, Path] | None = None) -> list[str]:
     settings: dict[str, object] = {
-        "port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
-        "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
+        "port": port,
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": folder,
+        "fsync": "off",
+        "full_page_writes": "off",
+        "max_connections": 300,
+        "shared_buffers": "64MB",
+    }
     if proof:
         settings |= {"ssl": "on", **{f"ssl_{what}_file": path for what, path in proof.items()}}
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -269,13 +399,20 @@ def _secret(path: Path, text: str, user: str) -> Path:
 
 def _as(user: str, command: list[str]) -> None:
     """Run to its end as that user."""
-    run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
-        "Install the Debian packages postgresql-15 and mariadb-server.", env=_plain())
+    run(
+        ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
+        "Install the Debian packages postgresql-15 and mariadb-server.",
+        env=_plain(),
+    )
 
 
 def _plain() -> dict[str, str]:
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent",
-            "TZ": os.environ.get("TZ", "UTC")}
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "TZ": os.environ.get("TZ", "UTC"),
+    }
 
 
 def main() -> None:
@@ -284,8 +421,11 @@ def main() -> None:
     with Servers(folder) as servers:
         for kind in KINDS:
             began = time.monotonic()
-            print(f"export KILONOVA_TEST_{kind.upper()}_URL='{servers.start(kind)}'"
-                  f"  # {time.monotonic() - began:.1f} s", flush=True)
+            print(
+                f"export KILONOVA_TEST_{kind.upper()}_URL='{servers.start(kind)}'"
+                f"  # {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
         input("Enter stops them. ")
     shutil.rmtree(folder)
 

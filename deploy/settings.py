@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a running cloud was started with: none is turned into another cloud beneath its guests.
+"""The settings that a running cloud was started with: none is turned into another cloud beneath its
+guests.
 
-Written by ``Cloud.launch`` when it starts a cloud, and compared by deploy/preflight.py. Facts that no variable sets may
-change, and what they change is started again. Must stay true: no secret is printed, for URLs may hold passwords.
+Written by ``Cloud.launch`` when it starts a cloud, and compared by deploy/preflight.py. Facts that
+no variable sets may change, and what they change is started again. Must stay true: no secret is
+printed, for URLs may hold passwords.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -21,9 +24,14 @@ FILE, HIDDEN = "settings.json", "#"
 
 def of(cloud: Cloud) -> dict[str, str]:
     """What each variable comes to in this cloud; of a URL, only what tells it from others."""
-    return {"KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no", "KILONOVA_DRIVER": cloud.driver,
-            "KILONOVA_HOSTS": str(len(cloud.hosts)), "KILONOVA_PORT_BASE": _digest(repr(astuple(cloud.ports))),
-            "KILONOVA_TRANSPORT_URL": _digest(cloud.broker_url), "KILONOVA_DATABASE_URL": _digest(cloud.database_url)}
+    return {
+        "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
+        "KILONOVA_DRIVER": cloud.driver,
+        "KILONOVA_HOSTS": str(len(cloud.hosts)),
+        "KILONOVA_PORT_BASE": _digest(repr(astuple(cloud.ports))),
+        "KILONOVA_TRANSPORT_URL": _digest(cloud.broker_url),
+        "KILONOVA_DATABASE_URL": _digest(cloud.database_url),
+    }
 
 
 def remember(cloud: Cloud) -> None:
@@ -32,14 +40,17 @@ def remember(cloud: Cloud) -> None:
 
 
 def changed(cloud: Cloud) -> list[str]:
-    """The variables that are others now than when this cloud was started, with their values then where these may
-    be printed; none of a cloud that does not run."""
+    """The variables that are others now than when this cloud was started, with their values then
+    where these may be printed; none of a cloud that does not run."""
     path = cloud.run / FILE
     if cloud.supervisor() is None or not path.exists():
         return []
     now, then = of(cloud), json.loads(path.read_text())
-    return [name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
-            for name, value in now.items() if then[name] != value]
+    return [
+        name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
+        for name, value in now.items()
+        if then[name] != value
+    ]
 
 
 def _digest(text: str | None) -> str:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/states.md: a server's states and what leads from one to another, drawn from the one table of actions.
+"""docs/states.md: a server's states and what leads from one to another, drawn from the one table of
+actions.
 
     python -m deploy.states_diagram > docs/states.md
 
-Run by hand after a change of ``common.states.ACTIONS``; a test compares the page with what this makes.
+Run by hand after a change of ``common.states.ACTIONS``; a test compares the page with what this
+makes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +39,22 @@ it to all but admins; *ends others*: it ends an action in hand instead of being 
 
 def page() -> str:
     """The whole document."""
-    return "".join((HEAD, "\n```mermaid\nstateDiagram-v2\n", *(f"    {line}\n" for line in _diagram()), "```\n\n",
-                    _from_every_state(), ACTIONS_HEAD, *(f"{_row(row)}\n" for row in ACTIONS if row.query is None)))
+    return "".join(
+        (
+            HEAD,
+            "\n```mermaid\nstateDiagram-v2\n",
+            *(f"    {line}\n" for line in _diagram()),
+            "```\n\n",
+            _from_every_state(),
+            ACTIONS_HEAD,
+            *(f"{_row(row)}\n" for row in ACTIONS if row.query is None),
+        )
+    )
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """(from, to) -> the actions that lead there, in the table's order; those of every state are not among them."""
+    """(from, to) -> the actions that lead there, in the table's order; those of every state are not
+    among them."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in ACTIONS:
         if row.vm == states.ANY or row.after is None:
@@ -79,9 +92,17 @@ def _from_every_state() -> str:
 
 
 def _row(row: Action) -> str:
-    cells = (f"`{_name(row)}`", _any_or(row.vm), _any_or([task for task in row.task if task is not None]),
-             f"`{row.during}`" if row.during else "", f"`{row.after}`" if row.after else "as it was",
-             "yes" if row.locked else "", "yes" if row.supersedes else "", f"`{row.policy}`", row.since)
+    cells = (
+        f"`{_name(row)}`",
+        _any_or(row.vm),
+        _any_or([task for task in row.task if task is not None]),
+        f"`{row.during}`" if row.during else "",
+        f"`{row.after}`" if row.after else "as it was",
+        "yes" if row.locked else "",
+        "yes" if row.supersedes else "",
+        f"`{row.policy}`",
+        row.since,
+    )
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep processes running without systemd: ``python -m deploy.supervise FOLDER``.
 
-FOLDER/processes.json lists them in the order of their start; FOLDER/NAME.pid says where each is; while
-FOLDER/NAME.down exists it is kept stopped; one that holds the word "kill" stops it as a power cut does. A process that
-died is started again, at once the first time and then ever later, up to 10 s; what it left in its process group is
-killed first, so that it finds its port free. TERM stops all in reverse order; HUP reads the list again. All end with
-the supervisor, however it ends.
+FOLDER/processes.json lists them in the order of their start; FOLDER/NAME.pid says where each is;
+while FOLDER/NAME.down exists it is kept stopped; one that holds the word "kill" stops it as a power
+cut does. A process that died is started again, at once the first time and then ever later, up to 10
+s; what it left in its process group is killed first, so that it finds its port free. TERM stops all
+in reverse order; HUP reads the list again. All end with the supervisor, however it ends.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -22,10 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0      # seconds
+FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0  # seconds
 LOOK, LOG_LIMIT = 0.2, 50 * 1024 * 1024
 PR_SET_PDEATHSIG, KILL = 1, "kill"
-UMASK = 0o077       # of all that it starts, unless they set another
+UMASK = 0o077  # of all that it starts, unless they set another
 WAITED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -106,10 +107,14 @@ class Supervised:
     def _died(self, moment: float) -> None:
         assert self._process is not None
         good = moment - self._started >= GOOD_RUN
-        self._pause = FIRST_PAUSE if good or not self._pause else min(LONGEST_PAUSE, self._pause * 2)
+        self._pause = (
+            FIRST_PAUSE if good or not self._pause else min(LONGEST_PAUSE, self._pause * 2)
+        )
         self._not_before = moment + self._pause
-        say(f"{self.program.name} ended with {self._process.returncode}, again in {self._pause:.1f} s; "
-            f"see {self.program.log}")
+        say(
+            f"{self.program.name} ended with {self._process.returncode}, again in {self._pause:.1f} s; "
+            f"see {self.program.log}"
+        )
         self._clear_group()
         self._process = None
         self._pid_file.unlink(missing_ok=True)
@@ -126,13 +131,24 @@ class Supervised:
         log = Path(program.log)
         if log.exists() and log.stat().st_size > LOG_LIMIT:
             log.replace(log.with_suffix(".log.1"))
-        user: dict[str, Any] = {} if program.user is None else {
-            "user": program.user, "group": program.user, "extra_groups": []}
+        user: dict[str, Any] = (
+            {}
+            if program.user is None
+            else {"user": program.user, "group": program.user, "extra_groups": []}
+        )
         try:
             with log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    program.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=program.cwd,
-                    env=program.env, start_new_session=True, preexec_fn=_first_act, **user)
+                    program.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd=program.cwd,
+                    env=program.env,
+                    start_new_session=True,
+                    preexec_fn=_first_act,
+                    **user,
+                )
         except OSError as problem:
             self._pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, self._pause * 2))
             self._not_before = moment + self._pause
@@ -181,7 +197,8 @@ def _kind(process: Supervised) -> str:
 
 
 def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
-    """The new list: what is the same runs on, what changed or went is stopped, what is new starts."""
+    """The new list: what is the same runs on, what changed or went is stopped, what is new
+    starts."""
     programs = read(folder)
     for process in reversed(processes):
         if process.program not in programs:
@@ -193,7 +210,9 @@ def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
 def main() -> int:
     """Hold the folder's lock, so that there is one supervisor of it."""
     os.umask(UMASK)
-    signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)       # before the lock tells others that they may signal
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, WAITED
+    )  # before the lock tells others that they may signal
     folder = Path(sys.argv[1]).resolve()
     with (folder / "supervise.lock").open("a+") as lock:
         try:

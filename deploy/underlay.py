@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies below the networks of one cloud: the addresses that are its own, and the wire between its hosts.
+"""What lies below the networks of one cloud: the addresses that are its own, and the wire between
+its hosts.
 
-Used by deploy/cloud.py and deploy/lab_hosts.py. A cloud's first host lives in the machine's own network namespace, but
-in a lab (``apart``); every other has a namespace of its own, which is made when the host boots, with a name for
-that boot. A bridge joins them all and the machine. Names carry a hash of the cloud's home and addresses follow from its
-first port, so that clouds side by side never meet. ``make`` adds what is missing, ``remove`` leaves nothing, whatever
-was killed before. Must stay true: nothing but the cloud's own hosts and the machine reaches these addresses.
+Used by deploy/cloud.py and deploy/lab_hosts.py. A cloud's first host lives in the machine's own
+network namespace, but in a lab (``apart``); every other has a namespace of its own, which is made
+when the host boots, with a name for that boot. A bridge joins them all and the machine. Names carry
+a hash of the cloud's home and addresses follow from its first port, so that clouds side by side
+never meet. ``make`` adds what is missing, ``remove`` leaves nothing, whatever was killed before.
+Must stay true: nothing but the cloud's own hosts and the machine reaches these addresses.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -27,7 +30,8 @@ TUNNELS, EXTERNAL = IPv4Network("198.18.0.0/15"), IPv4Network("172.24.0.0/13")
 PORTS, PARTS = 8, 8192
 #: Identifiers of networks that one cloud has for itself: all of VXLAN's, in as many parts.
 IDENTIFIERS = (1 << 24) // PARTS
-#: Both devices are ours alone: what comes for our addresses by another is a guest's, or a neighbour's.
+#: Both devices are ours alone: what comes for our addresses by another is a guest's, or a
+#: neighbour's.
 GUARD = """
 table inet {table}
 delete table inet {table}
@@ -57,12 +61,14 @@ class Underlay:
 
     @property
     def bridge(self) -> str:
-        """The device that joins the hosts, in the machine's own namespace; the guard's tables are called like it."""
+        """The device that joins the hosts, in the machine's own namespace; the guard's tables are
+        called like it."""
         return f"klab{self.tag}"
 
     @property
     def external(self) -> IPv4Network:
-        """The addresses of the external network: its gateway is the first, floating addresses are the others."""
+        """The addresses of the external network: its gateway is the first, floating addresses are
+        the others."""
         return _part(EXTERNAL, self.port)
 
     @property
@@ -88,7 +94,8 @@ class Underlay:
         return f"klv{self.tag}-{number}"
 
     def boot_id(self, number: int) -> Path:
-        """The file that says which boot of the host this is; it changes whenever the namespace is made."""
+        """The file that says which boot of the host this is; it changes whenever the namespace is
+        made."""
         return self.home / "run" / f"boot-{number}"
 
     def make(self, hosts: int) -> None:
@@ -114,16 +121,36 @@ class Underlay:
         if not self.exists(number):
             if (NAMESPACES / name).exists():
                 _ip("netns", "delete", name)
-            _fine("ip", "link", "delete", outside)                      # a namespace takes its end along, but later
+            _fine("ip", "link", "delete", outside)  # a namespace takes its end along, but later
             self.boot_id(number).parent.mkdir(parents=True, exist_ok=True)
             self.boot_id(number).write_text(f"{uuid.uuid4()}\n")
             _ip("netns", "add", name)
         self._guard(UP, name)
         if not (DEVICES / outside).exists():
-            _ip("link", "add", outside, "type", "veth", "peer", "name", UP, "address",
-                f"02:00:{self.address(number).packed.hex(':')}", "netns", name)
+            _ip(
+                "link",
+                "add",
+                outside,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                UP,
+                "address",
+                f"02:00:{self.address(number).packed.hex(':')}",
+                "netns",
+                name,
+            )
         _ip("link", "set", outside, "master", self.bridge, "up")
-        _ip("-netns", name, "address", "replace", f"{self.address(number)}/{self._network.prefixlen}", "dev", UP)
+        _ip(
+            "-netns",
+            name,
+            "address",
+            "replace",
+            f"{self.address(number)}/{self._network.prefixlen}",
+            "dev",
+            UP,
+        )
         for device in ("lo", UP):
             _ip("-netns", name, "link", "set", device, "up")
 
@@ -144,7 +171,9 @@ class Underlay:
         """A host's namespace goes with all that is in it; harmless when there is none."""
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
-        _fine("ip", "link", "delete", self.cable(number))       # the pair may go with its namespace at this moment
+        _fine(
+            "ip", "link", "delete", self.cable(number)
+        )  # the pair may go with its namespace at this moment
 
     def remove(self) -> None:
         """Namespaces, bridge and guard go; harmless when there are none."""
@@ -183,9 +212,12 @@ def _fine(*command: str) -> bool:
 
 
 def complaint(command: Sequence[str]) -> str:
-    """What the command had to say against it; empty when it went well, or when there is no such program yet."""
+    """What the command had to say against it; empty when it went well, or when there is no such
+    program yet."""
     path = shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin")
     if path is None:
         return ""
-    done = subprocess.run([path, *command[1:]], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [path, *command[1:]], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     return "" if done.returncode == 0 else done.stderr.strip() or f"it ended with {done.returncode}"

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of hosts becomes columns: where each host stands, and what many of them share kept once.
+"""What is read of hosts becomes columns: where each host stands, and what many of them share kept
+once.
 
-``scheduler.hosts`` decides what is read and when, and hands it to ``Columns``. Rows are in the order of the providers'
-ids, so that a host is found by bisection; hosts that come or go move the others. Facts, sets of traits, NUMA nodes and
-devices come as text: each text is parsed once, and a column of numbers stands in its place, so that a filter looks at
-each once however many hosts have it.
+``scheduler.hosts`` decides what is read and when, and hands it to ``Columns``. Rows are in the
+order of the providers' ids, so that a host is found by bisection; hosts that come or go move the
+others. Facts, sets of traits, NUMA nodes and devices come as text: each text is parsed once, and a
+column of numbers stands in its place, so that a filter looks at each once however many hosts have
+it.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -29,7 +32,8 @@ NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kind
 
 
 class Shared(Generic[T]):
-    """Values that many hosts have in common, each made once and known by its number; 0 is what nobody has yet."""
+    """Values that many hosts have in common, each made once and known by its number; 0 is what
+    nobody has yet."""
 
     def __init__(self, make: Callable[[Any], T], nothing: T) -> None:
         self._make = make
@@ -52,13 +56,15 @@ class Shared(Generic[T]):
         used, renumbered = np.unique(column, return_inverse=True)
         places = {int(old): new for new, old in enumerate(used[used > 0], start=1)}
         self.values = [self._nothing, *(self.values[old] for old in places)]
-        self._numbers = {key: places[number] for key, number in self._numbers.items() if number in places}
+        self._numbers = {
+            key: places[number] for key, number in self._numbers.items() if number in places
+        }
         return renumbered.astype(np.int64) + int(used[0] != 0)
 
 
 class HostParts(Mapping[int, Parts]):
-    """Row -> the parts of the host, for those that have any; hosts that are alike and empty share one object, and each
-    is the same object whenever it is asked for."""
+    """Row -> the parts of the host, for those that have any; hosts that are alike and empty share
+    one object, and each is the same object whenever it is asked for."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -71,7 +77,9 @@ class HostParts(Mapping[int, Parts]):
         if kind == (0, 0):
             raise KeyError(row)
         if kind not in self._empty:
-            self._empty[kind] = Parts(columns.numa_nodes.values[kind[0]], columns.gear.values[kind[1]], ())
+            self._empty[kind] = Parts(
+                columns.numa_nodes.values[kind[0]], columns.gear.values[kind[1]], ()
+            )
         empty, held = self._empty[kind], columns.held.get(columns.base.names[row])
         if not held:
             return empty
@@ -84,29 +92,33 @@ class HostParts(Mapping[int, Parts]):
         return bool(own["numa_nodes"][number] or own["gear"][number])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self._columns.own["numa_nodes"] + self._columns.own["gear"]).tolist())
+        return iter(
+            np.flatnonzero(self._columns.own["numa_nodes"] + self._columns.own["gear"]).tolist()
+        )
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._columns.own["numa_nodes"] + self._columns.own["gear"]))
 
 
 class Columns:
-    """The snapshot that others are copied from. ids: the provider of each row. own: columns that only this module and
-    ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, NUMA nodes and gear (numbers of what is
-    shared). held: host -> what its guests hold of its parts."""
+    """The snapshot that others are copied from. ids: the provider of each row. own: columns that
+    only this module and ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, NUMA
+    nodes and gear (numbers of what is shared). held: host -> what its guests hold of its parts."""
 
     def __init__(self) -> None:
         self.base = Snapshot()
         self.ids: Numbers = np.zeros(0, np.int64)
-        self.own = {name: np.zeros(0, np.int64) for name in
-                    ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")}
+        self.own = {
+            name: np.zeros(0, np.int64)
+            for name in ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")
+        }
         self.facts: Shared[Mapping[str, Any]] = Shared(_facts, {})
         self.traits: Shared[frozenset[str]] = Shared(_names, frozenset())
         self.numa_nodes: Shared[Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
         self.gear: Shared[Sequence[Device]] = Shared(partial(_records, Device), ())
         self.held: dict[str, list[HardwareAssignment]] = {}
-        self.images: dict[int, dict[str, int]] = {}     # provider -> image -> servers
-        self.images_moved = True                        # since fill_images
+        self.images: dict[int, dict[str, int]] = {}  # provider -> image -> servers
+        self.images_moved = True  # since fill_images
 
     def positions(self, ids: Sequence[int] | Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
         """The row of each provider, and whether it is known at all."""
@@ -117,26 +129,33 @@ class Columns:
         return rows, self.ids[rows] == wanted
 
     def outdated(self, changed: Rows, read_at: int) -> list[int]:
-        """Of providers (id, generation, changed_at) those that are not known as they are there, and all that changed
-        since the last read began: two changes in one microsecond look alike."""
+        """Of providers (id, generation, changed_at) those that are not known as they are there, and
+        all that changed since the last read began: two changes in one microsecond look alike."""
         if not changed:
             return []
         ids, generations, times = np.array([row[:3] for row in changed], np.int64).T
         rows, known = self.positions(ids)
         if known.any():
-            known &= (self.own["generations"][rows] == generations) & (self.own["changed_at"][rows] == times)
+            known &= (self.own["generations"][rows] == generations) & (
+                self.own["changed_at"][rows] == times
+            )
             known &= times < read_at
-        return ids[~known].tolist()     # type: ignore[no-any-return]
+        return ids[~known].tolist()  # type: ignore[no-any-return]
 
     def take_in(self, rows: HostRows) -> bool:
-        """What was read of some hosts replaces what was known of them; returns whether rows moved."""
+        """What was read of some hosts replaces what was known of them; returns whether rows
+        moved."""
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
         at, known = self.positions(ids)
         if not known.all():
-            self._arrange({**dict(zip(self.ids.tolist(), self.base.names, strict=True)),
-                           **{row.id: row.host for row in rows.providers}})
+            self._arrange(
+                {
+                    **dict(zip(self.ids.tolist(), self.base.names, strict=True)),
+                    **{row.id: row.host for row in rows.providers},
+                }
+            )
             at, _ = self.positions(ids)
         self._fill_hosts(rows.providers, at)
         self._fill_stock(rows.inventories, at)
@@ -158,7 +177,8 @@ class Columns:
         self._arrange(left)
 
     def _arrange(self, names: dict[int, str]) -> None:
-        """Make room for exactly these hosts, provider id -> host, and move what is known of them."""
+        """Make room for exactly these hosts, provider id -> host, and move what is known of
+        them."""
         ids = np.array(sorted(names), np.int64)
         kept = np.isin(self.ids, ids)
         places = np.searchsorted(ids, self.ids[kept])
@@ -173,13 +193,19 @@ class Columns:
         base.rows = {name: row for row, name in enumerate(base.names)}
         for flag in (*FLAGS, *NUMBERS):
             column = getattr(base, flag)
-            setattr(base, flag, moved(column if column.size else np.zeros(self.ids.size, column.dtype)))
+            setattr(
+                base, flag, moved(column if column.size else np.zeros(self.ids.size, column.dtype))
+            )
         seeds = moved(base.seeds)
         for row in np.flatnonzero(seeds == 0).tolist():
             seeds[row] = seed(base.names[row])
         base.seeds = seeds
-        base.stock = {name: Stock(moved(stock.free), moved(stock.least), moved(stock.most), moved(stock.step, 1))
-                      for name, stock in base.stock.items()}
+        base.stock = {
+            name: Stock(
+                moved(stock.free), moved(stock.least), moved(stock.most), moved(stock.step, 1)
+            )
+            for name, stock in base.stock.items()
+        }
         base.metrics = {name: moved(column, np.nan) for name, column in base.metrics.items()}
         self.own = {name: moved(column) for name, column in self.own.items()}
         self.ids = ids
@@ -190,21 +216,37 @@ class Columns:
             getattr(base, flag)[at] = np.array(read[flag], np.bool_)
         base.servers[at], base.failures[at] = read["guests"], read["failures"]
         base.versions[at] = read["hypervisor_version"]
-        base.kinds[at] = [self.facts.number(key) for key in zip(
-            read["hypervisor_type"], read["hypervisor_version"], read["cpu_info"], read["facts"], strict=True)]
+        base.kinds[at] = [
+            self.facts.number(key)
+            for key in zip(
+                read["hypervisor_type"],
+                read["hypervisor_version"],
+                read["cpu_info"],
+                read["facts"],
+                strict=True,
+            )
+        ]
         base.facts = self.facts.values
-        for name, column in (("generations", "generation"), ("changed_at", "changed_at"), ("failed_at", "failed_at")):
+        for name, column in (
+            ("generations", "generation"),
+            ("changed_at", "changed_at"),
+            ("failed_at", "failed_at"),
+        ):
             self.own[name][at] = read[column]
-        for name, shared, texts in (("traits", self.traits, read["traits"]),
-                                    ("numa_nodes", self.numa_nodes, read["numa_nodes"]),
-                                    ("gear", self.gear, read["devices"])):
+        for name, shared, texts in (
+            ("traits", self.traits, read["traits"]),
+            ("numa_nodes", self.numa_nodes, read["numa_nodes"]),
+            ("gear", self.gear, read["devices"]),
+        ):
             numbers: Shared[Any] = shared
-            self.own[name][at] = [numbers.number(text) if text and text != "[]" else 0 for text in texts]
+            self.own[name][at] = [
+                numbers.number(text) if text and text != "[]" else 0 for text in texts
+            ]
         base.traits = TraitMasks(self.traits.values, self.own["traits"])
 
     def _fill_stock(self, rows: Rows, at: Numbers) -> None:
         stock = self.base.stock
-        for column in stock.values():           # a class may have gone from the provider
+        for column in stock.values():  # a class may have gone from the provider
             column.free[at] = column.most[at] = 0
         by_class: dict[str, list[Any]] = {}
         for row in rows:
@@ -213,9 +255,10 @@ class Columns:
             if name not in stock:
                 stock[name] = _empty_stock(self.ids.size)
             ids, _, total, reserved, least, most, step, ratio, used = (
-                np.array(part) for part in zip(*found, strict=True))
+                np.array(part) for part in zip(*found, strict=True)
+            )
             places, known = self.positions(ids)
-            places, column = places[known], stock[name]     # what is not known came since: next time
+            places, column = places[known], stock[name]  # what is not known came since: next time
             room = np.minimum((total - reserved) * ratio, MOST).astype(np.int64)
             column.free[places] = (room - used.astype(np.int64))[known]
             column.least[places], column.most[places] = least[known], most[known]
@@ -228,15 +271,22 @@ class Columns:
         for provider, text in rows.assignments:
             (place,), (known,) = self.positions([provider])
             if known:
-                self.held.setdefault(base.names[place], []).append(from_wire(HardwareAssignment, json.loads(text)))
+                self.held.setdefault(base.names[place], []).append(
+                    from_wire(HardwareAssignment, json.loads(text))
+                )
         sizes = np.array([len(gear) for gear in self.gear.values], np.int64)
         base.devices[at] = sizes[self.own["gear"][at]]
         for row in at.tolist() if self.held else ():
-            base.devices[row] -= sum(len(assignment.devices) for assignment in self.held.get(base.names[row], ()))
+            base.devices[row] -= sum(
+                len(assignment.devices) for assignment in self.held.get(base.names[row], ())
+            )
         base.parts = cast("dict[int, Parts]", HostParts(self))
 
-    def fill_aggregates(self, rows: Rows, members: Mapping[int, list[str]], default_zone: str) -> None:
-        """All aggregates, of which ``members`` has the hosts of those that changed; zones follow."""
+    def fill_aggregates(
+        self, rows: Rows, members: Mapping[int, list[str]], default_zone: str
+    ) -> None:
+        """All aggregates, of which ``members`` has the hosts of those that changed; zones
+        follow."""
         base, size = self.base, len(self.base.names)
         before = {aggregate.id: aggregate for aggregate in base.aggregates}
         base.aggregates = []
@@ -247,8 +297,11 @@ class Columns:
             else:
                 mask = before[row.id].members
             base.aggregates.append(Aggregate(row.id, row.name, row.meta, mask))
-        zoned = [(aggregate, aggregate.meta["availability_zone"]) for aggregate in base.aggregates
-                 if aggregate.meta.get("availability_zone")]
+        zoned = [
+            (aggregate, aggregate.meta["availability_zone"])
+            for aggregate in base.aggregates
+            if aggregate.meta.get("availability_zone")
+        ]
         names = sorted({default_zone, *(zone for _, zone in zoned)})
         base.zone_numbers = {name: number for number, name in enumerate(names)}
         base.zones = np.full(size, base.zone_numbers[default_zone], np.int64)
@@ -273,20 +326,31 @@ class Columns:
                     column[base.rows[host]] = value
 
     def fill_images(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Turn round what is known of the images of each host's servers. properties: image -> its properties."""
+        """Turn round what is known of the images of each host's servers. properties: image -> its
+        properties."""
         rows: dict[str, dict[int, int]] = {}
         for row, provider in enumerate(self.ids.tolist()):
             for image, number in self.images.get(provider, {}).items():
                 rows.setdefault(image, {})[row] = number
         self.images_moved = False
-        self.base.images = [ImageOnHosts(properties.get(image, {}), np.array(list(found), np.int64),
-                                         np.array(list(found.values()), np.int64)) for image, found in rows.items()]
+        self.base.images = [
+            ImageOnHosts(
+                properties.get(image, {}),
+                np.array(list(found), np.int64),
+                np.array(list(found.values()), np.int64),
+            )
+            for image, found in rows.items()
+        ]
 
     def tidy(self) -> None:
         """Let go of what no host has any more."""
         base = self.base
         base.kinds = self.facts.forget(base.kinds)
-        for name, shared in (("traits", self.traits), ("numa_nodes", self.numa_nodes), ("gear", self.gear)):
+        for name, shared in (
+            ("traits", self.traits),
+            ("numa_nodes", self.numa_nodes),
+            ("gear", self.gear),
+        ):
             numbers: Shared[Any] = cast("Shared[Any]", shared)
             self.own[name] = numbers.forget(self.own[name])
         base.facts = self.facts.values
@@ -296,7 +360,12 @@ class Columns:
 
 def _facts(key: tuple[str, int, str | None, str | None]) -> Mapping[str, Any]:
     kind, version, cpu_info, facts = key
-    return {**_mapping(facts), "hypervisor_type": kind, "hypervisor_version": version, "cpu_info": _mapping(cpu_info)}
+    return {
+        **_mapping(facts),
+        "hypervisor_type": kind,
+        "hypervisor_version": version,
+        "cpu_info": _mapping(cpu_info),
+    }
 
 
 def _names(text: str) -> frozenset[str]:
@@ -318,5 +387,6 @@ def _empty_stock(size: int) -> Stock:
 
 
 def seed(text: str) -> int:
-    """64 bits that spread evenly, from the text alone, for breaking near-ties; the same in every process."""
+    """64 bits that spread evenly, from the text alone, for breaking near-ties; the same in every
+    process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

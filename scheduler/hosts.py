@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's memory of the hosts: read from the store, kept fresh, less what was just proposed.
+"""The scheduler's memory of the hosts: read from the store, kept fresh, less what was just
+proposed.
 
-``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.selection``. A read happens only
-when asked and at most every 50 ms: hosts changed since the last read less 5 s (a change may commit later than another
-one with a younger time) that are not known as they are there, and in turn some of the others, so that all are read
-within a minute without a pause for any request. A proposal is taken off its host until that provider's generation moves
-or 5 s pass; it spreads parallel requests and is never a reason to refuse.
+``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.selection``. A
+read happens only when asked and at most every 50 ms: hosts changed since the last read less 5 s (a
+change may commit later than another one with a younger time) that are not known as they are there,
+and in turn some of the others, so that all are read within a minute without a pause for any
+request. A proposal is taken off its host until that provider's generation moves or 5 s pass; it
+spreads parallel requests and is never a reason to refuse.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -23,15 +26,15 @@ from scheduler.columns import Columns, seed
 from scheduler.snapshot import Group, Snapshot
 
 __all__ = ["RequestFacts", "Hosts", "ReadOptions", "seed"]
-MIN_READ_INTERVAL_SECONDS = 0.05        #: between two reads
-ROUND_SECONDS = 60.0                    #: in which every host is read, whatever changed
-COUNT_INTERVAL_SECONDS = 1.0            #: between two looks whether hosts are gone
-METRICS_INTERVAL_SECONDS = 10.0         #: between two reads of what agents measured
-BATCH_SIZE = 2000                       #: hosts in one statement when many are read
-MAX_HOSTS_IN_TURN = 2000                #: hosts whose turn it is, at most, in one read
-OVERLAP_MICROS = 5 * SECOND             #: how much later than its time a change may become visible
-PROPOSAL_SECONDS = 5.0                  #: that a proposal counts
-HINTS = ("same_host", "different_host")     #: hints that name servers
+MIN_READ_INTERVAL_SECONDS = 0.05  #: between two reads
+ROUND_SECONDS = 60.0  #: in which every host is read, whatever changed
+COUNT_INTERVAL_SECONDS = 1.0  #: between two looks whether hosts are gone
+METRICS_INTERVAL_SECONDS = 10.0  #: between two reads of what agents measured
+BATCH_SIZE = 2000  #: hosts in one statement when many are read
+MAX_HOSTS_IN_TURN = 2000  #: hosts whose turn it is, at most, in one read
+OVERLAP_MICROS = 5 * SECOND  #: how much later than its time a change may become visible
+PROPOSAL_SECONDS = 5.0  #: that a proposal counts
+HINTS = ("same_host", "different_host")  #: hints that name servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,15 @@ class ReadOptions:
     """What of the hosts somebody looks at."""
 
     default_zone: str = "nova"
-    pause: int = 300            #: seconds that a host with failed builds is left out
-    metrics: bool = False       #: what agents measure
-    images: bool = False        #: the images of the servers there
+    pause: int = 300  #: seconds that a host with failed builds is left out
+    metrics: bool = False  #: what agents measure
+    images: bool = False  #: the images of the servers there
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What was read for some requests alone: their groups, and by project where servers are that their hints name."""
+    """What was read for some requests alone: their groups, and by project where servers are that
+    their hints name."""
 
     groups: dict[str, GroupRow]
     places: dict[str, dict[str, str]]
@@ -72,9 +76,9 @@ class Hosts:
         self._columns = Columns()
         self._proposals: dict[str, _Proposal] = {}  # by server
         self._marks = Marks(0, 0, 0, 0)
-        self._turn = 0                              # the provider whose turn was last
+        self._turn = 0  # the provider whose turn was last
         self._measured_at = 0
-        self._properties: dict[str, dict[str, str]] = {}    # by image
+        self._properties: dict[str, dict[str, str]] = {}  # by image
         self._refreshed = self._counted = self._measured = float("-inf")
 
     # --- reading ---
@@ -95,8 +99,8 @@ class Hosts:
         return True
 
     def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
-        """Each statement's rows are taken in before the next is sent, so memory holds few; repeated as a whole it
-        does no harm."""
+        """Each statement's rows are taken in before the next is sent, so memory holds few; repeated
+        as a whole it does no harm."""
         columns, before = self._columns, self._marks
         since = before.read_at - OVERLAP_MICROS
         marks = host_states.marks(tx, since)
@@ -106,8 +110,12 @@ class Hosts:
             moved |= self._drop_gone(tx)
             self._counted = moment
         known = set() if moved else {aggregate.id for aggregate in columns.base.aggregates}
-        if (moved or not columns.base.zone_numbers or marks.newest >= since
-                or (marks.number, marks.total) != (before.number, before.total)):
+        if (
+            moved
+            or not columns.base.zone_numbers
+            or marks.newest >= since
+            or (marks.number, marks.total) != (before.number, before.total)
+        ):
             rows, members = host_states.aggregates_with(tx, known, since)
             columns.fill_aggregates(rows, members, self._wants.default_zone)
         columns.fill_working(host_states.working(tx))
@@ -118,14 +126,20 @@ class Hosts:
         """Read all about the hosts of these providers; returns whether rows moved."""
         moved = False
         for start in range(0, len(ids), BATCH_SIZE):
-            moved |= self._columns.take_in(host_states.read(tx, ids[start:start + BATCH_SIZE], self._wants.images))
+            moved |= self._columns.take_in(
+                host_states.read(tx, ids[start : start + BATCH_SIZE], self._wants.images)
+            )
         return moved
 
     def _whose_turn(self, moment: float) -> list[int]:
-        """Providers to read although nobody says that they changed: a share of all as large as the share of a minute
-        that went by."""
+        """Providers to read although nobody says that they changed: a share of all as large as the
+        share of a minute that went by."""
         columns = self._columns
-        share = min(1.0, (moment - self._refreshed) / ROUND_SECONDS) if self._refreshed > float("-inf") else 0.0
+        share = (
+            min(1.0, (moment - self._refreshed) / ROUND_SECONDS)
+            if self._refreshed > float("-inf")
+            else 0.0
+        )
         number = min(MAX_HOSTS_IN_TURN, int(share * columns.ids.size))
         if not number:
             return []
@@ -133,7 +147,7 @@ class Hosts:
         if not ahead.size:
             columns.tidy()
         self._turn = int(ahead[-1]) if ahead.size else 0
-        return ahead.tolist()       # type: ignore[no-any-return]
+        return ahead.tolist()  # type: ignore[no-any-return]
 
     def _drop_gone(self, tx: Connection) -> bool:
         """Hosts are gone when their number is another than is known: look which."""
@@ -153,7 +167,11 @@ class Hosts:
         if self._wants.images and columns.images_moved:
             images = {image for found in columns.images.values() for image in found}
             found = host_states.image_properties(tx, images - self._properties.keys())
-            self._properties = {image: text for image, text in {**self._properties, **found}.items() if image in images}
+            self._properties = {
+                image: text
+                for image, text in {**self._properties, **found}.items()
+                if image in images
+            }
             columns.fill_images(self._properties)
 
     def around(self, specs: Sequence[RequestSpec]) -> RequestFacts:
@@ -167,25 +185,41 @@ class Hosts:
         for spec in specs:
             for hint in HINTS:
                 told = spec.hints.get(hint)
-                servers = [told] if isinstance(told, str) else told if isinstance(told, list) else []
+                servers = (
+                    [told] if isinstance(told, str) else told if isinstance(told, list) else []
+                )
                 named.setdefault(spec.project_id, set()).update(map(str, servers))
         asked = {project: servers for project, servers in named.items() if servers}
         if not groups and not asked:
             return RequestFacts({}, {})
         ours = [spec.server for spec in specs]
-        return self._store.read(lambda tx: RequestFacts(
-            host_states.groups(tx, groups, ours) if groups else {},
-            {project: host_states.places(tx, wanted, project) for project, wanted in asked.items()}))
+        return self._store.read(
+            lambda tx: RequestFacts(
+                host_states.groups(tx, groups, ours) if groups else {},
+                {
+                    project: host_states.places(tx, wanted, project)
+                    for project, wanted in asked.items()
+                },
+            )
+        )
 
     # --- what was read ---
     def snapshot(self, around: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
-        """The hosts as last read, less the proposals in flight when asked so; the caller's own to take from."""
+        """The hosts as last read, less the proposals in flight when asked so; the caller's own to
+        take from."""
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
         self._fill_waits(copy)
         for name, group in around.groups.items() if around is not None else ():
-            copy.groups[name] = Group(group.policy, group.most, {
-                copy.rows[host]: number for host, number in group.members.items() if host in copy.rows})
+            copy.groups[name] = Group(
+                group.policy,
+                group.most,
+                {
+                    copy.rows[host]: number
+                    for host, number in group.members.items()
+                    if host in copy.rows
+                },
+            )
         copy.places_by_project = around.places if around is not None else {}
         for proposal in self._proposals.values() if proposals else ():
             copy.take(proposal.host, proposal.resources, proposal.group, proposal.assignment)
@@ -195,15 +229,20 @@ class Hosts:
         if copy.failures.any():
             now = self._marks.read_at + (self._clock.monotonic() - self._refreshed) * SECOND
             left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
-            copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(np.int64)
+            copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(
+                np.int64
+            )
 
     # --- proposals ---
-    def propose(self, spec: RequestSpec, host: str, assignment: HardwareAssignment | None = None) -> None:
+    def propose(
+        self, spec: RequestSpec, host: str, assignment: HardwareAssignment | None = None
+    ) -> None:
         """Remember that the server was proposed for the host."""
         columns = self._columns
         generation = int(columns.own["generations"][columns.base.rows[host]])
-        self._proposals[spec.server] = _Proposal(host, generation, spec.resources, spec.group, assignment,
-                                                 self._clock.monotonic())
+        self._proposals[spec.server] = _Proposal(
+            host, generation, spec.resources, spec.group, assignment, self._clock.monotonic()
+        )
 
     def withdraw(self, servers: Iterable[str]) -> None:
         """Forget the proposals for servers that are asked for again: they came to nothing."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the conductor: a fresh enough snapshot, a selection for each server, and what was just proposed.
+"""Answers the conductor: a fresh enough snapshot, a selection for each server, and what was just
+proposed.
 
-The RPC server calls ``Proposals.select`` and ``explain``, one call at a time. "No host" is only said from a snapshot
-read after the request arrived and without what others were merely proposed: a proposal is not a claim.
+The RPC server calls ``Proposals.select`` and ``explain``, one call at a time. "No host" is only
+said from a snapshot read after the request arrived and without what others were merely proposed: a
+proposal is not a claim.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -50,8 +53,11 @@ class Proposals:
         self._hosts.refresh(at_once=True)
         return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self._options)
 
-    def _last_resort(self, specs: Sequence[RequestSpec], choices: list[Choice], around: RequestFacts) -> list[Choice]:
-        """Again for the servers that found none, on what is free less only this request's own choices."""
+    def _last_resort(
+        self, specs: Sequence[RequestSpec], choices: list[Choice], around: RequestFacts
+    ) -> list[Choice]:
+        """Again for the servers that found none, on what is free less only this request's own
+        choices."""
         snapshot = self._hosts.snapshot(around, proposals=False)
         missing = []
         for number, choice in enumerate(choices):
@@ -59,7 +65,10 @@ class Proposals:
                 snapshot.take(host, specs[number].resources, specs[number].group, choice.assignment)
             if not choice.selection.hosts:
                 missing.append(number)
-        for number, choice in zip(missing, select(snapshot, [specs[number] for number in missing], self._options),
-                                  strict=True):
+        for number, choice in zip(
+            missing,
+            select(snapshot, [specs[number] for number in missing], self._options),
+            strict=True,
+        ):
             choices[number] = choice
         return choices

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-scheduler: configuration, store, broker, heartbeat; the only threads are here.
+"""The process kilonova-scheduler: configuration, store, broker, heartbeat; the only threads are
+here.
 
-Requests are answered one at a time (the library calls from many threads). Apart from its own heartbeat this
-process writes nothing.
+Requests are answered one at a time (the library calls from many threads). Apart from its own
+heartbeat this process writes nothing.
 """
+
 from __future__ import annotations
 
 import logging
@@ -29,7 +31,7 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 
 log = logging.getLogger(__name__)
-HEARTBEAT_SECONDS = 10.0      # seconds between two signs of life
+HEARTBEAT_SECONDS = 10.0  # seconds between two signs of life
 
 
 class OneAtATime:
@@ -51,20 +53,31 @@ class OneAtATime:
 
 
 def options(conf: cfg.ConfigOpts) -> SelectionOptions:
-    """What the configuration says about choosing; ends the process when a filter or weigher is unknown."""
+    """What the configuration says about choosing; ends the process when a filter or weigher is
+    unknown."""
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
-        return SelectionOptions(filters.load(conf), weighers.load(conf), conf.conductor.max_attempts,
-                       tuple(metrics) if conf.metrics.required else ())
+        return SelectionOptions(
+            filters.load(conf),
+            weighers.load(conf),
+            conf.conductor.max_attempts,
+            tuple(metrics) if conf.metrics.required else (),
+        )
     except (filters.UnknownFilter, weighers.UnknownWeigher) as problem:
         sys.exit(f"kilonova-scheduler: {problem}")
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
     """What of the hosts somebody looks at, as far as it is not read anyway."""
-    return ReadOptions(conf.scheduler.default_availability_zone, conf.scheduler.build_failure_pause,
-                 metrics=bool(conf.metrics.weight_setting),
-                 images=bool(conf.scheduler.image_props_weight_multiplier or conf.scheduler.image_props_weight_setting))
+    return ReadOptions(
+        conf.scheduler.default_availability_zone,
+        conf.scheduler.build_failure_pause,
+        metrics=bool(conf.metrics.weight_setting),
+        images=bool(
+            conf.scheduler.image_props_weight_multiplier
+            or conf.scheduler.image_props_weight_setting
+        ),
+    )
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
@@ -75,15 +88,20 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
-    scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), read_options(conf)), wanted)))
+    scheduler_rpc.serve(
+        transport, name, OneAtATime(Proposals(Hosts(store, Clock(), read_options(conf)), wanted))
+    )
     stop = threading.Event()
-    threading.Thread(target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True).start()
+    threading.Thread(
+        target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True
+    ).start()
 
     def close() -> None:
         stop.set()
         transport.close()
         store.close()
         name_file.close()
+
     return close
 
 

@@ -1,27 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters and weighers that installed distributions bring, by entry points beside our own tables of them."""
+"""Filters and weighers that installed distributions bring, by entry points beside our own tables of
+them."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from importlib import metadata
 
 
-def installed(option: str, names: Iterable[str], group: str, built_in: Collection[str], unknown: type[ValueError]
-              ) -> dict[str, metadata.EntryPoint]:
+def installed(
+    option: str,
+    names: Iterable[str],
+    group: str,
+    built_in: Collection[str],
+    unknown: type[ValueError],
+) -> dict[str, metadata.EntryPoint]:
     """What distributions have under this group, by name; a name of ours stays ours.
 
     Args:
         names: what the option of [scheduler] says.
         unknown: what is raised when neither we nor a distribution have one of them.
     """
-    foreign = {point.name: point for point in metadata.entry_points(group=group) if point.name not in built_in}
+    foreign = {
+        point.name: point
+        for point in metadata.entry_points(group=group)
+        if point.name not in built_in
+    }
     missing = [name for name in names if name not in built_in and name not in foreign]
     if missing:
-        raise unknown(f"[scheduler] {option}: unknown {', '.join(missing)}; "
-                      f"allowed are {', '.join(sorted({*built_in, *foreign}))}")
+        raise unknown(
+            f"[scheduler] {option}: unknown {', '.join(missing)}; "
+            f"allowed are {', '.join(sorted({*built_in, *foreign}))}"
+        )
     return foreign
 
 
 def refusal(option: str, point: metadata.EntryPoint, problem: Exception) -> str:
-    """The words for one that cannot be made: its code runs for the first time, so anything may go wrong."""
+    """The words for one that cannot be made: its code runs for the first time, so anything may go
+    wrong."""
     return f"[scheduler] {option}: {point.name} ({point.value}) cannot be made: {type(problem).__name__}: {problem}"

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighers: a number for each host, of which more is better; a negative multiplier turns it round.
 
-``load`` makes those of a configuration, once, when the scheduler starts: the table has Nova's names, installed
-distributions add their own as entry points. ``scores`` says how good each host is for a request: each weigher is spread
-over 0 to 1, over the hosts that passed, and multiplied; near ties are broken by a number drawn from the server's id and
-the host's name, so that parallel requests spread. The multiplier's name is an option of ``[scheduler]`` and a key of
-aggregates' metadata, which comes first.
+``load`` makes those of a configuration, once, when the scheduler starts: the table has Nova's
+names, installed distributions add their own as entry points. ``scores`` says how good each host is
+for a request: each weigher is spread over 0 to 1, over the hosts that passed, and multiplied; near
+ties are broken by a number drawn from the server's id and the host's name, so that parallel
+requests spread. The multiplier's name is an option of ``[scheduler]`` and a key of aggregates'
+metadata, which comes first.
 """
+
 from __future__ import annotations
 
 import math
@@ -28,7 +30,7 @@ NEAR_TIE = 0.01
 # a multiplier beyond it is there to settle all, and blurs no other
 MAX_BLURRED_MULTIPLIER = 10.0
 ENTRY_POINTS = "kilonova.scheduler.weighers"
-MAX_COUNTED_DEVICES = 100          # free devices of a host beyond which more make no difference
+MAX_COUNTED_DEVICES = 100  # free devices of a host beyond which more make no difference
 Weigh = Callable[[Snapshot, RequestSpec, Numbers], "Floats | None"]
 Step = Callable[[Snapshot, RequestSpec], float]
 
@@ -44,8 +46,9 @@ def _still(snapshot: Snapshot, spec: RequestSpec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Weigher:
-    """weigh: the numbers of the hosts in these rows; None when all are alike. step: what a server that is placed adds
-    to its host's number. key: name of the multiplier; multiplier: how much it counts."""
+    """weigh: the numbers of the hosts in these rows; None when all are alike. step: what a server
+    that is placed adds to its host's number. key: name of the multiplier; multiplier: how much it
+    counts."""
 
     key: str
     weigh: Weigh
@@ -60,12 +63,22 @@ def _free(resource_class: str, key: str) -> Factory:
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         stock = snapshot.stock.get(resource_class)
         return None if stock is None else stock.free[rows].astype(np.float64)
-    return _plain(Weigher(key, weigh, lambda snapshot, spec: -float(spec.resources.get(resource_class, 0))))
+
+    return _plain(
+        Weigher(key, weigh, lambda snapshot, spec: -float(spec.resources.get(resource_class, 0)))
+    )
 
 
-def _column(key: str, column: Callable[[Snapshot], Numbers], sign: int = 1, step: float = 0.0) -> Factory:
-    return _plain(Weigher(key, lambda snapshot, spec, rows: sign * column(snapshot)[rows].astype(np.float64),
-                          lambda snapshot, spec: step))
+def _column(
+    key: str, column: Callable[[Snapshot], Numbers], sign: int = 1, step: float = 0.0
+) -> Factory:
+    return _plain(
+        Weigher(
+            key,
+            lambda snapshot, spec, rows: sign * column(snapshot)[rows].astype(np.float64),
+            lambda snapshot, spec: step,
+        )
+    )
 
 
 def _plain(weigher: Weigher) -> Factory:
@@ -81,11 +94,14 @@ def _devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | N
 def _devices_step(snapshot: Snapshot, spec: RequestSpec) -> float:
     if spec.flavor is None or spec.is_rebuild or not snapshot.devices.any():
         return 0.0
-    return float(sum(request.count for request in hardware(spec.flavor, spec.image_properties).devices))
+    return float(
+        sum(request.count for request in hardware(spec.flavor, spec.image_properties).devices)
+    )
 
 
 def _members(policy: str, sign: int, key: str) -> Factory:
     """Servers of the request's group on each host, where the group has this policy."""
+
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         group = snapshot.groups.get(spec.group or "")
         if group is None or group.policy != policy:
@@ -97,6 +113,7 @@ def _members(policy: str, sign: int, key: str) -> Factory:
     def step(snapshot: Snapshot, spec: RequestSpec) -> float:
         group = snapshot.groups.get(spec.group or "")
         return float(sign) if group is not None and group.policy == policy else 0.0
+
     return _plain(Weigher(key, weigh, step))
 
 
@@ -113,25 +130,36 @@ def _metrics(conf: cfg.ConfigOpts) -> Weigher:
             untold |= np.isnan(found)
             total += ratio * found
         return np.where(untold, unknown, total) if ratios else None
+
     return Weigher("metrics_weight_multiplier", weigh, multiplier=conf.metrics.weight_multiplier)
 
 
 def _image_properties(conf: cfg.ConfigOpts) -> Weigher:
-    """Servers on each host whose image has properties in common with the request's, each property times its ratio."""
-    ratios = pairs("[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting)
+    """Servers on each host whose image has properties in common with the request's, each property
+    times its ratio."""
+    ratios = pairs(
+        "[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting
+    )
 
     def alike(spec: RequestSpec, properties: Mapping[str, str]) -> float:
-        return sum(ratios.get(name, 0.0) if ratios else 1.0 for name, value in spec.image_properties.items()
-                   if properties.get(name) == value)
+        return sum(
+            ratios.get(name, 0.0) if ratios else 1.0
+            for name, value in spec.image_properties.items()
+            if properties.get(name) == value
+        )
 
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         total = np.zeros(len(snapshot.names))
         for image in snapshot.images:
             total[image.rows] += image.counts * alike(spec, image.properties)
         return total[rows]
-    return Weigher("image_props_weight_multiplier", weigh,
-                   lambda snapshot, spec: alike(spec, spec.image_properties) if snapshot.images else 0.0,
-                   conf.scheduler.image_props_weight_multiplier)
+
+    return Weigher(
+        "image_props_weight_multiplier",
+        weigh,
+        lambda snapshot, spec: alike(spec, spec.image_properties) if snapshot.images else 0.0,
+        conf.scheduler.image_props_weight_multiplier,
+    )
 
 
 BUILT_IN: dict[str, Factory] = {
@@ -139,13 +167,25 @@ BUILT_IN: dict[str, Factory] = {
     "CPUWeigher": _free("VCPU", "cpu_weight_multiplier"),
     "DiskWeigher": _free("DISK_GB", "disk_weight_multiplier"),
     "MetricsWeigher": _metrics,
-    "IoOpsWeigher": _column("io_ops_weight_multiplier", lambda snapshot: snapshot.working, step=1.0),
+    "IoOpsWeigher": _column(
+        "io_ops_weight_multiplier", lambda snapshot: snapshot.working, step=1.0
+    ),
     "PCIWeigher": _plain(Weigher("pci_weight_multiplier", _devices, _devices_step)),
-    "ServerGroupSoftAffinityWeigher": _members("soft-affinity", 1, "soft_affinity_weight_multiplier"),
-    "ServerGroupSoftAntiAffinityWeigher": _members("soft-anti-affinity", -1, "soft_anti_affinity_weight_multiplier"),
-    "BuildFailureWeigher": _column("build_failure_weight_multiplier", lambda snapshot: snapshot.failures, -1),
-    "HypervisorVersionWeigher": _column("hypervisor_version_weight_multiplier", lambda snapshot: snapshot.versions),
-    "NumInstancesWeigher": _column("num_instances_weight_multiplier", lambda snapshot: snapshot.servers, step=1.0),
+    "ServerGroupSoftAffinityWeigher": _members(
+        "soft-affinity", 1, "soft_affinity_weight_multiplier"
+    ),
+    "ServerGroupSoftAntiAffinityWeigher": _members(
+        "soft-anti-affinity", -1, "soft_anti_affinity_weight_multiplier"
+    ),
+    "BuildFailureWeigher": _column(
+        "build_failure_weight_multiplier", lambda snapshot: snapshot.failures, -1
+    ),
+    "HypervisorVersionWeigher": _column(
+        "hypervisor_version_weight_multiplier", lambda snapshot: snapshot.versions
+    ),
+    "NumInstancesWeigher": _column(
+        "num_instances_weight_multiplier", lambda snapshot: snapshot.servers, step=1.0
+    ),
     "ImagePropertiesWeigher": _image_properties,
 }
 
@@ -154,12 +194,17 @@ def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
     """The weighers that ``[scheduler] enabled_weighers`` names, made.
 
     Raises:
-        UnknownWeigher: a name that neither we nor an installed distribution have, or a third party's weigher that
+        UnknownWeigher: a name that neither we nor an installed distribution have, or a third
+        party's weigher that
             cannot be made.
     """
     names = dict.fromkeys(conf.scheduler.enabled_weighers)
-    foreign = third_parties.installed("enabled_weighers", names, ENTRY_POINTS, BUILT_IN, UnknownWeigher)
-    return tuple(_foreign(foreign[name], conf) if name in foreign else BUILT_IN[name](conf) for name in names)
+    foreign = third_parties.installed(
+        "enabled_weighers", names, ENTRY_POINTS, BUILT_IN, UnknownWeigher
+    )
+    return tuple(
+        _foreign(foreign[name], conf) if name in foreign else BUILT_IN[name](conf) for name in names
+    )
 
 
 def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
@@ -169,7 +214,9 @@ def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
     except Exception as problem:
         raise UnknownWeigher(third_parties.refusal("enabled_weighers", point, problem)) from problem
     if not isinstance(made, Weigher):
-        raise UnknownWeigher(f"[scheduler] enabled_weighers: {point.name} ({point.value}) makes no Weigher")
+        raise UnknownWeigher(
+            f"[scheduler] enabled_weighers: {point.name} ({point.value}) makes no Weigher"
+        )
     return made
 
 
@@ -194,13 +241,16 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, float]:
 # --- scores ---
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of the hosts in the rows asked for: the score, and what each server that is placed adds to it."""
+    """Of the hosts in the rows asked for: the score, and what each server that is placed adds to
+    it."""
 
     score: Floats
     step: Floats | float
 
 
-def scores(snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]) -> Scores:
+def scores(
+    snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]
+) -> Scores:
     """Score the hosts in these rows."""
     score, steps, spread = np.zeros(rows.size), _Steps(), 0.0
     overridden = _overridden(snapshot, weighers)
@@ -237,8 +287,9 @@ class _Steps:
 
 
 def _overridden(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
-    """Multipliers that aggregates set, a number a host: the smallest of several, the option's where none sets it.
-    A word that is no number counts for nothing, together with all else that is said for that host."""
+    """Multipliers that aggregates set, a number a host: the smallest of several, the option's where
+    none sets it. A word that is no number counts for nothing, together with all else that is said
+    for that host."""
     found: dict[str, Floats] = {}
     wrong: dict[str, list[int]] = {}
     options = {weigher.key: weigher.multiplier for weigher in weighers}
@@ -262,4 +313,4 @@ def _overridden(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Fl
 def _lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats:
     """A number from 0 to 1 for each host, drawn from the server's id and the host's name."""
     mixed = (snapshot.seeds[rows] ^ np.uint64(seed(spec.server))) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(40)).astype(np.float64) / 2.0 ** 24
+    return (mixed >> np.uint64(40)).astype(np.float64) / 2.0**24

@@ -1,31 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be asked of a server when, and who may ask: written down by hand from the API's rules, a second time.
+"""What may be asked of a server when, and who may ask: written down by hand from the API's rules, a
+second time.
 
-The tests compare ``common.states.ACTIONS`` and what the API does with it against this page. It shares no line with
-the table, so that a slip there is seen here.
+The tests compare ``common.states.ACTIONS`` and what the API does with it against this page. It
+shares no line with the table, so that a slip there is seen here.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-EVERY_STATE = ("building", "active", "stopped", "paused", "suspended", "error", "deleted", "soft-delete", "rescued",
-               "resized", "shelved", "shelved_offloaded")
-REBOOTABLE = ("rebooting", "reboot_pending", "reboot_started", "rebooting_hard", "pausing", "unpausing", "suspending",
-              "resuming")
+EVERY_STATE = (
+    "building",
+    "active",
+    "stopped",
+    "paused",
+    "suspended",
+    "error",
+    "deleted",
+    "soft-delete",
+    "rescued",
+    "resized",
+    "shelved",
+    "shelved_offloaded",
+)
+REBOOTABLE = (
+    "rebooting",
+    "reboot_pending",
+    "reboot_started",
+    "rebooting_hard",
+    "pausing",
+    "unpausing",
+    "suspending",
+    "resuming",
+)
 #: What is being done to a server that stays where it is, and has a host.
-STAYING = ("powering-on", "powering-off", "rebooting", "reboot_pending", "reboot_started", "rebooting_hard", "pausing",
-           "suspending", "resuming", "rescuing", "unrescuing", "rebuilding", "rebuild_block_device_mapping",
-           "rebuild_spawning", "image_snapshot_pending", "image_snapshot", "image_uploading", "image_backup",
-           "updating_password")
+STAYING = (
+    "powering-on",
+    "powering-off",
+    "rebooting",
+    "reboot_pending",
+    "reboot_started",
+    "rebooting_hard",
+    "pausing",
+    "suspending",
+    "resuming",
+    "rescuing",
+    "unrescuing",
+    "rebuilding",
+    "rebuild_block_device_mapping",
+    "rebuild_spawning",
+    "image_snapshot_pending",
+    "image_snapshot",
+    "image_uploading",
+    "image_backup",
+    "updating_password",
+)
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One action. vm: the states it starts from, None: every one. tasks: the task_states beside None, ANY: all.
-    who: the least persona, member, manager or admin. lockable: a lock refuses it to all but admins. during: the
-    task_state meanwhile, "=": as it was. ok: the status of a success."""
+    """One action. vm: the states it starts from, None: every one. tasks: the task_states beside
+    None, ANY: all.
+    who: the least persona, member, manager or admin. lockable: a lock refuses it to all but admins.
+    during: the task_state meanwhile, "=": as it was. ok: the status of a success."""
 
     body: Any
     vm: str | None = None
@@ -42,8 +82,12 @@ ALL: dict[str, Rule] = {
     "os-start": Rule(None, "stopped", during="powering-on"),
     "os-stop": Rule(None, "active error", during="powering-off"),
     "reboot SOFT": Rule({"type": "SOFT"}, "active", during="rebooting"),
-    "reboot HARD": Rule({"type": "HARD"}, "active stopped paused suspended error", REBOOTABLE,
-                        during="rebooting_hard"),
+    "reboot HARD": Rule(
+        {"type": "HARD"},
+        "active stopped paused suspended error",
+        REBOOTABLE,
+        during="rebooting_hard",
+    ),
     "pause": Rule(None, "active", during="pausing"),
     "unpause": Rule(None, "paused", during="unpausing"),
     "suspend": Rule(None, "active", during="suspending"),
@@ -53,9 +97,14 @@ ALL: dict[str, Rule] = {
     "rebuild": Rule({"imageRef": IMAGE}, "active stopped error", during="rebuilding"),
     "changePassword": Rule({"adminPass": "p"}, "active", during="updating_password"),
     "trigger_crash_dump": Rule(None, "active paused rescued resized error"),
-    "createImage": Rule({"name": "i"}, "active stopped paused suspended", during="image_snapshot_pending"),
-    "createBackup": Rule({"name": "i", "backup_type": "daily", "rotation": 1}, "active stopped paused suspended",
-                         during="image_backup"),
+    "createImage": Rule(
+        {"name": "i"}, "active stopped paused suspended", during="image_snapshot_pending"
+    ),
+    "createBackup": Rule(
+        {"name": "i", "backup_type": "daily", "rotation": 1},
+        "active stopped paused suspended",
+        during="image_backup",
+    ),
     "addSecurityGroup": Rule({"name": "web"}, ALIVE),
     "removeSecurityGroup": Rule({"name": "web"}, ALIVE),
     "lock": Rule(None, tasks=ANY, lockable=False, during="="),
@@ -68,15 +117,25 @@ ALL: dict[str, Rule] = {
     "migrate": Rule(None, "active stopped", who="manager", during="resize_prep"),
     "confirmResize": Rule(None, "resized", ok=204),
     "revertResize": Rule(None, "resized", during="resize_reverting"),
-    "os-migrateLive": Rule({"host": None, "block_migration": False, "disk_over_commit": False}, "active paused",
-                           who="manager", during="migrating"),
+    "os-migrateLive": Rule(
+        {"host": None, "block_migration": False, "disk_over_commit": False},
+        "active paused",
+        who="manager",
+        during="migrating",
+    ),
     "evacuate": Rule({}, "active stopped error", STAYING, who="admin", during="rebuilding", ok=200),
     "restore": Rule(None, "soft-delete", during="restoring"),
     "forceDelete": Rule(None, tasks=ANY, during="deleting"),
     "delete": Rule(None, tasks=ANY, during="deleting", ok=204),
 }
 #: token -> what they are to a server of PROJECT
-PERSONAS = {"user": "member", "stranger": "stranger", "reader": "reader", "manager": "manager", "admin": "admin"}
+PERSONAS = {
+    "user": "member",
+    "stranger": "stranger",
+    "reader": "reader",
+    "manager": "manager",
+    "admin": "admin",
+}
 _RANKS = ("member", "manager", "admin")
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a thief of one host's broker user tries at RabbitMQ; every attempt must be refused there."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,22 +14,35 @@ Attempt = Callable[[Any], Any]
 
 def attempts(mine: str, other: str) -> dict[str, Attempt]:
     """By what they would do, for a thief of the host ``mine``; ``other`` is another host."""
-    own_queue, others_queue, hosts = host_queue(PREFIX, mine), host_queue(PREFIX, other), exchange(PREFIX)
+    own_queue, others_queue, hosts = (
+        host_queue(PREFIX, mine),
+        host_queue(PREFIX, other),
+        exchange(PREFIX),
+    )
 
     def consume(queue: str) -> Attempt:
         return lambda channel: channel.basic_consume(queue, no_ack=True)
 
     def publish(where: str, key: str) -> Attempt:
         def attempt(channel: Any) -> None:
-            channel.basic_publish(channel.prepare_message(b"x", content_encoding="binary"), exchange=where,
-                                  routing_key=key)
-            channel.queue_declare(own_queue, passive=True)       # what was refused is said before the answer
+            channel.basic_publish(
+                channel.prepare_message(b"x", content_encoding="binary"),
+                exchange=where,
+                routing_key=key,
+            )
+            channel.queue_declare(
+                own_queue, passive=True
+            )  # what was refused is said before the answer
+
         return attempt
+
     return {
         "read another host's queue": consume(others_queue),
         "read what hosts report": consume(f"{PREFIX}-reports"),
         "take the next of another host's messages": lambda channel: channel.basic_get(others_queue),
-        "make another host's queue": lambda channel: channel.queue_declare(others_queue, durable=True),
+        "make another host's queue": lambda channel: channel.queue_declare(
+            others_queue, durable=True
+        ),
         "remove another host's queue": lambda channel: channel.queue_delete(others_queue),
         "empty another host's queue": lambda channel: channel.queue_purge(others_queue),
         "hear what others say": lambda channel: channel.queue_bind(own_queue, hosts, "#"),
@@ -43,4 +57,5 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
         "beat in another host's name": publish(hosts, f"heartbeats.{other}"),
         "wake the conductors'": publish("kilonova", "kilonova-conductor"),
         "answer in another host's name": publish(hosts, f"answers.{'0' * 32}.{other}"),
-        "write to RabbitMQ's own exchange": publish("amq.topic", "x")}
+        "write to RabbitMQ's own exchange": publish("amq.topic", "x"),
+    }

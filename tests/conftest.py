@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for every ring; those of one noun stand beside its tests. Properties are tried on the same examples each
-time, however slow the machine is; more and new ones: ``--hypothesis-profile=explore``.
+"""Fixtures for every ring; those of one noun stand beside its tests. Properties are tried on the
+same examples each time, however slow the machine is; more and new ones:
+``--hypothesis-profile=explore``.
 """
+
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
@@ -16,11 +18,25 @@ from tests.services import (
 )
 
 pytest_plugins = ["tests.failures", "tests.selection"]
-settings.register_profile("rings", deadline=None, database=None, derandomize=True,
-                          suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("explore", settings.get_profile("rings"), derandomize=False, max_examples=5000)
+settings.register_profile(
+    "rings",
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "explore", settings.get_profile("rings"), derandomize=False, max_examples=5000
+)
 settings.load_profile("rings")
 
 sa.event.listen(sa.Engine, "engine_connect", statements.share)
 
-__all__ = ["database_url", "new_database", "rabbitmq_url", "servers", "upgraded_database", "upgraded_url"]
+__all__ = [
+    "database_url",
+    "new_database",
+    "rabbitmq_url",
+    "servers",
+    "upgraded_database",
+    "upgraded_url",
+]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disks of servers as tests look at them: which files a folder has, and images that are cached."""
+
 from __future__ import annotations
 
 import hashlib
@@ -31,4 +32,6 @@ def base(folder: Path) -> Path:
 def cached(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
     """A file as the cache has it."""
     checksum = hashlib.sha512(path.read_bytes()).hexdigest()
-    return CachedImage(path.rename(path.with_name(f"sha512-{checksum}.{disk_format}")), disk_format, virtual_size)
+    return CachedImage(
+        path.rename(path.with_name(f"sha512-{checksum}.{disk_format}")), disk_format, virtual_size
+    )

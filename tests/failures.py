@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A failing test prints what a person needs: what each cloud that it used tells of itself.
 
-A cloud registers itself where it is made (``register``), and from then on belongs to the fixture that makes it, or to
-the test. When a test fails in setup, call or teardown, each living one that its fixtures or it made is asked for its
-``diagnosis``, and the answers are printed below the failure, once for each test. Who removes a cloud that does not come
-up, or that fails when it ends, asks it first: ``asked_first``. A question that fails, or is not answered in time, is a
-line of its own, never the end of the report. A test that passes costs a bookmark of each living cloud.
+A cloud registers itself where it is made (``register``), and from then on belongs to the fixture
+that makes it, or to the test. When a test fails in setup, call or teardown, each living one that
+its fixtures or it made is asked for its ``diagnosis``, and the answers are printed below the
+failure, once for each test. Who removes a cloud that does not come up, or that fails when it ends,
+asks it first: ``asked_first``. A question that fails, or is not answered in time, is a line of its
+own, never the end of the report. A test that passes costs a bookmark of each living cloud.
 """
+
 from __future__ import annotations
 
 import threading
@@ -36,7 +38,8 @@ class Diagnosable(Protocol):
         """Where it stands when a test begins; cheap."""
 
     def diagnosis(self, since: Any) -> Mapping[str, Callable[[], Iterable[str]]]:
-        """Titles, each with a question that is answered in lines: what it was doing since the bookmark."""
+        """Titles, each with a question that is answered in lines: what it was doing since the
+        bookmark."""
 
 
 #: What made a cloud; None is the test itself.
@@ -56,10 +59,12 @@ class Registry:
     """Who is there, and what the test that runs has to do with it."""
 
     known: dict[Owner, deque[Known]] = field(default_factory=dict)
-    making: list[Owner] = field(default_factory=lambda: [None])     # the innermost is the last
-    used: set[str] = field(default_factory=set)         # fixtures that the test asked for by itself
-    torn: list[Known] = field(default_factory=list)     # what it used, before its fixtures end
-    told: list[Section] = field(default_factory=list)   # by those that were asked before they were removed
+    making: list[Owner] = field(default_factory=lambda: [None])  # the innermost is the last
+    used: set[str] = field(default_factory=set)  # fixtures that the test asked for by itself
+    torn: list[Known] = field(default_factory=list)  # what it used, before its fixtures end
+    told: list[Section] = field(
+        default_factory=list
+    )  # by those that were asked before they were removed
 
     def add(self, thing: Diagnosable) -> None:
         mine = self.known.setdefault(self.making[-1], deque(maxlen=NEWEST))
@@ -78,8 +83,13 @@ class Registry:
     def of(self, item: pytest.Item) -> list[Known]:
         """Those that the test uses, of each maker the newest first."""
         names, above = {*getattr(item, "fixturenames", ()), *self.used}, item.listchain()
-        return [one for owner, made in self.known.items() if owner is None or (
-            owner.argname in names and (owner.node is None or owner.node in above)) for one in reversed(made)]
+        return [
+            one
+            for owner, made in self.known.items()
+            if owner is None
+            or (owner.argname in names and (owner.node is None or owner.node in above))
+            for one in reversed(made)
+        ]
 
     def ask(self, known: Iterable[Known]) -> None:
         for one in known:
@@ -114,6 +124,7 @@ def asked(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list[Se
     def ask() -> Iterable[str]:
         questions.extend(thing.diagnosis(since).items())
         return ()
+
     trouble = _answer(ask, patience)
     if trouble:
         found.append((type(thing).__name__, trouble))
@@ -130,13 +141,14 @@ def _answer(question: Callable[[], Iterable[str]], patience: float) -> list[str]
     def ask() -> None:
         try:
             answer.extend(question())
-        except BaseException as problem:    # noqa: BLE001  # told instead of the answer, beside the test's own failure
+        except BaseException as problem:  # noqa: BLE001  # told instead of the answer, beside the test's own failure
             problems.append(problem)
+
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     try:
         thread.join(patience)
-    except pytest.fail.Exception as problem:        # the test's own time is over, too
+    except pytest.fail.Exception as problem:  # the test's own time is over, too
         problems.append(problem)
     if problems:
         return [f"could not be asked: {problems[0]!r}"]
@@ -147,10 +159,19 @@ def printed(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
     """The titles with their texts; all of them, cut to ``LINES``."""
     left = LINES
     for title, lines in sections:
-        short = [line if len(line) <= WIDTH else f"{line[:WIDTH]}…" for text in lines for line in text.splitlines()]
-        shown = short[:max(left, 0)]
+        short = [
+            line if len(line) <= WIDTH else f"{line[:WIDTH]}…"
+            for text in lines
+            for line in text.splitlines()
+        ]
+        shown = short[: max(left, 0)]
         left -= len(shown)
-        yield title, "\n".join([*shown, *([f"… {len(short) - len(shown)} more lines"] if short != shown else [])])
+        yield (
+            title,
+            "\n".join(
+                [*shown, *([f"… {len(short) - len(shown)} more lines"] if short != shown else [])]
+            ),
+        )
 
 
 # --- pytest's hooks ---
@@ -190,7 +211,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[_TOLD] = True
         if not _here.told:
             _here.ask(_here.torn if call.when == "teardown" else _here.of(item))
-        add = getattr(report.longrepr, "addsection", lambda *section: report.sections.append(section))
+        add = getattr(
+            report.longrepr, "addsection", lambda *section: report.sections.append(section)
+        )
         for section in printed(_here.told):
             add(*section)
     _here.told.clear()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that fail on demand: a COMMIT that nobody answers, and a wire to a real server that breaks or freezes.
+"""Databases that fail on demand: a COMMIT that nobody answers, and a wire to a real server that
+breaks or freezes.
 
-Used by the tests of the store and of those who write with it. ``unanswered`` replaces no code of ours: it stands
-between SQLAlchemy and the driver.
+Used by the tests of the store and of those who write with it. ``unanswered`` replaces no code of
+ours: it stands between SQLAlchemy and the driver.
 """
+
 from __future__ import annotations
 
 import socket
@@ -19,8 +21,8 @@ from common.store.engine import Store
 
 @contextmanager
 def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Iterator[list[bool]]:
-    """One COMMIT on this store loses its connection, after it was carried out or before; ``after`` so many that are
-    answered. Yields what was lost."""
+    """One COMMIT on this store loses its connection, after it was carried out or before; ``after``
+    so many that are answered. Yields what was lost."""
     lost: list[bool] = []
     answered: list[bool] = []
     dialect = store.engine.dialect
@@ -33,18 +35,22 @@ def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Itera
         lost.append(committed)
         if committed:
             real(connection)
-        raise sa.exc.OperationalError("COMMIT", {}, Exception(2013, "Lost connection"), connection_invalidated=True)
-    dialect.do_commit = commit                                 # type: ignore[method-assign]
+        raise sa.exc.OperationalError(
+            "COMMIT", {}, Exception(2013, "Lost connection"), connection_invalidated=True
+        )
+
+    dialect.do_commit = commit  # type: ignore[method-assign]
     try:
         yield lost
     finally:
-        dialect.do_commit = real                               # type: ignore[method-assign]
+        dialect.do_commit = real  # type: ignore[method-assign]
 
 
 class Wire:
-    """A way to a server on this machine. ``freeze``: nothing comes through any more, and nobody is told; ``cut``:
-    all connections are ended; ``lead_to``: new ones are to another server. ``cut_at``: words of a client after whose
-    answer its connection is cut, once. ``asked``: what clients have sent so far, in pieces."""
+    """A way to a server on this machine. ``freeze``: nothing comes through any more, and nobody is
+    told; ``cut``: all connections are ended; ``lead_to``: new ones are to another server.
+    ``cut_at``: words of a client after whose answer its connection is cut, once. ``asked``: what
+    clients have sent so far, in pieces."""
 
     def __init__(self, url: str) -> None:
         self._to = sa.make_url(url)
@@ -83,14 +89,18 @@ class Wire:
             try:
                 server = socket.create_connection((str(self._to.host), int(self._to.port or 0)))
             except OSError:
-                client.close()      # nobody listens there just now
+                client.close()  # nobody listens there just now
                 continue
             last = threading.Event()
             for one, other, asks in ((client, server, True), (server, client, False)):
                 self._sockets.add(one)
-                threading.Thread(target=self._carry, args=(one, other, asks, last), daemon=True).start()
+                threading.Thread(
+                    target=self._carry, args=(one, other, asks, last), daemon=True
+                ).start()
 
-    def _carry(self, one: socket.socket, other: socket.socket, asks: bool, last: threading.Event) -> None:
+    def _carry(
+        self, one: socket.socket, other: socket.socket, asks: bool, last: threading.Event
+    ) -> None:
         with suppress(OSError):
             while data := one.recv(65536):
                 self.asked += asks

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a verb reported of its progress, as texts."""
+
 from __future__ import annotations
 
 from common.command_progress import CommandProgress

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that have the newest schema and no rows: what the upgrades make is made once and used again.
+"""Databases that have the newest schema and no rows: what the upgrades make is made once and used
+again.
 
-An upgrade from nothing takes half a second on SQLite and three seconds on MariaDB. SQLite gets a copy of the first one
-that this process made. A server keeps the databases of this process; each is emptied between two tests, or dropped if
-somebody still has a connection to it. How upgrades go is tried on databases that are empty: ``new_database``.
+An upgrade from nothing takes half a second on SQLite and three seconds on MariaDB. SQLite gets a
+copy of the first one that this process made. A server keeps the databases of this process; each is
+emptied between two tests, or dropped if somebody still has a connection to it. How upgrades go is
+tried on databases that are empty: ``new_database``.
 """
+
 from __future__ import annotations
 
 import sqlite3
@@ -19,8 +22,10 @@ from common.store.engine import Store
 from tests.waiting import is_true_within
 
 #: The names of the tables that have rows.
-WRITTEN = " UNION ALL ".join(f"SELECT '{table.name}' WHERE EXISTS (SELECT 1 FROM {table.name})"
-                             for table in schema.metadata.sorted_tables)
+WRITTEN = " UNION ALL ".join(
+    f"SELECT '{table.name}' WHERE EXISTS (SELECT 1 FROM {table.name})"
+    for table in schema.metadata.sorted_tables
+)
 
 
 def upgrade(store: Store) -> Store:
@@ -57,11 +62,16 @@ class Server:
     def create(self) -> str:
         """An empty database; returns its URL."""
         name = f"kn_{uuid.uuid4().hex[:20]}"
-        self._do(f"CREATE DATABASE {name}" + ("" if self._is_postgresql else " CHARACTER SET utf8mb4"))
+        self._do(
+            f"CREATE DATABASE {name}" + ("" if self._is_postgresql else " CHARACTER SET utf8mb4")
+        )
         return self._engine.url.set(database=name).render_as_string(hide_password=False)
 
     def drop(self, url: str) -> None:
-        self._do(f"DROP DATABASE {sa.make_url(url).database}" + (" WITH (FORCE)" if self._is_postgresql else ""))
+        self._do(
+            f"DROP DATABASE {sa.make_url(url).database}"
+            + (" WITH (FORCE)" if self._is_postgresql else "")
+        )
 
     def lend(self) -> str:
         """A database with the newest schema and no rows; returns its URL."""
@@ -81,7 +91,7 @@ class Server:
             self._idle.append(url)
             return
         for connection in [] if self._is_postgresql else self._connections(name):
-            self._do(f"KILL {connection}")      # MariaDB would wait for the end of its transaction
+            self._do(f"KILL {connection}")  # MariaDB would wait for the end of its transaction
         self.drop(url)
 
     def close(self) -> None:
@@ -89,12 +99,16 @@ class Server:
             self.drop(self._idle.pop())
 
     def _is_left(self, name: str) -> bool:
-        """Whether nobody has a connection to it; the server notices the end of one a moment later."""
+        """Whether nobody has a connection to it; the server notices the end of one a moment
+        later."""
         return is_true_within(lambda: not self._connections(name), 2, pause=0.002)
 
     def _connections(self, name: str) -> list[int]:
-        query = ("SELECT pid FROM pg_stat_activity WHERE datname = :name AND backend_type = 'client backend'"
-                 if self._is_postgresql else "SELECT id FROM information_schema.processlist WHERE db = :name")
+        query = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = :name AND backend_type = 'client backend'"
+            if self._is_postgresql
+            else "SELECT id FROM information_schema.processlist WHERE db = :name"
+        )
         with self._engine.connect() as connection:
             return list(connection.scalars(sa.text(query), {"name": name}))
 
@@ -104,12 +118,16 @@ class Server:
         with engine.connect() as connection:
             written = list(connection.exec_driver_sql(WRITTEN).scalars())
             if self._is_postgresql:
-                moved = connection.exec_driver_sql("SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL")
+                moved = connection.exec_driver_sql(
+                    "SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL"
+                )
                 again = [f"ALTER SEQUENCE {name} RESTART" for name in moved.scalars()]
                 again += [f"TRUNCATE {', '.join(written)}"] if written else []
             else:
-                moved = connection.exec_driver_sql("SELECT table_name FROM information_schema.tables "
-                                                   "WHERE table_schema = database() AND auto_increment > 1")
+                moved = connection.exec_driver_sql(
+                    "SELECT table_name FROM information_schema.tables "
+                    "WHERE table_schema = database() AND auto_increment > 1"
+                )
                 again = [f"DELETE FROM {name}" for name in written]
                 again += [f"ALTER TABLE {name} AUTO_INCREMENT = 1" for name in moved.scalars()]
             for statement in again:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the collected tests a process runs: those of one job, of some slices, or all; hooks of tests/conftest.py.
+"""Which of the collected tests a process runs: those of one job, of some slices, or all; hooks of
+tests/conftest.py.
 
     pytest tests/e2e --job e2e-lab --slice default --slice moves
 
 A wrong mark ends the collection, so every test is in exactly one slice and in exactly one job.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,13 +21,21 @@ TESTS = Path(__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kilonova")
     group.addoption("--job", choices=[job.name for job in JOBS], help="only the tests of this job")
-    group.addoption("--slice", action="append", choices=[str(one) for one in Slice], dest="slices",
-                    help="only tests of this slice; may be repeated")
+    group.addoption(
+        "--slice",
+        action="append",
+        choices=[str(one) for one in Slice],
+        dest="slices",
+        help="only tests of this slice; may be repeated",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slice(name): the set that it is in, else the default one; a test's own "
-                                       "mark counts, then its case's, then its file's")
+    config.addinivalue_line(
+        "markers",
+        "slice(name): the set that it is in, else the default one; a test's own "
+        "mark counts, then its case's, then its file's",
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -34,7 +44,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     only, slices = config.getoption("job"), config.getoption("slices")
     kept, left_out = [], []
     for item in items:
-        found, job = slice_of(item), job_name(item)     # of each, so that a wrong mark is seen whatever is asked for
+        found, job = (
+            slice_of(item),
+            job_name(item),
+        )  # of each, so that a wrong mark is seen whatever is asked for
         wanted = (slices is None or found in slices) and (only is None or job == only)
         (kept if wanted else left_out).append(item)
     if left_out:
@@ -55,7 +68,9 @@ def slice_of(item: pytest.Item) -> Slice:
         [name] = mark.args
         return Slice(name)
     except ValueError as problem:
-        raise pytest.UsageError(f"{item.nodeid}: slice{mark.args} is none of {', '.join(Slice)}") from problem
+        raise pytest.UsageError(
+            f"{item.nodeid}: slice{mark.args} is none of {', '.join(Slice)}"
+        ) from problem
 
 
 def job_name(item: pytest.Item) -> str:

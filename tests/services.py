@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need that is not Python: servers, each test with a database of its own on them, and what a machine can do.
+"""What tests need that is not Python: servers, each test with a database of its own on them, and
+what a machine can do.
 
-``./deploy/test`` starts the servers and names them in KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB}_URL; below it a
-missing one is a failure, and so is a missing program, for it has installed them. Elsewhere (``pytest tests/contract``)
-such tests are skipped and say which command runs them. Everywhere a test is skipped that needs what this machine does
-not allow: the fixtures that make namespaces, mounts and bridges ``demand`` them first.
+``./deploy/test`` starts the servers and names them in
+KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB}_URL; below it a missing one is a failure, and so is a
+missing program, for it has installed them. Elsewhere (``pytest tests/contract``) such tests are
+skipped and say which command runs them. Everywhere a test is skipped that needs what this machine
+does not allow: the fixtures that make namespaces, mounts and bridges ``demand`` them first.
 """
+
 from __future__ import annotations
 
 import os
@@ -34,12 +37,19 @@ def server(kind: str, ring: str = "contract") -> str:
     pytest.skip(f"needs {kind}; run: ./deploy/test {ring}")
 
 
-def demand(*abilities: machine.Ability, programs: Sequence[str] = (), ring: str = "contract") -> None:
-    """Skip what needs this of a machine that cannot do it, with its reason, or that has not these programs."""
+def demand(
+    *abilities: machine.Ability, programs: Sequence[str] = (), ring: str = "contract"
+) -> None:
+    """Skip what needs this of a machine that cannot do it, with its reason, or that has not these
+    programs."""
     lack = machine.lack_of(*abilities)
     if lack is not None:
         pytest.skip(lack.what)
-    missing = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    missing = [
+        name
+        for name in programs
+        if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
+    ]
     if not missing:
         return
     if os.environ.get("KILONOVA_TEST"):
@@ -69,9 +79,11 @@ def servers() -> Iterator[Callable[[str], Server]]:
 
 
 @pytest.fixture
-def new_database(servers: Callable[[str], Server], tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """``new_database("mariadb")`` makes an empty database of this kind and returns its URL; it is dropped at
-    the test's end."""
+def new_database(
+    servers: Callable[[str], Server], tmp_path: Path
+) -> Iterator[Callable[[str], str]]:
+    """``new_database("mariadb")`` makes an empty database of this kind and returns its URL; it is
+    dropped at the test's end."""
     made: list[tuple[Server, str]] = []
 
     def make(kind: str) -> str:
@@ -86,7 +98,9 @@ def new_database(servers: Callable[[str], Server], tmp_path: Path) -> Iterator[C
 
 
 @pytest.fixture
-def upgraded_database(servers: Callable[[str], Server], tmp_path: Path) -> Iterator[Callable[[str], str]]:
+def upgraded_database(
+    servers: Callable[[str], Server], tmp_path: Path
+) -> Iterator[Callable[[str], str]]:
     """As ``new_database``, but it has the newest schema."""
     lent: list[tuple[Server, str]] = []
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The services as real processes on free ports over a scratch folder, for trials and tests.
 
-`with running(folder) as cloud:` bootstraps, starts and, at the end, stops them by SIGTERM. Their logs stay in
-the folder. A service that doesn't answer within 30 s raises RuntimeError with the end of its log.
+`with running(folder) as cloud:` bootstraps, starts and, at the end, stops them by SIGTERM. Their
+logs stay in the folder. A service that doesn't answer within 30 s raises RuntimeError with the end
+of its log.
 """
 
 import json
@@ -27,7 +28,8 @@ TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Cloud:
-    """Where the services listen, the passwords of the users admin and kilonova, and the secret behind hosts' keys."""
+    """Where the services listen, the passwords of the users admin and kilonova, and the secret
+    behind hosts' keys."""
 
     folder: Path
     identity_port: int
@@ -46,20 +48,30 @@ class Cloud:
 
     def passwords(self) -> dict[str, str]:
         """The environment from which the services' commands take the passwords."""
-        return os.environ | {"KILONOVA_ADMIN_PASSWORD": self.admin_password,
-                             "KILONOVA_SERVICE_PASSWORD": self.service_password,
-                             "KILONOVA_METADATA_SECRET": self.metadata_secret}
+        return os.environ | {
+            "KILONOVA_ADMIN_PASSWORD": self.admin_password,
+            "KILONOVA_SERVICE_PASSWORD": self.service_password,
+            "KILONOVA_METADATA_SECRET": self.metadata_secret,
+        }
 
     def openstack(self, *commands: str, **settings: str) -> list[Any]:
-        """What `commands`, given to one `openstack` process as admin, print as JSON (-f json). `settings` are
-        OS_*.
+        """What `commands`, given to one `openstack` process as admin, print as JSON (-f json).
+        `settings` are OS_*.
 
-        Raises RuntimeError with whatever it says on stderr: its interactive mode always ends with status 1.
+        Raises RuntimeError with whatever it says on stderr: its interactive mode always ends with
+        status 1.
         """
         env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
-        env |= {"OS_AUTH_URL": self.auth_url, "OS_USERNAME": "admin", "OS_PASSWORD": self.admin_password,
-                "OS_PROJECT_NAME": "admin", "OS_USER_DOMAIN_ID": "default", "OS_PROJECT_DOMAIN_ID": "default",
-                "OS_IDENTITY_API_VERSION": "3", **settings}
+        env |= {
+            "OS_AUTH_URL": self.auth_url,
+            "OS_USERNAME": "admin",
+            "OS_PASSWORD": self.admin_password,
+            "OS_PROJECT_NAME": "admin",
+            "OS_USER_DOMAIN_ID": "default",
+            "OS_PROJECT_DOMAIN_ID": "default",
+            "OS_IDENTITY_API_VERSION": "3",
+            **settings,
+        }
         done = subprocess.run(
             [Path(sys.executable).with_name("openstack")],
             input="\n".join(commands),
@@ -79,7 +91,8 @@ class Cloud:
         return answers
 
     def bootstrap(self, **endpoints: str) -> None:
-        """Fill the identity service's database, with the URLs of further services; may be repeated."""
+        """Fill the identity service's database, with the URLs of further services; may be
+        repeated."""
         subprocess.run(
             [
                 sys.executable,
@@ -92,7 +105,11 @@ class Cloud:
                 f"identity={self.auth_url}",
                 "--endpoint",
                 f"image={self.image_url}",
-                *(word for name, url in endpoints.items() for word in ("--endpoint", f"{name}={url}")),
+                *(
+                    word
+                    for name, url in endpoints.items()
+                    for word in ("--endpoint", f"{name}={url}")
+                ),
             ],
             cwd=ROOT,
             env=self.passwords(),
@@ -108,7 +125,9 @@ class Cloud:
             yield process
 
     @contextmanager
-    def image(self, max_megabytes: int = 8, idle_seconds: float = 60) -> Iterator[subprocess.Popen[bytes]]:
+    def image(
+        self, max_megabytes: int = 8, idle_seconds: float = 60
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run the image service."""
         with self._service(
             "image",
@@ -127,17 +146,36 @@ class Cloud:
     @contextmanager
     def network(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run the network service on `port`, which `bootstrap` names as the endpoint."""
-        with self._service("network", port, "--db", str(self.folder / "network.db"), "--auth-url", self.auth_url,
-                           *options) as process:
+        with self._service(
+            "network",
+            port,
+            "--db",
+            str(self.folder / "network.db"),
+            "--auth-url",
+            self.auth_url,
+            *options,
+        ) as process:
             yield process
 
     @contextmanager
     def _service(self, name: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         log = self.folder / f"{name}.log"
-        command = [sys.executable, "-m", f"deploy.standalone.{name}", "serve", "--bind", f"127.0.0.1:{port}"]
+        command = [
+            sys.executable,
+            "-m",
+            f"deploy.standalone.{name}",
+            "serve",
+            "--bind",
+            f"127.0.0.1:{port}",
+        ]
         with log.open("ab") as output:
-            process = subprocess.Popen([*command, *options], cwd=ROOT, env=self.passwords(), stdout=output,
-                                       stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                [*command, *options],
+                cwd=ROOT,
+                env=self.passwords(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         try:
             _await_answer(process, f"http://127.0.0.1:{port}/", log)
             yield process
@@ -172,5 +210,5 @@ def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None
         except urllib.error.HTTPError:
             return
         except OSError:
-            time.sleep(0.05)      # it says nothing when it begins to listen
+            time.sleep(0.05)  # it says nothing when it begins to listen
     raise RuntimeError(f"Nothing answers at {url}; the end of {log}:\n{log.read_text()[-2000:]}")

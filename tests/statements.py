@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What SQLAlchemy compiles of a statement is kept for the whole run.
 
-An engine keeps it for itself, and each test makes engines of its own: half of a test's time went into compiling again
-what the test before had compiled. A service has one engine, so this is nothing to it.
+An engine keeps it for itself, and each test makes engines of its own: half of a test's time went
+into compiling again what the test before had compiled. A service has one engine, so this is nothing
+to it.
 """
+
 from __future__ import annotations
 
 from typing import Any
 
 import sqlalchemy as sa
 
-MOST = 5000         #: statements; a ring has about two thousand
+MOST = 5000  #: statements; a ring has about two thousand
 
 
 class Compiled(dict[Any, Any]):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What waits in a store's outbox, and a story that tells of everything but servers."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,8 +27,10 @@ def told(store: Store, key: str) -> list[str]:
     return [row.event.removeprefix("instance.") for row in all_told(store) if row.key == key]
 
 
+# fmt: off
 def story_of_nouns(store: Store) -> list[str]:
-    """Everything that is told of what is no server happens once; returns the events that it tells, in order."""
+    """Everything that is told of what is no server happens once; returns the events that it tells,
+    in order."""
     def do(work: Any, *given: Any, **named: Any) -> Any:
         return store.write(lambda tx: work(tx, *given, **named))
     flavor = {"flavorid": "f1", "name": "big", "vcpus": 1, "memory_mb": 64, "root_gb": 1, "ephemeral_gb": 0,
@@ -70,3 +73,4 @@ def story_of_nouns(store: Store) -> list[str]:
             "flavor.create", *["flavor.update"] * 4, "flavor.delete",
             *(f"keypair.{verb}.{phase}" for verb in ("create", "delete", "import") for phase in ("start", "end")),
             "server_group.create", "server_group.add_member", "server_group.delete", "service.delete"]
+# fmt: on

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process's way to a neighbour over HTTP, shared by the clients of this package.
 
-A neighbour that cannot be reached, does not answer in time, fails inside or says "not now" is ``Unavailable``: what
-became of the request is not known, and it is made again later. Any other refusal is definite. Which status means what
-is said here and nowhere else. After three failures in a row the *breaker* is open: for two seconds nothing is even
-tried, so that a dead neighbour costs its callers no time. keystoneauth is imported at first use.
+A neighbour that cannot be reached, does not answer in time, fails inside or says "not now" is
+``Unavailable``: what became of the request is not known, and it is made again later. Any other
+refusal is definite. Which status means what is said here and nowhere else. After three failures in
+a row the *breaker* is open: for two seconds nothing is even tried, so that a dead neighbour costs
+its callers no time. keystoneauth is imported at first use.
 """
+
 from __future__ import annotations
 
 import logging
@@ -19,14 +21,20 @@ from common import errors
 
 log = logging.getLogger(__name__)
 FAILURES, PAUSE = 3, 2.0
-MAX_WAIT_SECONDS = 10.0     #: of what a neighbour may ask for with Retry-After
+MAX_WAIT_SECONDS = 10.0  #: of what a neighbour may ask for with Retry-After
 
 #: Refusals that another try may not meet: time-out, locked, too early, too many requests.
 NOT_NOW = frozenset((408, 423, 425, 429))
 #: What is refused for good, by status; every other one is a Conflict.
 REFUSALS: Mapping[int, type[errors.Problem]] = {
-    400: errors.BadRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.NotFound,
-    409: errors.Conflict, 410: errors.NotFound, 413: errors.TooLarge}
+    400: errors.BadRequest,
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    410: errors.NotFound,
+    413: errors.TooLarge,
+}
 
 
 def is_not_now(status: int) -> bool:
@@ -35,7 +43,8 @@ def is_not_now(status: int) -> bool:
 
 
 def kind_of(status: int) -> type[errors.Problem]:
-    """What a status that is no success means. A redirection that led nowhere is no answer of the service."""
+    """What a status that is no success means. A redirection that led nowhere is no answer of the
+    service."""
     if is_not_now(status) or status < 400:
         return errors.Unavailable
     return REFUSALS.get(status, errors.Conflict)
@@ -57,7 +66,8 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_open(self) -> bool:
-        """Should nothing be tried now? When the pause is over one caller tries; the others wait for it."""
+        """Should nothing be tried now? When the pause is over one caller tries; the others wait for
+        it."""
         with self._lock:
             if self._failures < FAILURES:
                 return False
@@ -75,8 +85,8 @@ class Breaker:
 
 
 def judged(session: Any, refusal: Callable[[str], str]) -> Any:
-    """keystoneauth's session that asks no plain URL for which there is a ``refusal``, not even after a redirection or
-    where a catalogue has one."""
+    """keystoneauth's session that asks no plain URL for which there is a ``refusal``, not even
+    after a redirection or where a catalogue has one."""
     from keystoneauth1.session import TCPKeepAliveAdapter
     from requests.exceptions import ConnectionError as Refused
 
@@ -86,14 +96,17 @@ def judged(session: Any, refusal: Callable[[str], str]) -> Any:
                 log.error("%s", why)
                 raise Refused(why)
             return super().send(request, *arguments, **more)
+
     session.session.adapters["http://"] = Judge()
     return session
 
 
 @dataclass
 class Http:
-    """A neighbour: its name in sentences ("network service"), where it is, and seconds for an answer to begin.
-    ``verify``: the file of the authority that signs its certificate, instead of those that the system knows."""
+    """A neighbour: its name in sentences ("network service"), where it is, and seconds for an
+    answer to begin.
+    ``verify``: the file of the authority that signs its certificate, instead of those that the
+    system knows."""
 
     name: str
     endpoint: str | Callable[[], str]
@@ -106,37 +119,63 @@ class Http:
         """Its URL without a slash at the end."""
         return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/")
 
-    def send(self, method: str, url: str, token: str, *, headers: Mapping[str, str] | None = None,
-             refusal: Callable[[Any], bool] = lambda answer: False, **more: Any) -> Any:
-        """The answer, unless its status means "not now"; also then, where it is a ``refusal`` in spite of its status.
+    def send(
+        self,
+        method: str,
+        url: str,
+        token: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        refusal: Callable[[Any], bool] = lambda answer: False,
+        **more: Any,
+    ) -> Any:
+        """The answer, unless its status means "not now"; also then, where it is a ``refusal`` in
+        spite of its status.
 
         Raises:
-            Unavailable: there is none, the neighbour failed inside, or it does not want to be asked now.
+            Unavailable: there is none, the neighbour failed inside, or it does not want to be asked
+            now.
         """
         from keystoneauth1 import exceptions
+
         if self.breaker.is_open():
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.")
         try:
-            answer = self._http().request(url, method, headers={"X-Auth-Token": token, **(headers or {})},
-                                          raise_exc=False, log=False, authenticated=False,
-                                          **{"connect_retries": 1, **more})
+            answer = self._http().request(
+                url,
+                method,
+                headers={"X-Auth-Token": token, **(headers or {})},
+                raise_exc=False,
+                log=False,
+                authenticated=False,
+                **{"connect_retries": 1, **more},
+            )
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.heard(answered=False)
-            raise errors.Unavailable(f"The {self.name} does not answer; try again later.") from problem
+            raise errors.Unavailable(
+                f"The {self.name} does not answer; try again later."
+            ) from problem
         counts = not is_not_now(answer.status_code) or refusal(answer)
         self.breaker.heard(answered=counts or answer.status_code < 500)
         if not counts:
-            raise errors.Unavailable(f"The {self.name} answered {answer.status_code}; try again later.",
-                                     wait_of(answer))
+            raise errors.Unavailable(
+                f"The {self.name} answered {answer.status_code}; try again later.", wait_of(answer)
+            )
         return answer
 
     def _refusal(self, url: str) -> str:
         """Who is asked over TLS is never asked without."""
-        return f"the {self.name} leads from https:// to {url[:200]}, which is refused" if (
-            self.base().startswith("https://")) else ""
+        return (
+            f"the {self.name} leads from https:// to {url[:200]}, which is refused"
+            if (self.base().startswith("https://"))
+            else ""
+        )
 
     def _http(self) -> Any:
         if self._session is None:
             from keystoneauth1 import session
-            self._session = judged(session.Session(timeout=self.timeout, verify=self.verify), self._refusal)
+
+            self._session = judged(
+                session.Session(timeout=self.timeout, verify=self.verify), self._refusal
+            )
         return self._session

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: Kilonova's own token at Keystone, which it gives to nobody but neighbours, and the catalogue.
+"""Identity: Kilonova's own token at Keystone, which it gives to nobody but neighbours, and the
+catalogue.
 
-A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched by a thread of its
-own, one at a time, so that a silent identity service holds whoever needs one for a moment only; after three failures in
-a row nothing is even tried for two seconds. A catalogue comes with each token: what it does not name is looked for in a
-new one once a minute.
+A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched
+by a thread of its own, one at a time, so that a silent identity service holds whoever needs one for
+a moment only; after three failures in a row nothing is even tried for two seconds. A catalogue
+comes with each token: what it does not name is looked for in a new one once a minute.
 """
+
 from __future__ import annotations
 
 import logging
@@ -24,12 +26,22 @@ from common.config import ConfigError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-KEEP = 60.0                 # seconds that a catalogue's silence about a service is believed
-READ = 30.0                 # seconds that the identity service has to answer
-WAIT = 2.0                  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
-RENEW, GOOD = 120, 15       # seconds before its end from which a token is renewed, and until which it is given out
+KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
+READ = 30.0  # seconds that the identity service has to answer
+WAIT = (
+    2.0  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
+)
+RENEW, GOOD = (
+    120,
+    15,
+)  # seconds before its end from which a token is renewed, and until which it is given out
 #: Services of the catalogue, and where each may be configured instead.
-SECTIONS = {"image": "image", "network": "network", "shared-file-system": "share", "sharev2": "share"}
+SECTIONS = {
+    "image": "image",
+    "network": "network",
+    "shared-file-system": "share",
+    "sharev2": "share",
+}
 NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."
 
 
@@ -43,14 +55,18 @@ class IdentityClient:
         fetch: gets a new token with its catalogue, as keystoneauth's AccessInfo.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, wait: float = WAIT, fetch: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, conf: cfg.ConfigOpts, wait: float = WAIT, fetch: Callable[[], Any] | None = None
+    ) -> None:
         tls.of_neighbours(conf)
         self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
         self._lock, self._breaker = threading.Lock(), Breaker()
         self._known: Any = None
         self._complained: set[str] = set()
         self._known_since = 0.0
-        self._coming: tuple[float, Future[Any]] | None = None        # since when a new one is being fetched
+        self._coming: tuple[float, Future[Any]] | None = (
+            None  # since when a new one is being fetched
+        )
 
     def image_url(self) -> str:
         """The image service's URL ([image] endpoint, else from the catalogue).
@@ -60,7 +76,9 @@ class IdentityClient:
         """
         found = self._endpoint(self._conf.image.endpoint, "image")
         if found is None:
-            raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
+            raise errors.Unavailable(
+                "The catalogue names no image service; register it or set [image] endpoint."
+            )
         return found
 
     def roles(self) -> list[str]:
@@ -82,7 +100,8 @@ class IdentityClient:
         return str(self._access().auth_token)
 
     def with_token(self, call: Callable[[str], T], who: str) -> T:
-        """What the call answers to our token. One that ``who`` does not accept any more is given up.
+        """What the call answers to our token. One that ``who`` does not accept any more is given
+        up.
 
         Raises:
             Unavailable: so it was, or there is no token; the next call is made with a new one.
@@ -101,7 +120,8 @@ class IdentityClient:
                 self._known = None
 
     def network_url(self) -> str | None:
-        """The network service's URL ([network] endpoint, else from the catalogue); None: there is none.
+        """The network service's URL ([network] endpoint, else from the catalogue); None: there is
+        none.
 
         Raises:
             Unavailable: the catalogue cannot be read now.
@@ -109,13 +129,16 @@ class IdentityClient:
         return self._endpoint(self._conf.network.endpoint, "network")
 
     def share_url(self) -> str | None:
-        """The shared file system service's URL ([share] endpoint, else from the catalogue); None: there is none.
+        """The shared file system service's URL ([share] endpoint, else from the catalogue); None:
+        there is none.
 
         Raises:
             Unavailable: the catalogue cannot be read now.
         """
         configured = self._conf.share.endpoint
-        return self._endpoint(configured, "shared-file-system") or self._endpoint(configured, "sharev2")
+        return self._endpoint(configured, "shared-file-system") or self._endpoint(
+            configured, "sharev2"
+        )
 
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
         """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
@@ -129,24 +152,34 @@ class IdentityClient:
     def _named(self, access: Any, kind: str) -> str | None:
         """What the catalogue says."""
         from keystoneauth1 import exceptions
+
         try:
-            found = access.service_catalog.url_for(service_type=kind, region_name=self._conf.identity.region)
+            found = access.service_catalog.url_for(
+                service_type=kind, region_name=self._conf.identity.region
+            )
         except exceptions.EndpointNotFound:
             return None
         return self._judged(kind, str(found)) if found else None
 
     def _judged(self, kind: str, url: str) -> str:
-        """Raises Unavailable: nothing is sent there as plain text; what waits goes on when that has been mended."""
+        """Raises Unavailable: nothing is sent there as plain text; what waits goes on when that has
+        been mended."""
         section = SECTIONS[kind]
         try:
-            return tls.of_neighbour(self._conf, f"the catalogue's endpoint of {kind}", url,
-                                    f"let the catalogue name an https:// URL, give one as [{section}] endpoint")
+            return tls.of_neighbour(
+                self._conf,
+                f"the catalogue's endpoint of {kind}",
+                url,
+                f"let the catalogue name an https:// URL, give one as [{section}] endpoint",
+            )
         except ConfigError as problem:
             if url not in self._complained:
                 self._complained.add(url)
                 log.error("%s", problem)
-            raise errors.Unavailable(f"The endpoint of {kind} in the catalogue is plain text, which is refused; tell "
-                                     "your operator.") from problem
+            raise errors.Unavailable(
+                f"The endpoint of {kind} in the catalogue is plain text, which is refused; tell "
+                "your operator."
+            ) from problem
 
     # --- one token for all ---
     def _access(self, fresh: bool = False) -> Any:
@@ -157,7 +190,9 @@ class IdentityClient:
                 return known
             if self._coming is None and not self._breaker.is_open():
                 self._coming = (time.monotonic(), Future())
-                threading.Thread(target=self._get, args=self._coming[1:], name="token", daemon=True).start()
+                threading.Thread(
+                    target=self._get, args=self._coming[1:], name="token", daemon=True
+                ).start()
             coming = self._coming
         if known is not None and not known.will_expire_soon(GOOD):
             return known
@@ -190,9 +225,23 @@ class IdentityClient:
     def _log_in(self) -> Any:
         from keystoneauth1 import session
         from keystoneauth1.identity import v3
+
         own = self._conf.identity
-        password = v3.Password(auth_url=own.auth_url, username=own.username, password=own.password,
-                               user_domain_name=own.domain, project_name=own.project_name,
-                               project_domain_name=own.domain)
-        return password.get_access(judged(session.Session(timeout=READ), partial(
-            tls.refusal_of_neighbour, self._conf, "[identity] auth_url leads to another address")))
+        password = v3.Password(
+            auth_url=own.auth_url,
+            username=own.username,
+            password=own.password,
+            user_domain_name=own.domain,
+            project_name=own.project_name,
+            project_domain_name=own.domain,
+        )
+        return password.get_access(
+            judged(
+                session.Session(timeout=READ),
+                partial(
+                    tls.refusal_of_neighbour,
+                    self._conf,
+                    "[identity] auth_url leads to another address",
+                ),
+            )
+        )

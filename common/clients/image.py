@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image service (Glance v2), over HTTP only: what an image is, and its bytes.
 
-The API asks ``show`` with the user's token before it accepts a server; a found image is remembered for a few
-seconds for that token. The conductor makes, finds and removes images with Kilonova's own token, the image gateway reads
-and stores them with it. Agents ``download`` and ``upload`` at the gateway, with the ticket of their command. A service
-that does not answer is Unavailable, never a missing image; what it refuses for good is another Problem.
+The API asks ``show`` with the user's token before it accepts a server; a found image is remembered
+for a few seconds for that token. The conductor makes, finds and removes images with Kilonova's own
+token, the image gateway reads and stores them with it. Agents ``download`` and ``upload`` at the
+gateway, with the ticket of their command. A service that does not answer is Unavailable, never a
+missing image; what it refuses for good is another Problem.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -25,19 +27,47 @@ from common.models import ImageRef
 
 CHUNK = 1024 * 1024
 _REMEMBERED = 1000
-_LONGEST = 500               # characters of a refusal
-_STORING = 600               # seconds that the service may take to answer after an image's last byte
+_LONGEST = 500  # characters of a refusal
+_STORING = 600  # seconds that the service may take to answer after an image's last byte
 #: Fields of an image's record; all other keys are properties.
-OWN_KEYS = frozenset((
-    "id", "name", "status", "visibility", "size", "virtual_size", "checksum", "os_hash_algo", "os_hash_value", "owner",
-    "created_at", "updated_at", "protected", "min_disk", "min_ram", "disk_format", "container_format", "tags", "self",
-    "file", "schema", "direct_url", "locations", "os_hidden", "stores", "members", "os_glance_importing_to_stores",
-    "os_glance_failed_import"))
+OWN_KEYS = frozenset(
+    (
+        "id",
+        "name",
+        "status",
+        "visibility",
+        "size",
+        "virtual_size",
+        "checksum",
+        "os_hash_algo",
+        "os_hash_value",
+        "owner",
+        "created_at",
+        "updated_at",
+        "protected",
+        "min_disk",
+        "min_ram",
+        "disk_format",
+        "container_format",
+        "tags",
+        "self",
+        "file",
+        "schema",
+        "direct_url",
+        "locations",
+        "os_hidden",
+        "stores",
+        "members",
+        "os_glance_importing_to_stores",
+        "os_glance_failed_import",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the image service said: the record that a server freezes, and what only its acceptance needs.
+    """What the image service said: the record that a server freezes, and what only its acceptance
+    needs.
 
     min_ram in MiB, min_disk in GiB, virtual_size in bytes (0: unknown).
     """
@@ -53,12 +83,28 @@ class Image:
 
 def image_of(answer: dict[str, Any]) -> Image:
     """The record of a Glance v2 body."""
-    properties = {key: str(value) for key, value in answer.items() if key not in OWN_KEYS and value is not None}
-    ref = ImageRef(id=str(answer["id"]), disk_format=answer.get("disk_format") or "", size=answer.get("size") or 0,
-                   hash_algo=answer.get("os_hash_algo") or "", hash_value=answer.get("os_hash_value") or "",
-                   properties=properties)
-    return Image(ref, answer.get("name") or "", answer.get("status") or "", answer.get("min_ram") or 0,
-                 answer.get("min_disk") or 0, answer.get("virtual_size") or 0, answer.get("visibility") or "")
+    properties = {
+        key: str(value)
+        for key, value in answer.items()
+        if key not in OWN_KEYS and value is not None
+    }
+    ref = ImageRef(
+        id=str(answer["id"]),
+        disk_format=answer.get("disk_format") or "",
+        size=answer.get("size") or 0,
+        hash_algo=answer.get("os_hash_algo") or "",
+        hash_value=answer.get("os_hash_value") or "",
+        properties=properties,
+    )
+    return Image(
+        ref,
+        answer.get("name") or "",
+        answer.get("status") or "",
+        answer.get("min_ram") or 0,
+        answer.get("min_disk") or 0,
+        answer.get("virtual_size") or 0,
+        answer.get("visibility") or "",
+    )
 
 
 @dataclass
@@ -69,8 +115,10 @@ class ImageClient:
         endpoint: its URL, with or without /v2.
         cache_seconds: how long a found image is remembered; 0: not at all.
         timeout: seconds for an answer to begin.
-        verify: the file of the authority that signs its certificate; True: those that the system knows.
-        require: asked of each image that ``show`` finds, before it is remembered; raises what speaks against it.
+        verify: the file of the authority that signs its certificate; True: those that the system
+        knows.
+        require: asked of each image that ``show`` finds, before it is remembered; raises what
+        speaks against it.
     """
 
     endpoint: str | Callable[[], str]
@@ -89,7 +137,8 @@ class ImageClient:
         """The image, if the token may see it.
 
         Raises:
-            BadRequest: it may not, or there is none. Unavailable: the service does not answer. What ``require`` raises.
+            BadRequest: it may not, or there is none. Unavailable: the service does not answer. What
+            ``require`` raises.
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
@@ -107,10 +156,12 @@ class ImageClient:
         return image
 
     def look(self, image_id: str, token: str) -> Image:
-        """The same for Kilonova's own user, who must tell an image that is gone from a role that it has not.
+        """The same for Kilonova's own user, who must tell an image that is gone from a role that it
+        has not.
 
         Raises:
-            NotFound: there is none. Forbidden: the user may not see it. Unavailable: the service does not answer.
+            NotFound: there is none. Forbidden: the user may not see it. Unavailable: the service
+            does not answer.
         """
         return image_of(self.record(image_id, token))
 
@@ -118,7 +169,8 @@ class ImageClient:
         """All that the service says of an image.
 
         Raises:
-            NotFound: there is none. Forbidden: the token's user may not see it. Unavailable: no answer.
+            NotFound: there is none. Forbidden: the token's user may not see it. Unavailable: no
+            answer.
         """
         answer = self._get(f"/v2/images/{quote(image_id, safe='')}", token)
         if answer.status_code in (400, 404):
@@ -140,21 +192,36 @@ class ImageClient:
         """Set these properties of an image; None takes one out.
 
         Raises:
-            NotFound: the image is gone. Forbidden, BadRequest, TooLarge: the service refuses. Unavailable: no answer.
+            NotFound: the image is gone. Forbidden, BadRequest, TooLarge: the service refuses.
+            Unavailable: no answer.
         """
+
         def step(key: str, value: str | None) -> dict[str, str]:
             path = "/" + key.replace("~", "~0").replace("/", "~1")
-            return {"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value}
+            return (
+                {"op": "remove", "path": path}
+                if value is None
+                else {"op": "add", "path": path, "value": value}
+            )
+
         if properties:
             patch = json.dumps([step(key, value) for key, value in properties.items()])
-            _check(self._send("PATCH", f"/v2/images/{image_id}", token, data=patch,
-                              headers={"Content-Type": "application/openstack-images-v2.1-json-patch"}))
+            _check(
+                self._send(
+                    "PATCH",
+                    f"/v2/images/{image_id}",
+                    token,
+                    data=patch,
+                    headers={"Content-Type": "application/openstack-images-v2.1-json-patch"},
+                )
+            )
 
     def download(self, image_id: str, token: str) -> Iterator[bytes]:
         """The image's bytes, in pieces of at most 1 MiB; not checked here.
 
         Raises:
-            NotFound: it is not there any more, or has no data. Forbidden: the token's user may not read it.
+            NotFound: it is not there any more, or has no data. Forbidden: the token's user may not
+            read it.
             Unavailable: the service does not answer, or breaks off.
         """
         with closing(self.open(image_id, token)) as data:
@@ -184,7 +251,8 @@ class ImageClient:
         """Make an image's record under the id that it names; the same one again is fine.
 
         Raises:
-            Conflict: the id is another image's. Forbidden, TooLarge, BadRequest: the service refuses.
+            Conflict: the id is another image's. Forbidden, TooLarge, BadRequest: the service
+            refuses.
             Unavailable: the service does not answer.
         """
         answer = self._send("POST", "/v2/images", token, json=dict(record))
@@ -198,7 +266,8 @@ class ImageClient:
         """Remove an image; one that is gone is fine.
 
         Raises:
-            Forbidden, Conflict: it is protected, or in use. Unavailable: the service does not answer.
+            Forbidden, Conflict: it is protected, or in use. Unavailable: the service does not
+            answer.
         """
         answer = self._send("DELETE", f"/v2/images/{image_id}", token)
         if answer.status_code not in (404, 410):
@@ -221,12 +290,13 @@ class ImageClient:
         return found
 
     def upload(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
-        """Give an image its bytes, and look whether the service has them all. ``chunks`` may raise to break it off: the
-        image then stays without data.
+        """Give an image its bytes, and look whether the service has them all. ``chunks`` may raise
+        to break it off: the image then stays without data.
 
         Raises:
-            NotFound: its record is gone. Conflict: it has its bytes already, or not those that it was given.
-            Forbidden, TooLarge: the service refuses. Unavailable: the service does not answer, or breaks off.
+            NotFound: its record is gone. Conflict: it has its bytes already, or not those that it
+            was given. Forbidden, TooLarge: the service refuses. Unavailable: the service does not
+            answer, or breaks off.
         """
         given = _Given(chunks)
         self.put(image_id, token, given)
@@ -240,8 +310,15 @@ class ImageClient:
         Raises:
             NotFound, Conflict, Forbidden, TooLarge, Unavailable: as above.
         """
-        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(chunks), timeout=_STORING,
-                            headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
+        answer = self._send(
+            "PUT",
+            f"/v2/images/{image_id}/file",
+            token,
+            data=iter(chunks),
+            timeout=_STORING,
+            headers={"Content-Type": "application/octet-stream"},
+            connect_retries=0,
+        )
         if answer.status_code in (404, 410):
             raise errors.NotFound(f"Image {image_id} could not be found.")
         _check(answer)
@@ -263,20 +340,26 @@ class ImageClient:
 
 
 class Data:
-    """An image's bytes on their way from the service, in pieces of at most 1 MiB. ``size``: how many there will be;
-    None where the service does not say. One that breaks off raises Unavailable."""
+    """An image's bytes on their way from the service, in pieces of at most 1 MiB. ``size``: how
+    many there will be; None where the service does not say. One that breaks off raises
+    Unavailable."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
         told = answer.headers.get("Content-Length", "")
-        self.size = int(told) if told.isdecimal() and "Content-Encoding" not in answer.headers else None
+        self.size = (
+            int(told) if told.isdecimal() and "Content-Encoding" not in answer.headers else None
+        )
 
     def __iter__(self) -> Iterator[bytes]:
         import requests
+
         try:
             yield from self._answer.iter_content(CHUNK)
         except requests.RequestException as problem:
-            raise errors.Unavailable("The image service broke off while an image was being read.") from problem
+            raise errors.Unavailable(
+                "The image service broke off while an image was being read."
+            ) from problem
 
     def close(self) -> None:
         """Read no more."""
@@ -284,7 +367,8 @@ class Data:
 
 
 class _Given:
-    """The bytes of an image on their way to the service, counted and hashed as it does by default."""
+    """The bytes of an image on their way to the service, counted and hashed as it does by
+    default."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks, self._digest, self._size = chunks, hashlib.sha512(), 0
@@ -296,26 +380,35 @@ class _Given:
             yield chunk
 
     def compare(self, image: Image) -> None:
-        """Conflict unless the image has these bytes. Of a checksum of another kind only the size is compared."""
+        """Conflict unless the image has these bytes. Of a checksum of another kind only the size is
+        compared."""
         expected = {"status": "active", "size": self._size}
         found: dict[str, Any] = {"status": image.status, "size": image.ref.size}
         if image.ref.hash_algo == self._digest.name:
             expected["checksum"], found["checksum"] = self._digest.hexdigest(), image.ref.hash_value
         if found != expected:
-            raise errors.Conflict(f"The image service has image {image.ref.id} not as it was given: {found}, where "
-                                  f"{expected} was sent.")
+            raise errors.Conflict(
+                f"The image service has image {image.ref.id} not as it was given: {found}, where "
+                f"{expected} was sent."
+            )
 
 
 def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Is this the image that the record would make? The service writes values its own way, as text or number."""
+    """Is this the image that the record would make? The service writes values its own way, as text
+    or number."""
     return all(str(there.get(key)) == str(value) for key, value in record.items())
 
 
 def _check_seen(answer: Any) -> None:
     """As ``_check``, for a request that only reads an image."""
     if answer.status_code == 403:
-        raise errors.Forbidden(_sentence("The image service does not let this user read the image; check its roles. "
-                                         "It says: {}", _words(answer.text)))
+        raise errors.Forbidden(
+            _sentence(
+                "The image service does not let this user read the image; check its roles. "
+                "It says: {}",
+                _words(answer.text),
+            )
+        )
     _check(answer)
 
 
@@ -335,8 +428,14 @@ def _check(answer: Any) -> None:
     """Raises what a status other than success means, with the service's words."""
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)
-        raise kind(_sentence(_WORDS[kind], f"{answer.status_code} {_words(answer.text)}"
-                             if kind is errors.Unavailable else _words(answer.text)))
+        raise kind(
+            _sentence(
+                _WORDS[kind],
+                f"{answer.status_code} {_words(answer.text)}"
+                if kind is errors.Unavailable
+                else _words(answer.text),
+            )
+        )
 
 
 def _sentence(form: str, words: str) -> str:
@@ -346,4 +445,6 @@ def _sentence(form: str, words: str) -> str:
 
 def _words(page: str) -> str:
     """What a refusal says, without its markup, in bounds."""
-    return " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"
+    return (
+        " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"
+    )

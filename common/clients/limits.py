@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keystone's unified limits: the numbers, read through oslo.limit, and remembered for a short time.
 
-Only its reading part: its enforcer takes the limit, counts and compares one after the other, so that requests that come
-at once pass together; here the count is part of the transaction that adds to it. Section [oslo_limit] has its own
-options, as in other services; without ``auth_type`` there, Kilonova logs in as [identity] says. The token must be one
-for the whole cloud: with another Keystone leaves limits out and says nothing of it.
+Only its reading part: its enforcer takes the limit, counts and compares one after the other, so
+that requests that come at once pass together; here the count is part of the transaction that adds
+to it. Section [oslo_limit] has its own options, as in other services; without ``auth_type`` there,
+Kilonova logs in as [identity] says. The token must be one for the whole cloud: with another
+Keystone leaves limits out and says nothing of it.
 
-Each question is asked by one thread however many wait for it, and they wait for a moment only; after three failures in
-a row nothing is asked for two seconds. What is not known is ``Unavailable``, never "no limit".
+Each question is asked by one thread however many wait for it, and they wait for a moment only;
+after three failures in a row nothing is asked for two seconds. What is not known is
+``Unavailable``, never "no limit".
 """
+
 from __future__ import annotations
 
 import logging
@@ -26,14 +29,16 @@ from common.clients.http import Breaker
 from common.config import ConfigError
 
 LOG = logging.getLogger(__name__)
-WAIT = 5.0                      # seconds that a request waits for its limits
-READ = 5                        # seconds that the identity service has for each answer
-AT_ONCE, MOST = 4, 10000        # questions at once; projects whose limits are remembered
-EVERYBODY = "*"                 # stands for no project: the registered limits
+WAIT = 5.0  # seconds that a request waits for its limits
+READ = 5  # seconds that the identity service has for each answer
+AT_ONCE, MOST = 4, 10000  # questions at once; projects whose limits are remembered
+EVERYBODY = "*"  # stands for no project: the registered limits
 GROUP = "oslo_limit"
 NO_LIMITS = "The identity service does not tell the limits of this project; try again later."
 NOT_INSTALLED = "[quota] driver = unified needs oslo.limit: pip install 'kilonova[unified-limits]'"
-NOT_SYSTEM = "[oslo_limit] has no system_scope = all: Keystone would leave other projects' limits out"
+NOT_SYSTEM = (
+    "[oslo_limit] has no system_scope = all: Keystone would leave other projects' limits out"
+)
 
 
 class Reader(Protocol):
@@ -53,11 +58,22 @@ class UnifiedLimits:
         reader: opens the way to the identity service.
     """
 
-    def __init__(self, seconds: float, reader: Callable[[], Reader], wait: float = WAIT,
-                 monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        reader: Callable[[], Reader],
+        wait: float = WAIT,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._seconds, self._open, self._wait, self._monotonic = seconds, reader, wait, monotonic
-        self._lock, self._opening, self._breaker = threading.Lock(), threading.Lock(), Breaker(monotonic)
-        self._known: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()     # oldest first; (since, …)
+        self._lock, self._opening, self._breaker = (
+            threading.Lock(),
+            threading.Lock(),
+            Breaker(monotonic),
+        )
+        self._known: OrderedDict[str, tuple[float, dict[str, int]]] = (
+            OrderedDict()
+        )  # oldest first; (since, …)
         self._coming: dict[str, tuple[float, Future[dict[str, int]]]] = {}
         self._reader: Reader | None = None
         self._pool = ThreadPoolExecutor(AT_ONCE, "limits")
@@ -97,11 +113,18 @@ class UnifiedLimits:
         found: dict[str, int] | None = None
         try:
             reader = self._opened()
-            found = dict(reader.get_registered_limits(None) if name == EVERYBODY else
-                         reader.get_project_limits(name, None))
+            found = dict(
+                reader.get_registered_limits(None)
+                if name == EVERYBODY
+                else reader.get_project_limits(name, None)
+            )
             return found
         except Exception as problem:
-            LOG.warning("cannot read limits from the identity service: %s: %s", type(problem).__name__, problem)
+            LOG.warning(
+                "cannot read limits from the identity service: %s: %s",
+                type(problem).__name__,
+                problem,
+            )
             raise
         finally:
             self._breaker.heard(answered=found is not None)
@@ -140,12 +163,19 @@ def _default(conf: cfg.ConfigOpts) -> None:
     """Make oslo.limit's options known, with what [identity] says as their defaults."""
     from keystoneauth1 import loading
     from oslo_limit import limit  # noqa: F401  # which makes its options known when it is imported
+
     section, own = conf[GROUP], conf.identity
     defaults: dict[str, Any] = {"timeout": READ}
     if not section.auth_type:
         conf.register_opts(loading.get_auth_plugin_conf_options("password"), group=GROUP)
-        defaults |= {"auth_type": "password", "auth_url": own.auth_url, "username": own.username,
-                     "password": own.password, "user_domain_name": own.domain, "system_scope": "all"}
+        defaults |= {
+            "auth_type": "password",
+            "auth_url": own.auth_url,
+            "username": own.username,
+            "password": own.password,
+            "user_domain_name": own.domain,
+            "system_scope": "all",
+        }
     if not (section.endpoint_id or section.endpoint_service_type or section.endpoint_service_name):
         defaults |= {"endpoint_service_type": "compute", "endpoint_region_name": own.region}
     for name, value in defaults.items():
@@ -160,6 +190,7 @@ def _default(conf: cfg.ConfigOpts) -> None:
 def _through_oslo() -> Reader:
     """oslo.limit, logged in."""
     from oslo_limit import limit
+
     enforcer = limit.Enforcer(lambda project_id, resources: {}, cache=False)
     session: Any = enforcer.connection.session
     if not session.auth.get_access(session).system_scoped:

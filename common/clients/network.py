@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network service (Neutron v2.0), over HTTP only: networks, ports, security groups.
 
-The API reads with the user's token before it accepts a request; the conductor makes, binds, changes and removes
-ports with Kilonova's own. Networks and subnets are remembered for a few seconds for each token. ``interface_of`` is
-the one place that turns a port into what Kilonova keeps of it. A service that does not answer is Unavailable; what it
-refuses for good is another Problem, in the service's own words.
+The API reads with the user's token before it accepts a request; the conductor makes, binds, changes
+and removes ports with Kilonova's own. Networks and subnets are remembered for a few seconds for
+each token. ``interface_of`` is the one place that turns a port into what Kilonova keeps of it. A
+service that does not answer is Unavailable; what it refuses for good is another Problem, in the
+service's own words.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,10 +24,11 @@ from common.clients.http import Http, kind_of
 from common.models import Interface
 
 JSON = dict[str, Any]
-REMEMBERED, KEEP = 1000, 5.0       # answers, and seconds that each is remembered
-AT_ONCE = 50                       # ids in one URL
+REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
+AT_ONCE = 50  # ids in one URL
 NAME = "network service"
-#: The binding:profile of ports that Kilonova made: whose they are is written on the ports themselves.
+#: The binding:profile of ports that Kilonova made: whose they are is written on the ports
+#: themselves.
 MADE = {"made_by": "kilonova"}
 
 
@@ -39,18 +42,34 @@ def is_made(port: JSON) -> bool:
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
 
 
-def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str, JSON], *,
-                 floating: Mapping[str, list[str]] | None = None, groups: Mapping[str, str] | None = None) -> Interface:
+def interface_of(
+    port: JSON,
+    networks: Mapping[str, JSON],
+    subnets: Mapping[str, JSON],
+    *,
+    floating: Mapping[str, list[str]] | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> Interface:
     """A port as Kilonova keeps it. ``floating``: by fixed address; ``groups``: names by id."""
     network = networks.get(port["network_id"], {})
     details = port.get("binding:vif_details") or {}
     return Interface(
-        port=port["id"], network=port["network_id"], label=network.get("name") or "", mac=port["mac_address"],
-        addresses=[_address(fixed, subnets.get(fixed["subnet_id"], {}), floating or {}) for fixed in port["fixed_ips"]],
-        mtu=int(network.get("mtu") or 0), own=is_made(port), vif_type=port.get("binding:vif_type") or "",
-        device=device_of(port["id"]), bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
+        port=port["id"],
+        network=port["network_id"],
+        label=network.get("name") or "",
+        mac=port["mac_address"],
+        addresses=[
+            _address(fixed, subnets.get(fixed["subnet_id"], {}), floating or {})
+            for fixed in port["fixed_ips"]
+        ],
+        mtu=int(network.get("mtu") or 0),
+        own=is_made(port),
+        vif_type=port.get("binding:vif_type") or "",
+        device=device_of(port["id"]),
+        bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
         active=port.get("status") == "ACTIVE",
-        groups=[(groups or {}).get(group) or group for group in port.get("security_groups") or ()])
+        groups=[(groups or {}).get(group) or group for group in port.get("security_groups") or ()],
+    )
 
 
 def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JSON:
@@ -58,10 +77,18 @@ def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JS
     version = ipaddress.ip_address(address).version
     mode = {"ipv6_mode": subnet["ipv6_address_mode"]} if subnet.get("ipv6_address_mode") else {}
     cidr = subnet.get("cidr") or f"{address}/{32 if version == 4 else 128}"
-    return {"address": address, "version": version, "prefix": ipaddress.ip_network(cidr, strict=False).prefixlen,
-            "subnet": fixed["subnet_id"], "gateway": subnet.get("gateway_ip"),
-            "dns": subnet.get("dns_nameservers") or [], "routes": subnet.get("host_routes") or [],
-            "dhcp": bool(subnet.get("enable_dhcp")), "floating": floating.get(address, []), **mode}
+    return {
+        "address": address,
+        "version": version,
+        "prefix": ipaddress.ip_network(cidr, strict=False).prefixlen,
+        "subnet": fixed["subnet_id"],
+        "gateway": subnet.get("gateway_ip"),
+        "dns": subnet.get("dns_nameservers") or [],
+        "routes": subnet.get("host_routes") or [],
+        "dhcp": bool(subnet.get("enable_dhcp")),
+        "floating": floating.get(address, []),
+        **mode,
+    }
 
 
 @dataclass
@@ -69,7 +96,8 @@ class NetworkClient:
     """One process's way to the network service. Thread-safe.
 
     Args:
-        endpoint: its URL, with or without /v2.0; a function may return None: the cloud has no network service.
+        endpoint: its URL, with or without /v2.0; a function may return None: the cloud has no
+        network service.
     """
 
     endpoint: str | Callable[[], str | None] | None
@@ -92,7 +120,8 @@ class NetworkClient:
 
     # --- what the API reads, with the user's token ---
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JSON]:
-        """The networks with these ids that the token may see; without ids the project's own and the shared ones."""
+        """The networks with these ids that the token may see; without ids the project's own and the
+        shared ones."""
         if ids:
             return self._all(token, "networks", {"id": sorted(set(ids))}, keep=True)
         own = self._all(token, "networks", {"project_id": project_id}, keep=True)
@@ -101,7 +130,11 @@ class NetworkClient:
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JSON]:
         """The subnets of these networks."""
-        return self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True) if network_ids else []
+        return (
+            self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True)
+            if network_ids
+            else []
+        )
 
     def ports(self, token: str, **filters: Any) -> list[JSON]:
         """The ports that have all these values."""
@@ -125,7 +158,7 @@ class NetworkClient:
         try:
             port = self._json("GET", f"/quotas/{project_id}/details", token)["quota"]["port"]
             limit, used = int(port["limit"]), int(port["used"]) + int(port.get("reserved", 0))
-        except errors.NotFound:                 # a service without the extension quota_details
+        except errors.NotFound:  # a service without the extension quota_details
             limit = int(self._json("GET", f"/quotas/{project_id}", token)["quota"]["port"])
             used = 0 if limit < 0 else len(self.ports(token, project_id=project_id, fields=["id"]))
         return -1 if limit < 0 else max(0, limit - used)
@@ -134,7 +167,9 @@ class NetworkClient:
         """A server's ports described whole, floating addresses included."""
         return self.described(token, self.ports(token, device_id=server_id), floating=True)
 
-    def described(self, token: str, ports: Sequence[JSON], floating: bool = False) -> list[Interface]:
+    def described(
+        self, token: str, ports: Sequence[JSON], floating: bool = False
+    ) -> list[Interface]:
         """These ports with what their networks and subnets say."""
         if not ports:
             return []
@@ -143,26 +178,40 @@ class NetworkClient:
         subnets = {subnet["id"]: subnet for subnet in self.subnets(token, ids)}
         used = sorted({group for port in ports for group in port.get("security_groups") or ()})
         named = {"id": used, "fields": ["id", "name"]}
-        groups = {group["id"]: group["name"] for group in self._all(token, "security-groups", named, keep=True)
-                  } if used else {}
+        groups = (
+            {
+                group["id"]: group["name"]
+                for group in self._all(token, "security-groups", named, keep=True)
+            }
+            if used
+            else {}
+        )
         by_port: dict[str, dict[str, list[str]]] = {}
         for one in self.floating(token, [port["id"] for port in ports]) if floating else ():
             by_port.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
-                one["floating_ip_address"])
-        return [interface_of(port, networks, subnets, floating=by_port.get(port["id"]), groups=groups)
-                for port in ports]
+                one["floating_ip_address"]
+            )
+        return [
+            interface_of(port, networks, subnets, floating=by_port.get(port["id"]), groups=groups)
+            for port in ports
+        ]
 
     def floating(self, token: str, port_ids: Sequence[str]) -> list[JSON]:
         """The floating IPs of these ports; none where the service has no routers."""
         try:
-            return self._all(token, "floatingips", {"port_id": sorted(port_ids)}) if port_ids else []
+            return (
+                self._all(token, "floatingips", {"port_id": sorted(port_ids)}) if port_ids else []
+            )
         except errors.NotFound:
             return []
 
     def extensions(self, token: str) -> frozenset[str]:
-        """What the service can do beyond the core, by alias; asked once, as it changes only with an upgrade."""
+        """What the service can do beyond the core, by alias; asked once, as it changes only with an
+        upgrade."""
         if self._extensions is None:
-            self._extensions = frozenset(one["alias"] for one in self._json("GET", "/extensions", token)["extensions"])
+            self._extensions = frozenset(
+                one["alias"] for one in self._json("GET", "/extensions", token)["extensions"]
+            )
         return self._extensions
 
     # --- what the conductor changes, with its own ---
@@ -194,15 +243,24 @@ class NetworkClient:
     def _url(self) -> str:
         found = self.endpoint() if callable(self.endpoint) else self.endpoint
         if not found:
-            raise errors.Unavailable("The catalogue names no network service; register it or set [network] endpoint.")
+            raise errors.Unavailable(
+                "The catalogue names no network service; register it or set [network] endpoint."
+            )
         return found.rstrip("/").removesuffix("/v2.0")
 
-    def _all(self, token: str, noun: str, filters: Mapping[str, Any], keep: bool = False) -> list[JSON]:
+    def _all(
+        self, token: str, noun: str, filters: Mapping[str, Any], keep: bool = False
+    ) -> list[JSON]:
         """A list, every page of it; long lists of ids are asked for in pieces."""
         found: list[JSON] = []
         for part in _parts(filters):
-            query = urlencode([(name, value) for name, values in part.items()
-                               for value in (values if isinstance(values, (list, tuple)) else [values])])
+            query = urlencode(
+                [
+                    (name, value)
+                    for name, values in part.items()
+                    for value in (values if isinstance(values, (list, tuple)) else [values])
+                ]
+            )
             found += self._kept_list(token, noun, query) if keep else self._list(token, noun, query)
         return found
 
@@ -225,7 +283,9 @@ class NetworkClient:
         while path:
             page = self._json("GET", path, token)
             found += page[key]
-            following = [link["href"] for link in page.get(f"{key}_links", ()) if link["rel"] == "next"]
+            following = [
+                link["href"] for link in page.get(f"{key}_links", ()) if link["rel"] == "next"
+            ]
             path = f"/{noun}?{following[0].partition('?')[2]}" if following else ""
         return found
 
@@ -235,19 +295,28 @@ class NetworkClient:
             raise refusal_of(answer)
         return dict(answer.json()) if answer.content else {}
 
-    def _answer(self, method: str, path: str, token: str, body: JSON | None = None, **more: Any) -> Any:
+    def _answer(
+        self, method: str, path: str, token: str, body: JSON | None = None, **more: Any
+    ) -> Any:
         more |= {} if body is None else {"json": body}
         return self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
 
 
 def _parts(filters: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """One query, or several where a list of values is too long for one URL."""
-    long = next((name for name, values in filters.items() if isinstance(values, list) and len(values) > AT_ONCE), None)
+    long = next(
+        (
+            name
+            for name, values in filters.items()
+            if isinstance(values, list) and len(values) > AT_ONCE
+        ),
+        None,
+    )
     if long is None:
         yield filters
         return
     for start in range(0, len(filters[long]), AT_ONCE):
-        yield {**filters, long: filters[long][start:start + AT_ONCE]}
+        yield {**filters, long: filters[long][start : start + AT_ONCE]}
 
 
 def refusal_of(answer: Any) -> errors.Problem:
@@ -256,7 +325,9 @@ def refusal_of(answer: Any) -> errors.Problem:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")
     try:
         said = answer.json()["NeutronError"]
-        words, kind = (said["message"], said.get("type")) if isinstance(said, dict) else (str(said), None)
+        words, kind = (
+            (said["message"], said.get("type")) if isinstance(said, dict) else (str(said), None)
+        )
     except (ValueError, KeyError, TypeError):
         words, kind = f"it answered {answer.status_code}", None
     if kind == "OverQuota":

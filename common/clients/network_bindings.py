@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that a port is bound to (Neutron's extension binding-extended), for servers that move while they run.
+"""The hosts that a port is bound to (Neutron's extension binding-extended), for servers that move
+while they run.
 
-One binding of a port is active: the port's own binding:host_id. ``bind_also`` makes another, ``activate`` lets it take
-the active one's place, ``unbind_at`` gives it up; only the conductor calls them, and each may be repeated. What is
-there is asked, not guessed from a refusal; the doctor asks too. With a service that knows one host a port nothing is
-bound ahead, and activating is binding: the guest arrives just as well, only its frames come later.
+One binding of a port is active: the port's own binding:host_id. ``bind_also`` makes another,
+``activate`` lets it take the active one's place, ``unbind_at`` gives it up; only the conductor
+calls them, and each may be repeated. What is there is asked, not guessed from a refusal; the doctor
+asks too. With a service that knows one host a port nothing is bound ahead, and activating is
+binding: the guest arrives just as well, only its frames come later.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +25,8 @@ class Bindings(NetworkClient):
     """A client that also binds ports to more than one host."""
 
     def bindings(self, token: str, port_id: str) -> list[JSON]:
-        """All of a server's port; none where it is gone, or where the service knows one host a port."""
+        """All of a server's port; none where it is gone, or where the service knows one host a
+        port."""
         if ALIAS not in self.extensions(token):
             return []
         try:
@@ -34,17 +38,23 @@ class Bindings(NetworkClient):
         """Bind a port to this host too; its profile goes with it, which says whose the port is.
 
         Returns:
-            The binding: host, status, vif_type, vif_details, profile. Its vif_type is "binding_failed" when the port
-            cannot be bound there. None: the service knows one host a port.
+            The binding: host, status, vif_type, vif_details, profile. Its vif_type is
+            "binding_failed" when the port cannot be bound there. None: the service knows one host a
+            port.
 
         Raises:
             NotFound: the port is gone. BadRequest, Forbidden, Conflict: the service refuses.
         """
         if ALIAS not in self.extensions(token):
             return None
-        wanted = {"host": host, "profile": port.get("binding:profile") or {},
-                  "vnic_type": port.get("binding:vnic_type") or "normal"}
-        answer = self._answer("POST", _path(port["id"]), token, {"binding": wanted}, refusal=_cannot_bind)
+        wanted = {
+            "host": host,
+            "profile": port.get("binding:profile") or {},
+            "vnic_type": port.get("binding:vnic_type") or "normal",
+        }
+        answer = self._answer(
+            "POST", _path(port["id"]), token, {"binding": wanted}, refusal=_cannot_bind
+        )
         if answer.status_code == 409 and (found := self._binding(token, port["id"], host)):
             return found
         if answer.status_code >= 500:
@@ -57,7 +67,8 @@ class Bindings(NetworkClient):
         """This host's binding is the active one from now on, or is already.
 
         Raises:
-            NotFound: the port or this binding of it is gone. BadRequest, Forbidden, Conflict: the service refuses.
+            NotFound: the port or this binding of it is gone. BadRequest, Forbidden, Conflict: the
+            service refuses.
         """
         if ALIAS not in self.extensions(token):
             self.update_port(token, port_id, {"binding:host_id": host})
@@ -70,7 +81,8 @@ class Bindings(NetworkClient):
                 raise
 
     def unbind_at(self, token: str, port_id: str, host: str) -> None:
-        """Give an inactive binding up. One that is gone is fine; the active one is never touched."""
+        """Give an inactive binding up. One that is gone is fine; the active one is never
+        touched."""
         if ALIAS not in self.extensions(token):
             return
         try:
@@ -81,7 +93,9 @@ class Bindings(NetworkClient):
             return
 
     def _binding(self, token: str, port_id: str, host: str) -> JSON | None:
-        found = self._json("GET", f"{_path(port_id)}?host={quote(host, safe='')}", token)["bindings"]
+        found = self._json("GET", f"{_path(port_id)}?host={quote(host, safe='')}", token)[
+            "bindings"
+        ]
         return next((dict(one) for one in found if one["host"] == host), None)
 
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network service's records as users see and change them, with their own tokens: what the API passes on.
+"""The network service's records as users see and change them, with their own tokens: what the API
+passes on.
 
-A noun is a collection's name in the service's URLs, such as "security-groups". Nothing is remembered here, and what
-the service answers is handed on as it is; who may do what is the service's to say.
+A noun is a collection's name in the service's URLs, such as "security-groups". Nothing is
+remembered here, and what the service answers is handed on as it is; who may do what is the
+service's to say.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +16,8 @@ from common.clients.network import JSON, NetworkClient
 
 
 class Records(NetworkClient):
-    """A client that also makes, changes and removes. Every method raises what the service refuses with: BadRequest,
-    Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
+    """A client that also makes, changes and removes. Every method raises what the service refuses
+    with: BadRequest, Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
 
     def records(self, token: str, noun: str, **filters: Any) -> list[JSON]:
         """Those that have all these values."""
@@ -30,7 +33,9 @@ class Records(NetworkClient):
 
     def update(self, token: str, noun: str, record_id: str, values: JSON) -> JSON:
         """Change one."""
-        return dict(self._json("PUT", _path(noun, record_id), token, {_key(noun): values})[_key(noun)])
+        return dict(
+            self._json("PUT", _path(noun, record_id), token, {_key(noun): values})[_key(noun)]
+        )
 
     def delete(self, token: str, noun: str, record_id: str) -> None:
         """Remove one."""

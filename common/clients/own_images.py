@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image service as Kilonova's own user, for conductors, the image gateway and the API's look before a create.
+"""The image service as Kilonova's own user, for conductors, the image gateway and the API's look
+before a create.
 
-What tenants may use, this user must be able to read too, whoever owns it; what it cannot for lack of a role is told as
-that, with the user and its roles, and never as an image that is missing.
+What tenants may use, this user must be able to read too, whoever owns it; what it cannot for lack
+of a role is told as that, with the user and its roles, and never as an image that is missing.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,21 +23,27 @@ ROLE = "admin"
 
 
 class OwnImages:
-    """One process's way to it; made after the process has forked. Thread-safe. ``timeout``: seconds for an answer to
-    begin."""
+    """One process's way to it; made after the process has forked. Thread-safe. ``timeout``: seconds
+    for an answer to begin."""
 
     def __init__(self, identity: IdentityClient, timeout: float = 10) -> None:
-        self._identity, self._client = identity, ImageClient(identity.image_url, cache_seconds=0, timeout=timeout)
+        self._identity, self._client = (
+            identity,
+            ImageClient(identity.image_url, cache_seconds=0, timeout=timeout),
+        )
 
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """What the call answers, given the client and our token.
 
         Raises:
-            Forbidden: the user's roles do not suffice, or a quota is used up. NotFound: the image is gone, or hidden
-            from a user without the role. Unavailable: no answer, or the token is not accepted any more.
+            Forbidden: the user's roles do not suffice, or a quota is used up. NotFound: the image
+            is gone, or hidden from a user without the role. Unavailable: no answer, or the token is
+            not accepted any more.
         """
         try:
-            return self._identity.with_token(lambda token: call(self._client, token), "The image service")
+            return self._identity.with_token(
+                lambda token: call(self._client, token), "The image service"
+            )
         except errors.Forbidden as problem:
             raise errors.Forbidden(f"{problem.text} {self._needs()}") from problem
         except errors.NotFound as problem:
@@ -44,7 +52,8 @@ class OwnImages:
             raise errors.NotFound(f"{problem.text} Or it is hidden: {self._needs()}") from problem
 
     def require_readable(self, image: Image) -> None:
-        """A tenant sees this image: so must we, or no host gets it. An image service that is silent stops nobody.
+        """A tenant sees this image: so must we, or no host gets it. An image service that is silent
+        stops nobody.
 
         Raises:
             Forbidden: it is hidden from us.
@@ -56,9 +65,12 @@ class OwnImages:
         except errors.Unavailable:
             return
         except (errors.NotFound, errors.Forbidden) as problem:
-            raise errors.Forbidden(f"The cloud cannot read image {image.ref.id} for its hosts. {self._needs()}"
-                                   ) from problem
+            raise errors.Forbidden(
+                f"The cloud cannot read image {image.ref.id} for its hosts. {self._needs()}"
+            ) from problem
 
     def _needs(self) -> str:
-        return (f"Kilonova's own user, {self._identity.described()}, needs the role {ROLE} at the image service, or "
-                "one that its policy lets read and make images of all projects; its operator can give it that.")
+        return (
+            f"Kilonova's own user, {self._identity.described()}, needs the role {ROLE} at the image service, or "
+            "one that its policy lets read and make images of all projects; its operator can give it that."
+        )

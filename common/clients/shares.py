@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared file system service (Manila v2), over HTTP only: a share, and who may mount it.
 
-The API looks at a share with the user's token before it accepts a request; the conductor lets hosts mount it, and
-takes that back, with Kilonova's own. Rules are made with the locks of 2.82: no tenant sees a host's address in them,
-or removes one under a server that runs. A service that does not answer is Unavailable; what it refuses for good is
-another Problem, in the service's own words.
+The API looks at a share with the user's token before it accepts a request; the conductor lets hosts
+mount it, and takes that back, with Kilonova's own. Rules are made with the locks of 2.82: no tenant
+sees a host's address in them, or removes one under a server that runs. A service that does not
+answer is Unavailable; what it refuses for good is another Problem, in the service's own words.
 """
+
 from __future__ import annotations
 
 import re
@@ -30,7 +31,8 @@ IP, READ_WRITE, REASON = "ip", "rw", "A server has the share; detach it there."
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share as the service tells it; ``export_location``: where it is mounted from, None where it is nowhere yet."""
+    """A share as the service tells it; ``export_location``: where it is mounted from, None where it
+    is nowhere yet."""
 
     id: str
     status: str
@@ -69,18 +71,27 @@ class ShareClient:
         path = f"/shares/{quote(share_id, safe='')}"
         found = self._json("GET", path, token)["share"]
         locations = self._json("GET", f"{path}/export_locations", token)["export_locations"]
-        ordered = sorted((one for one in locations if not one.get("is_admin_only")),
-                         key=lambda one: not one.get("preferred"))
-        return Share(str(found["id"]), str(found["status"]), str(found["share_proto"]),
-                     str(ordered[0]["path"]) if ordered else None)
+        ordered = sorted(
+            (one for one in locations if not one.get("is_admin_only")),
+            key=lambda one: not one.get("preferred"),
+        )
+        return Share(
+            str(found["id"]),
+            str(found["status"]),
+            str(found["share_proto"]),
+            str(ordered[0]["path"]) if ordered else None,
+        )
 
     def rules(self, token: str, share_id: str, access_to: str) -> list[JSON]:
         """The share's rules for this address; there is at most one that is not on its way out."""
-        found = self._json("GET", f"/share-access-rules?share_id={quote(share_id, safe='')}", token)["access_list"]
+        found = self._json(
+            "GET", f"/share-access-rules?share_id={quote(share_id, safe='')}", token
+        )["access_list"]
         return [one for one in found if (one["access_type"], one["access_to"]) == (IP, access_to)]
 
     def allow(self, token: str, share_id: str, access_to: str) -> str:
-        """Let this address read and write the share; what is so already stays. Returns the state of the rule.
+        """Let this address read and write the share; what is so already stays. Returns the state of
+        the rule.
 
         Raises:
             NotFound: the share is gone. BadRequest, Forbidden, Conflict: the service refuses.
@@ -88,12 +99,20 @@ class ShareClient:
         there = self.rules(token, share_id, access_to)
         if there:
             return str(there[0]["state"])
-        wanted = {"access_type": IP, "access_to": access_to, "access_level": READ_WRITE, "lock_visibility": True,
-                  "lock_deletion": True, "lock_reason": REASON}
+        wanted = {
+            "access_type": IP,
+            "access_to": access_to,
+            "access_level": READ_WRITE,
+            "lock_visibility": True,
+            "lock_deletion": True,
+            "lock_reason": REASON,
+        }
         try:
             made = self._act(token, share_id, {"allow_access": wanted})["access"]
         except (errors.BadRequest, errors.Conflict):
-            there = self.rules(token, share_id, access_to)      # somebody else was quicker: that is no refusal
+            there = self.rules(
+                token, share_id, access_to
+            )  # somebody else was quicker: that is no refusal
             if not there:
                 raise
             return str(there[0]["state"])
@@ -108,7 +127,11 @@ class ShareClient:
         try:
             for rule in self.rules(token, share_id, access_to):
                 if rule["state"] not in GOING:
-                    self._act(token, share_id, {"deny_access": {"access_id": rule["id"], "unrestrict": True}})
+                    self._act(
+                        token,
+                        share_id,
+                        {"deny_access": {"access_id": rule["id"], "unrestrict": True}},
+                    )
         except errors.NotFound:
             return
 
@@ -116,7 +139,9 @@ class ShareClient:
     def _url(self) -> str:
         found = self.endpoint() if callable(self.endpoint) else self.endpoint
         if not found:
-            raise errors.Unavailable(f"The catalogue names no {NAME}; register it or set [share] endpoint.")
+            raise errors.Unavailable(
+                f"The catalogue names no {NAME}; register it or set [share] endpoint."
+            )
         return _VERSION_AND_PROJECT.sub("", found.rstrip("/")) + "/v2"
 
     def _act(self, token: str, share_id: str, body: JSON) -> JSON:
@@ -124,8 +149,13 @@ class ShareClient:
 
     def _json(self, method: str, path: str, token: str, body: JSON | None = None) -> JSON:
         more: JSON = {} if body is None else {"json": body}
-        answer = self._http.send(method, self._http.base() + path, token,
-                                 headers={"X-OpenStack-Manila-API-Version": VERSION}, **more)
+        answer = self._http.send(
+            method,
+            self._http.base() + path,
+            token,
+            headers={"X-OpenStack-Manila-API-Version": VERSION},
+            **more,
+        )
         if answer.status_code >= 300:
             raise _refusal_of(answer)
         return dict(answer.json()) if answer.content else {}
@@ -136,7 +166,9 @@ def _refusal_of(answer: Any) -> errors.Problem:
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")
     if answer.status_code == 406:
-        return errors.Conflict(f"The {NAME} does not know version {VERSION} of its API, which shares of servers need.")
+        return errors.Conflict(
+            f"The {NAME} does not know version {VERSION} of its API, which shares of servers need."
+        )
     try:
         words = next(iter(answer.json().values()))["message"]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):

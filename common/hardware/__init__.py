@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a flavor and an image say of a guest's hardware, understood once.
 
-Pure. The API asks it to refuse what no host can carry out, placement what a server needs, the agent how the domain
-looks: all three from the same frozen flavor and image properties, so they cannot disagree. docs/flavors.md has the
-list of what is carried out.
+Pure. The API asks it to refuse what no host can carry out, placement what a server needs, the agent
+how the domain
+looks: all three from the same frozen flavor and image properties, so they cannot disagree.
+docs/flavors.md has the list of what is carried out.
 """
+
 from __future__ import annotations
 
 import re
@@ -30,15 +32,35 @@ from common.hardware.specs import (
 )
 from common.models import Flavor
 
-__all__ = ["ANY", "LARGE", "LOCAL_DISKS", "NOT_ASKED", "OWN", "OWN_SPECS", "SMALL", "DeviceRequest", "Hardware",
-           "NumaNodeRequest", "hardware", "resources", "traits", "with_aliases"]
+__all__ = [
+    "ANY",
+    "LARGE",
+    "LOCAL_DISKS",
+    "NOT_ASKED",
+    "OWN",
+    "OWN_SPECS",
+    "SMALL",
+    "DeviceRequest",
+    "Hardware",
+    "NumaNodeRequest",
+    "hardware",
+    "resources",
+    "traits",
+    "with_aliases",
+]
 #: Resource classes that hosts have, beside those that an operator adds (CUSTOM_*).
 OWN = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 _RESOURCES, _TRAIT = "resources:", "trait:"
-#: Properties of images that need what not every host's emulator has -> the traits of those that have it.
-_DEVICES = {"hw_disk_bus": "COMPUTE_STORAGE_BUS_", "hw_cdrom_bus": "COMPUTE_STORAGE_BUS_",
-            "hw_video_model": "COMPUTE_GRAPHICS_MODEL_", "hw_vif_model": "COMPUTE_NET_VIF_MODEL_"}
-#: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them out.
+#: Properties of images that need what not every host's emulator has -> the traits of those that
+#: have it.
+_DEVICES = {
+    "hw_disk_bus": "COMPUTE_STORAGE_BUS_",
+    "hw_cdrom_bus": "COMPUTE_STORAGE_BUS_",
+    "hw_video_model": "COMPUTE_GRAPHICS_MODEL_",
+    "hw_vif_model": "COMPUTE_NET_VIF_MODEL_",
+}
+#: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them
+#: out.
 LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
@@ -47,7 +69,8 @@ def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
     """What this flavor and these image properties ask for.
 
     Raises:
-        BadRequest: a value that makes no sense, or something that hosts cannot carry out; it names the extra spec or
+        BadRequest: a value that makes no sense, or something that hosts cannot carry out; it names
+        the extra spec or
             the property.
     """
     asked = HardwareSpecs(flavor, properties)
@@ -55,43 +78,68 @@ def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
     sockets, cores, threads_per_core = topology(asked)
     own, threads = dedicated(asked)
     page = pages(asked)
-    return Hardware(sockets, cores, threads_per_core, numa_nodes(asked, bool(own or page), page), own, threads, page,
-                    devices(asked), options.options(asked))
+    return Hardware(
+        sockets,
+        cores,
+        threads_per_core,
+        numa_nodes(asked, bool(own or page), page),
+        own,
+        threads,
+        page,
+        devices(asked),
+        options.options(asked),
+    )
 
 
 def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
-    """Resource class -> amount that a server of this flavor and image holds of its host; no zeros, and not nothing: who
-    holds nothing has no place. The scheduler is asked for these amounts, they are claimed, and the doctor proves them.
+    """Resource class -> amount that a server of this flavor and image holds of its host; no zeros,
+    and not nothing: who holds nothing has no place. The scheduler is asked for these amounts, they
+    are claimed, and the doctor proves them.
 
     Raises:
         BadRequest: as ``hardware``.
     """
     asked = HardwareSpecs(flavor, properties)
     own = len(dedicated(asked)[0])
-    amounts = dict(zip(OWN, (flavor.vcpus - own, own, flavor.memory_mb, flavor.disk_gb), strict=True))
+    amounts = dict(
+        zip(OWN, (flavor.vcpus - own, own, flavor.memory_mb, flavor.disk_gb), strict=True)
+    )
     for name, value in asked.specs.items():
         if name.startswith(_RESOURCES):
             amount, kind = read(name, value, whole()), name.removeprefix(_RESOURCES)
-            if amount and kind not in OWN and not (kind.startswith("CUSTOM_") and _NAME.fullmatch(kind)):
+            if (
+                amount
+                and kind not in OWN
+                and not (kind.startswith("CUSTOM_") and _NAME.fullmatch(kind))
+            ):
                 raise refusal(name, "hosts of this cloud have no such resource.")
-            if kind != "PCPU":          # which says what the flavor's CPUs are
+            if kind != "PCPU":  # which says what the flavor's CPUs are
                 amounts[kind] = amount
     held = {kind: amount for kind, amount in amounts.items() if amount}
     if not held:
-        raise refusal(_RESOURCES + "VCPU", "a server must take something of its host; leave it at least one resource.")
+        raise refusal(
+            _RESOURCES + "VCPU",
+            "a server must take something of its host; leave it at least one resource.",
+        )
     return held
 
 
 def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The traits that a host must have, and those that it must not have, sorted. Raises BadRequest."""
+    """The traits that a host must have, and those that it must not have, sorted. Raises
+    BadRequest."""
     asked = HardwareSpecs(flavor, properties)
     found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
-    for given, words in ((asked.specs, ("required", "forbidden")), (asked.properties, ("required",))):
+    for given, words in (
+        (asked.specs, ("required", "forbidden")),
+        (asked.properties, ("required",)),
+    ):
         for name, value in given.items():
             if name.startswith(_TRAIT):
                 trait = name.removeprefix(_TRAIT)
                 if not _NAME.fullmatch(trait):
-                    raise refusal(name, "a trait's name has capital letters, digits and underscores only.")
+                    raise refusal(
+                        name, "a trait's name has capital letters, digits and underscores only."
+                    )
                 found[read(name, value, one_of(*words))].add(trait)
     if asked.flavor.ephemeral_gb or asked.flavor.swap_mb:
         found["required"].add(LOCAL_DISKS)
@@ -100,5 +148,7 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
         if model and model != "none":
             found["required"].add(_DEVICES[option.image] + model.upper())
     for trait in sorted(found["required"] & found["forbidden"]):
-        raise refusal(_TRAIT + trait, "required and forbidden at once, by the image and the flavor.")
+        raise refusal(
+            _TRAIT + trait, "required and forbidden at once, by the image and the flavor."
+        )
     return sorted(found["required"]), sorted(found["forbidden"])

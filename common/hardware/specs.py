@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flavor and an image ask of a guest's hardware: the records of it, the texts, and who decides between the two.
+"""What a flavor and an image ask of a guest's hardware: the records of it, the texts, and who
+decides between the two.
 
-Used by the other modules of ``common.hardware``, and its parsers by the API's check of extra specs. A tenant writes
-image properties, so every text is bounded before it is read. The one rule: what the flavor says an image may repeat or
-leave out, not change. Every refusal names the extra spec or the image property that it is about.
+Used by the other modules of ``common.hardware``, and its parsers by the API's check of extra specs.
+A tenant writes image properties, so every text is bounded before it is read. The one rule: what the
+flavor says an image may repeat or leave out, not change. Every refusal names the extra spec or the
+image property that it is about.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,7 +19,7 @@ from common import errors
 from common.models import Flavor
 
 Value = TypeVar("Value")
-_SHOWN = 80          # letters of a refused value
+_SHOWN = 80  # letters of a refused value
 #: What ``Hardware.page_kb`` says beside a size in KiB.
 NOT_ASKED, LARGE, ANY, SMALL = 0, -1, -2, 4
 
@@ -42,10 +45,10 @@ class DeviceRequest:
 class Hardware:
     """What the guest shall have.
 
-    sockets, cores, threads_per_core: all three, or 0 when nobody asked. numa_nodes: with one or more the guest has a
-    place on its host's NUMA nodes. dedicated: guest CPUs that have a host CPU each for themselves. threads: "", prefer,
-    isolate or require. page_kb: 0 nothing asked, -1 any larger than the smallest, -2 any, else that size. options: see
-    docs/flavors.md.
+    sockets, cores, threads_per_core: all three, or 0 when nobody asked. numa_nodes: with one or
+    more the guest has a place on its host's NUMA nodes. dedicated: guest CPUs that have a host CPU
+    each for themselves. threads: "", prefer, isolate or require. page_kb: 0 nothing asked, -1 any
+    larger than the smallest, -2 any, else that size. options: see docs/flavors.md.
     """
 
     sockets: int = 0
@@ -75,8 +78,9 @@ _UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,12})([kKMGT]?)i?(b|bit|B|)", re.ASCII)
 
 
-def whole(least: int = 0, most: int = 2 ** 31 - 1) -> Callable[[str], int]:
+def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
     """A whole number in decimal digits."""
+
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,19}", text.strip(), re.ASCII):
             raise ValueError("is not a whole number")
@@ -84,6 +88,7 @@ def whole(least: int = 0, most: int = 2 ** 31 - 1) -> Callable[[str], int]:
         if not least <= number <= most:
             raise ValueError(f"is not between {least} and {most}")
         return number
+
     return read
 
 
@@ -97,18 +102,20 @@ def truth(text: str) -> bool:
 
 def one_of(*words: str) -> Callable[[str], str]:
     """One of these words, in any case."""
+
     def read(text: str) -> str:
         word = text.strip().lower()
         if word not in words:
             raise ValueError(f"is not one of {', '.join(words)}")
         return word
+
     return read
 
 
 def cpus(text: str) -> frozenset[int]:
     """CPU numbers as ``0-3,^2,8``; ``^`` takes away."""
     given: tuple[set[int], set[int]] = (set(), set())
-    for part in text[:_LONGEST + 1].split(","):
+    for part in text[: _LONGEST + 1].split(","):
         match = re.fullmatch(r"\s*(\^?)([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part, re.ASCII)
         if match is None or len(text) > _LONGEST:
             raise ValueError("is not a list of CPUs like 0-3,^2,8")
@@ -127,7 +134,7 @@ def page_kb(text: str) -> int:
     if match is None:
         raise ValueError("is not small, large, any, or a size like 2MB")
     number, unit, ends = int(match[1]), match[2], match[3]
-    size = number << (_UNITS[unit] if unit or ends else 10)          # a bare number is KiB
+    size = number << (_UNITS[unit] if unit or ends else 10)  # a bare number is KiB
     size = (size // 8 if ends in ("b", "bit") else size) >> 10
     if size < 4 or size & (size - 1) or size > 1 << 30:
         raise ValueError("is not the size of memory pages")
@@ -160,12 +167,17 @@ class HardwareSpecs:
 
     def image(self, name: str, parse: Callable[[str], Value]) -> Value | None:
         """What the image says; None: nothing."""
-        return read(name, self.properties[name], parse) if name and name in self.properties else None
+        return (
+            read(name, self.properties[name], parse) if name and name in self.properties else None
+        )
 
     def agreed(self, spec: str, name: str, parse: Callable[[str], Value]) -> Value | None:
         """What both say, or the one that says something."""
         flavors, images = self.spec(spec, parse), self.image(name, parse)
         if flavors is not None and images is not None and flavors != images:
-            raise refusal(name, f"the flavor's {spec} says {self.specs[spec][:_SHOWN]!r}, and an image cannot change "
-                                "it; use another flavor or another image.")
+            raise refusal(
+                name,
+                f"the flavor's {spec} says {self.specs[spec][:_SHOWN]!r}, and an image cannot change "
+                "it; use another flavor or another image.",
+            )
         return images if flavors is None else flavors

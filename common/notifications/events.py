@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which events an action is told by: at its begin, after its steps, at its end. One table.
 
-``states.Action.notification`` is the name of the whole; most are told as NAME.start, NAME.end or NAME.error.
-``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at the step:
+``states.Action.notification`` is the name of the whole; most are told as NAME.start, NAME.end or
+NAME.error.
+``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at
+the step:
 ``conductor.saga.Step.events``.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -14,14 +17,23 @@ from common import states
 
 COMPUTE, API, CONDUCTOR = "nova-compute", "nova-api", "nova-conductor"
 EXISTS = "instance.exists"
-_API_EVENTS = ("instance.lock", "instance.unlock", "instance.evacuate", *(
-    f"instance.share_{what}.{phase}" for what in ("attach", "detach") for phase in ("start", "end", "error")))
+_API_EVENTS = (
+    "instance.lock",
+    "instance.unlock",
+    "instance.evacuate",
+    *(
+        f"instance.share_{what}.{phase}"
+        for what in ("attach", "detach")
+        for phase in ("start", "end", "error")
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to tell. ``key``: id of its object, whose notices are told in order; ``about``: what else than the
-    object's picture the payload needs. ``request``: id, user and project of who asked."""
+    """One thing to tell. ``key``: id of its object, whose notices are told in order; ``about``:
+    what else than the object's picture the payload needs. ``request``: id, user and project of who
+    asked."""
 
     event: str
     key: str
@@ -39,12 +51,17 @@ class Notice:
             return API if self.event in _API_EVENTS else COMPUTE
         if self.event.startswith("service."):
             return str(self.about["object"]["binary"])
-        return CONDUCTOR if self.event.startswith("compute_task.") or self.event.endswith(".progress") else API
+        return (
+            CONDUCTOR
+            if self.event.startswith("compute_task.") or self.event.endswith(".progress")
+            else API
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EventNames:
-    """The events of an action, without the word before them; ``failed``: also when a later one has superseded it."""
+    """The events of an action, without the word before them; ``failed``: also when a later one has
+    superseded it."""
 
     begun: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
@@ -57,12 +74,21 @@ EVENT_NAMES = {
     "lock": EventNames(done=("instance.lock",)),
     "unlock": EventNames(done=("instance.unlock",)),
     "live_migration_abort": EventNames(done=("instance.live_migration_abort.start",)),
-    "live_migration_force_complete": EventNames(done=("instance.live_migration_force_complete.start",)),
-    "evacuate": EventNames(("instance.evacuate", "instance.rebuild.start"), ("instance.rebuild.end",),
-                     ("instance.rebuild.error",)),
-    "resize": EventNames(("instance.resize_prep.start",), ("instance.resize_finish.end",), ("instance.resize.error",)),
-    "live_migration": EventNames(done=("instance.live_migration_post.end",), failed=(
-        "instance.live_migration_rollback.start", "instance.live_migration_rollback.end")),
+    "live_migration_force_complete": EventNames(
+        done=("instance.live_migration_force_complete.start",)
+    ),
+    "evacuate": EventNames(
+        ("instance.evacuate", "instance.rebuild.start"),
+        ("instance.rebuild.end",),
+        ("instance.rebuild.error",),
+    ),
+    "resize": EventNames(
+        ("instance.resize_prep.start",), ("instance.resize_finish.end",), ("instance.resize.error",)
+    ),
+    "live_migration": EventNames(
+        done=("instance.live_migration_post.end",),
+        failed=("instance.live_migration_rollback.start", "instance.live_migration_rollback.end"),
+    ),
     "delete": EventNames(("instance.delete.start",), (), ("instance.delete.error",)),
 }
 
@@ -71,20 +97,29 @@ def event_names(row: states.Action | None) -> EventNames:
     """The events of an action by its row; of none, or of one that nothing is told of: none."""
     if row is None or row.notification is None:
         return EventNames()
-    plain = EventNames(*((f"instance.{row.notification}.{phase}",) for phase in ("start", "end", "error")))
+    plain = EventNames(
+        *((f"instance.{row.notification}.{phase}",) for phase in ("start", "end", "error"))
+    )
     found = EVENT_NAMES.get(row.notification, plain)
-    return replace(found, begun=(EXISTS, *found.begun)) if row.notification in _USED_UNTIL else found
+    return (
+        replace(found, begun=(EXISTS, *found.begun)) if row.notification in _USED_UNTIL else found
+    )
 
 
 def of_control(state: str | None, migration: str | None, requested: str | None) -> tuple[str, ...]:
     """What is notified at the end of a live migration of the control that was requested of it."""
     if state == "failed" and migration == "cancelled":
         return ("instance.live_migration_abort.end",)
-    return ("instance.live_migration_force_complete.end",) if (state, requested) == ("done", "complete") else ()
+    return (
+        ("instance.live_migration_force_complete.end",)
+        if (state, requested) == ("done", "complete")
+        else ()
+    )
 
 
 def about(workflow: str, args: dict[str, Any]) -> dict[str, Any]:
-    """What payloads need of an action's arguments: nothing else of them, which may be secret, is kept."""
+    """What payloads need of an action's arguments: nothing else of them, which may be secret, is
+    kept."""
     found: dict[str, Any] = {}
     if workflow in ("snapshot", "backup"):
         found["snapshot_image_id"] = args.get("image_id")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The payloads of instance.*: a table, by the event without its phase."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,8 @@ Facts = Mapping[str, Any]
 
 
 class Kind(NamedTuple):
-    """Name and version of a payload, and what it has besides what all have: of the picture and of the notice."""
+    """Name and version of a payload, and what it has besides what all have: of the picture and of
+    the notice."""
 
     name: str
     version: str
@@ -30,11 +32,27 @@ def _certificates(server: Facts, about: Facts) -> JSON:
 
 
 def _created(server: Facts, about: Facts) -> JSON:
-    keys = [objects.keypair({"user_id": server["user_id"], "name": server["key_name"],
-                             "type": server["key_type"] or "ssh", "fingerprint": server["key_fingerprint"] or "",
-                             "public_key": server["key_data"]})] if server["key_data"] else []
-    return {"keypairs": keys, "tags": server["tags"], "instance_name": f"instance-{server['id']}",
-            **_certificates(server, about)}
+    keys = (
+        [
+            objects.keypair(
+                {
+                    "user_id": server["user_id"],
+                    "name": server["key_name"],
+                    "type": server["key_type"] or "ssh",
+                    "fingerprint": server["key_fingerprint"] or "",
+                    "public_key": server["key_data"],
+                }
+            )
+        ]
+        if server["key_data"]
+        else []
+    )
+    return {
+        "keypairs": keys,
+        "tags": server["tags"],
+        "instance_name": f"instance-{server['id']}",
+        **_certificates(server, about),
+    }
 
 
 def _resized(server: Facts, about: Facts) -> JSON:
@@ -60,8 +78,10 @@ KINDS = {
     "instance.rebuild": Kind("InstanceActionRebuildPayload", "1.10", _certificates),
     "instance.rescue": Kind("InstanceActionRescuePayload", "1.4", _rescued),
     "instance.resize_prep": Kind("InstanceActionResizePrepPayload", "1.4", _resized),
-    **dict.fromkeys(("instance.share_attach", "instance.share_detach"),
-                    Kind("InstanceActionSharePayload", "1.0", _shared)),
+    **dict.fromkeys(
+        ("instance.share_attach", "instance.share_detach"),
+        Kind("InstanceActionSharePayload", "1.0", _shared),
+    ),
     "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _copied),
 }
 
@@ -74,22 +94,36 @@ def payload(event: str, server: Facts, request: Mapping[str, str], about: Facts)
     if event == EXISTS:
         return versioned("InstanceExistsPayload", "2.1", {**common, **_period(server, about)})
     name, version, more = KINDS.get(".".join(event.split(".")[:2]), PLAIN)
-    return versioned(name, version, {**common, "fault": objects.fault(about.get("fault")), **more(server, about)})
+    return versioned(
+        name, version, {**common, "fault": objects.fault(about.get("fault")), **more(server, about)}
+    )
 
 
 def states(server: Facts, about: Facts) -> JSON:
     """From which state to which; what did not change is the same in both."""
-    return {"old_state": about.get("old_state", server["vm_state"]), "state": server["vm_state"],
-            "old_task_state": about.get("old_task_state", server["task_state"]),
-            "new_task_state": server["task_state"]}
+    return {
+        "old_state": about.get("old_state", server["vm_state"]),
+        "state": server["vm_state"],
+        "old_task_state": about.get("old_task_state", server["task_state"]),
+        "new_task_state": server["task_state"],
+    }
 
 
 def _period(server: Facts, about: Facts) -> JSON:
     begin, end = periods.audit_period(about, server["updated_at"])
-    return {"audit_period": versioned("AuditPeriodPayload", "1.0", {
-        "audit_period_beginning": iso(begin), "audit_period_ending": iso(end)})}
+    return {
+        "audit_period": versioned(
+            "AuditPeriodPayload",
+            "1.0",
+            {"audit_period_beginning": iso(begin), "audit_period_ending": iso(end)},
+        )
+    }
 
 
 def _updated(server: Facts, about: Facts) -> JSON:
-    return {"state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
-            **_period(server, about), "old_display_name": about.get("old_display_name"), "tags": server["tags"]}
+    return {
+        "state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
+        **_period(server, about),
+        "old_display_name": about.get("old_display_name"),
+        "tags": server["tags"],
+    }

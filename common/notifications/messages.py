@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages that a row of the outbox is sent as: one of each format that is wanted."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -50,22 +51,32 @@ def _older_noun(event: str, body: Facts) -> tuple[str, JSON] | None:
     return nouns.older(event, body["object"])
 
 
-#: The first word of an event -> how its payload is made, and how its older name and payload are; others: ``nouns``.
-PAYLOADS: dict[str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], tuple[str, JSON] | None]]] = {
-    "instance": (_instance, _older_instance),
-    "compute_task": (_task, _older_task)}
+#: The first word of an event -> how its payload is made, and how its older name and payload are;
+#: others: ``nouns``.
+PAYLOADS: dict[
+    str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], tuple[str, JSON] | None]]
+] = {"instance": (_instance, _older_instance), "compute_task": (_task, _older_task)}
 
 
 def messages(row: Any, form: str) -> list[Message]:
-    """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent again."""
+    """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent
+    again."""
     newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun, _older_noun))
     request, is_error = row.body["request"], row.event.endswith(".error")
-    context = {"request_id": request.get("id"), "user_id": request.get("user"), "project_id": request.get("project"),
-               "notification_id": row.id}
+    context = {
+        "request_id": request.get("id"),
+        "user_id": request.get("user"),
+        "project_id": request.get("project"),
+        "notification_id": row.id,
+    }
     found = []
     if form in (VERSIONED, BOTH):
-        found.append(Message(True, row.publisher, row.event, newer(row.event, row.body), is_error, context))
+        found.append(
+            Message(True, row.publisher, row.event, newer(row.event, row.body), is_error, context)
+        )
     if form in (UNVERSIONED, BOTH) and (named := older(row.event, row.body)):
         source, _, host = row.publisher.partition(":")
-        found.append(Message(False, f"{source.removeprefix('nova-')}.{host}", *named, is_error, context))
+        found.append(
+            Message(False, f"{source.removeprefix('nova-')}.{host}", *named, is_error, context)
+        )
     return found

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periods of the usage audit, as [DEFAULT] instance_usage_audit_period names them: month, or day@18. Pure.
+"""Periods of the usage audit, as [DEFAULT] instance_usage_audit_period names them: month, or
+day@18. Pure.
 
-A period begins where the one before it ends: at the full hour, at midnight, on the first of the month or of the year,
-all in UTC, or so many minutes, hours, days or months later.
+A period begins where the one before it ends: at the full hour, at midnight, on the first of the
+month or of the year, all in UTC, or so many minutes, hours, days or months later.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host CPUs of a NUMA node become the guest's own, by what is wanted of the threads of a core.
+"""Which host CPUs of a NUMA node become the guest's own, by what is wanted of the threads of a
+core.
 
-Pure. prefer (and nothing said): whole cores first, the rest from the core that it splits least. isolate: one CPU of a
-core, whose other threads stay idle. require: threads of the same cores, at least two of each; one CPU of an odd number
-may be alone on a core.
+Pure. prefer (and nothing said): whole cores first, the rest from the core that it splits least.
+isolate: one CPU of a core, whose other threads stay idle. require: threads of the same cores, at
+least two of each; one CPU of an odd number may be alone on a core.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from common.models import NumaNode
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """threads: all that the core has; own: those that guests can have for themselves; free: of these, not held."""
+    """threads: all that the core has; own: those that guests can have for themselves; free: of
+    these, not held."""
 
     threads: tuple[int, ...]
     own: tuple[int, ...]
@@ -28,13 +31,21 @@ def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
     core_of = {cpu: tuple(sorted(set(group))) for group in numa_node.siblings for cpu in group}
     own, shared = set(numa_node.pcpus), set(numa_node.cpus)
     groups = sorted({core_of.get(cpu, (cpu,)) for cpu in free})
-    found = [Core(group, tuple(cpu for cpu in group if cpu in own), tuple(cpu for cpu in group if cpu in free),
-                  not shared.isdisjoint(group)) for group in groups]
+    found = [
+        Core(
+            group,
+            tuple(cpu for cpu in group if cpu in own),
+            tuple(cpu for cpu in group if cpu in free),
+            not shared.isdisjoint(group),
+        )
+        for group in groups
+    ]
     return sorted(found, key=lambda core: (-len(core.free), core.threads))
 
 
 def choose(found: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
-    """The ``count`` CPUs that the guest gets, and those that stay idle for it; None when there are not enough."""
+    """The ``count`` CPUs that the guest gets, and those that stay idle for it; None when there are
+    not enough."""
     if count > sum(len(core.free) for core in found):
         return None
     if policy == "isolate":
@@ -52,7 +63,7 @@ def _preferred(found: Sequence[Core], count: int) -> list[int]:
         else:
             passed_over.append(core)
     if len(pins) < count:
-        pins += min(passed_over, key=_smallest).free[:count - len(pins)]
+        pins += min(passed_over, key=_smallest).free[: count - len(pins)]
     return pins
 
 
@@ -85,8 +96,9 @@ def _paired(found: Sequence[Core], count: int) -> list[int] | None:
 
 
 def _parts(sizes: Sequence[int], count: int) -> list[int] | None:
-    """How many to take of each so that it is ``count`` in all, and no part is 1; None: there is no way."""
-    ways: dict[int, tuple[int, ...]] = {0: ()}          # sum -> parts of the sizes so far
+    """How many to take of each so that it is ``count`` in all, and no part is 1; None: there is no
+    way."""
+    ways: dict[int, tuple[int, ...]] = {0: ()}  # sum -> parts of the sizes so far
     for place, size in enumerate(sizes):
         for total in sorted(ways, reverse=True):
             for part in range(min(size, count - total), 1, -1):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents answer: commands (``do``, cast), images to fetch ahead (``cache_images``, cast), and questions that the
-API asks at once (``query``). Only conductors have the keys for the first two."""
+"""What agents answer: commands (``do``, cast), images to fetch ahead (``cache_images``, cast), and
+questions that the API asks at once (``query``). Only conductors have the keys for the first two."""
+
 from __future__ import annotations
 
 import logging
@@ -23,8 +24,9 @@ class AgentApi(Protocol):
         """Take these commands in hand; ``access`` opens their images."""
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
-        """Fetch these into the host's image cache, one after the other; those in hand or there already are not
-        fetched again. What became of each is told as ``Sync.cached``, also of one that was there."""
+        """Fetch these into the host's image cache, one after the other; those in hand or there
+        already are not fetched again. What became of each is told as ``Sync.cached``, also of one
+        that was there."""
 
     def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Answer a question about a guest, or the host, at once."""
@@ -32,27 +34,38 @@ class AgentApi(Protocol):
 
 def serve(link: HostSide, agent: AgentApi) -> None:
     """Answer conductors and the API."""
+
     def do(commands: list[dict[str, Any]], access: dict[str, Any] | None) -> None:
         agent.do(commands_of(commands), from_wire(Access, access) if access else None)
 
     def cache_images(images: list[dict[str, Any]], access: dict[str, Any]) -> None:
-        agent.cache_images([from_wire(ImageRef, image) for image in images], from_wire(Access, access))
+        agent.cache_images(
+            [from_wire(ImageRef, image) for image in images], from_wire(Access, access)
+        )
 
     def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return agent.query(verb, arguments)
-    link.serve({"do": (Purpose.COMMAND, do), "cache_images": (Purpose.COMMAND, cache_images),
-                "query": (Purpose.QUERY, query)})
+
+    link.serve(
+        {
+            "do": (Purpose.COMMAND, do),
+            "cache_images": (Purpose.COMMAND, cache_images),
+            "query": (Purpose.QUERY, query),
+        }
+    )
 
 
 def commands_of(said: Iterable[Any]) -> list[Command]:
-    """Those of them that can be read: one that cannot holds up no other. It is sent again, and its action looked at by
-    whoever reads the log."""
+    """Those of them that can be read: one that cannot holds up no other. It is sent again, and its
+    action looked at by whoever reads the log."""
     found = []
     for one in said:
         try:
             found.append(from_wire(Command, one))
         except (TypeError, ValueError, AttributeError) as problem:
-            log.error("a command cannot be read and is left out: %s: %s", type(problem).__name__, problem)
+            log.error(
+                "a command cannot be read and is left out: %s: %s", type(problem).__name__, problem
+            )
     return found
 
 
@@ -64,20 +77,28 @@ class AgentClient:
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
         """Cast commands to a host; False when they were lost: the next sync sends them again."""
-        return self._cast(host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)})
+        return self._cast(
+            host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
+        )
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
-        """Cast images to fetch ahead; False when they were lost: the conductor's sweep repeats them."""
-        return self._cast(host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)})
+        """Cast images to fetch ahead; False when they were lost: the conductor's sweep repeats
+        them."""
+        return self._cast(
+            host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
+        )
 
     def _cast(self, host: str, method: str, content: dict[str, Any]) -> bool:
         try:
             return self._link.cast(host, method, Purpose.COMMAND, content)
-        except errors.Unavailable:          # a host without a key is as good as away
+        except errors.Unavailable:  # a host without a key is as good as away
             return False
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+    def query(
+        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
+    ) -> dict[str, Any]:
         """Ask a host; raises NoAnswer, or the Problem that it answers with."""
-        answer: dict[str, Any] = self._link.call(host, "query", Purpose.QUERY,
-                                                 {"verb": verb, "arguments": arguments}, timeout)
+        answer: dict[str, Any] = self._link.call(
+            host, "query", Purpose.QUERY, {"verb": verb, "arguments": arguments}, timeout
+        )
         return answer

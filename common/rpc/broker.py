@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to RabbitMQ that are not oslo.messaging's: one thread that listens, and one door to send through.
+"""Connections to RabbitMQ that are not oslo.messaging's: one thread that listens, and one door to
+send through.
 
-What is sent is transient, and dropped by the broker when nobody took it in for its time: rows remember, messages wake.
+What is sent is transient, and dropped by the broker when nobody took it in for its time: rows
+remember, messages wake.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -25,66 +28,102 @@ from common import tls
 from common.config import ConfigError
 
 log = logging.getLogger(__name__)
-CONNECT = 2.0                #: seconds for a connection
-SEND = 2.0                   #: seconds until the broker has a message
-READ = 0.2                   #: seconds for the rest of what the broker has begun to say
-RETRY = 1.0                  #: seconds before a connection is tried again
+CONNECT = 2.0  #: seconds for a connection
+SEND = 2.0  #: seconds until the broker has a message
+READ = 0.2  #: seconds for the rest of what the broker has begun to say
+RETRY = 1.0  #: seconds before a connection is tried again
 HEARTBEAT = 30
-BROKEN = (*AmqpTransport.connection_errors, *AmqpTransport.channel_errors, exceptions.KombuError, OSError)
-Connection = Any             #: kombu's, which declares no types
+BROKEN = (
+    *AmqpTransport.connection_errors,
+    *AmqpTransport.channel_errors,
+    exceptions.KombuError,
+    OSError,
+)
+Connection = Any  #: kombu's, which declares no types
 Connect = Callable[..., Connection]
 Take = Callable[[bytes], None]
 
 
 def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
-    """What makes connections to the broker that is configured, or to the one at ``url``. Named arguments of what it
+    """What makes connections to the broker that is configured, or to the one at ``url``. Named
+    arguments of what it
     returns: ``heartbeat`` (seconds; 0: none), and amqp's own options."""
     protect(conf, url)
     parsed, proof = oslo_messaging.TransportURL.parse(conf, url), _tls(conf.oslo_messaging_rabbit)
-    made, once = cast(Any, KombuConnection), {"max_retries": 0, "interval_start": 0, "interval_step": 0}
+    made, once = (
+        cast(Any, KombuConnection),
+        {"max_retries": 0, "interval_start": 0, "interval_step": 0},
+    )
 
     def one(host: Any, heartbeat: float, options: dict[str, Any]) -> Connection:
-        return made(hostname=host.hostname, port=host.port or 5672, userid=host.username, password=host.password,
-                    virtual_host=parsed.virtual_host or "/", connect_timeout=CONNECT, heartbeat=heartbeat,
-                    ssl={**proof, "server_hostname": host.hostname} if proof else None,
-                    transport_options={**once, **options})
+        return made(
+            hostname=host.hostname,
+            port=host.port or 5672,
+            userid=host.username,
+            password=host.password,
+            virtual_host=parsed.virtual_host or "/",
+            connect_timeout=CONNECT,
+            heartbeat=heartbeat,
+            ssl={**proof, "server_hostname": host.hostname} if proof else None,
+            transport_options={**once, **options},
+        )
 
     def connect(heartbeat: float = HEARTBEAT, **options: Any) -> Connection:
         *others, last = random.sample(parsed.hosts, len(parsed.hosts))
-        for host in others:         # kombu would hold all of them to the name of the first
+        for host in others:  # kombu would hold all of them to the name of the first
             connection = one(host, heartbeat, options)
             try:
                 connection.default_channel  # noqa: B018  # connects
                 return connection
             except BROKEN as problem:
-                log.info("the broker %s does not answer and the next one is tried: %s", host.hostname, problem)
+                log.info(
+                    "the broker %s does not answer and the next one is tried: %s",
+                    host.hostname,
+                    problem,
+                )
                 connection.collect(socket_timeout=1)
         return one(last, heartbeat, options)
+
     return connect
 
 
 def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:
-    """Let [oslo_messaging_rabbit] have the files of [tls], for oslo.messaging and for ``opener``; what an operator has
-    set there counts for more.
+    """Let [oslo_messaging_rabbit] have the files of [tls], for oslo.messaging and for ``opener``;
+    what an operator has set there counts for more.
 
     Raises:
-        ConfigError: plain text would travel to another machine; or certificates would not be verified.
+        ConfigError: plain text would travel to another machine; or certificates would not be
+        verified.
     """
-    oslo_messaging.get_rpc_transport(conf, url=url)         # connects nothing: makes known the options
-    found, options, parsed = tls.of(conf), conf.oslo_messaging_rabbit, oslo_messaging.TransportURL.parse(conf, url)
+    oslo_messaging.get_rpc_transport(conf, url=url)  # connects nothing: makes known the options
+    found, options, parsed = (
+        tls.of(conf),
+        conf.oslo_messaging_rabbit,
+        oslo_messaging.TransportURL.parse(conf, url),
+    )
     if any(name.startswith("ssl") for name in parsed.query):
-        raise ConfigError("transport_url says something of ssl, which only oslo.messaging would heed: set [tls] or "
-                          "[oslo_messaging_rabbit] in its place")
+        raise ConfigError(
+            "transport_url says something of ssl, which only oslo.messaging would heed: set [tls] or "
+            "[oslo_messaging_rabbit] in its place"
+        )
     files = found or tls.Tls("", "", "")
-    for name, value in (("ssl", found is not None), ("ssl_ca_file", files.ca), ("ssl_cert_file", files.cert),
-                        ("ssl_key_file", files.key)):
+    for name, value in (
+        ("ssl", found is not None),
+        ("ssl_ca_file", files.ca),
+        ("ssl_cert_file", files.cert),
+        ("ssl_key_file", files.key),
+    ):
         conf.set_default(name, value, group="oslo_messaging_rabbit")
     if options.ssl and not options.ssl_ca_file:
-        raise ConfigError("[oslo_messaging_rabbit] ssl is true, and there is no authority to verify the broker's "
-                          "certificate with: set [tls] ca_file")
+        raise ConfigError(
+            "[oslo_messaging_rabbit] ssl is true, and there is no authority to verify the broker's "
+            "certificate with: set [tls] ca_file"
+        )
     if not options.ssl_enforce_hostname_verification:
-        raise ConfigError("[oslo_messaging_rabbit] ssl_enforce_hostname_verification is false: the broker's name is "
-                          "always verified; leave it away")
+        raise ConfigError(
+            "[oslo_messaging_rabbit] ssl_enforce_hostname_verification is false: the broker's name is "
+            "always verified; leave it away"
+        )
     if not options.ssl:
         off = "[oslo_messaging_rabbit] ssl is false" if found else ""
         tls.protecting(conf, "transport_url", [host.hostname for host in parsed.hosts], off=off)
@@ -92,15 +131,20 @@ def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:
 
 def address_of(conf: cfg.ConfigOpts) -> Any:
     """The broker that is configured: hosts, virtual_host."""
-    oslo_messaging.get_rpc_transport(conf)                  # connects nothing: makes known the option
+    oslo_messaging.get_rpc_transport(conf)  # connects nothing: makes known the option
     return oslo_messaging.TransportURL.parse(conf)
 
 
 def own_exchange(conf: cfg.ConfigOpts) -> str:
-    """[DEFAULT] control_exchange, where an operator has set it: it is then that of calls and of notifications."""
+    """[DEFAULT] control_exchange, where an operator has set it: it is then that of calls and of
+    notifications."""
     address_of(conf)
     where = conf.get_location("control_exchange")
-    return str(conf.control_exchange) if where is not None and where.location.is_user_controlled else ""
+    return (
+        str(conf.control_exchange)
+        if where is not None and where.location.is_user_controlled
+        else ""
+    )
 
 
 def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
@@ -112,19 +156,30 @@ def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
 
 
 def _tls(options: Any) -> dict[str, Any]:
-    """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library; empty: none is wanted."""
+    """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library; empty: none is
+    wanted."""
     if not options.ssl:
         return {}
-    files = {"keyfile": options.ssl_key_file, "certfile": options.ssl_cert_file, "ca_certs": options.ssl_ca_file}
-    return {**{file: path for file, path in files.items() if path}, "cert_reqs": ssl.CERT_REQUIRED,
-            "tls_minimum_version": tls.OLDEST}
+    files = {
+        "keyfile": options.ssl_key_file,
+        "certfile": options.ssl_cert_file,
+        "ca_certs": options.ssl_ca_file,
+    }
+    return {
+        **{file: path for file, path in files.items() if path},
+        "cert_reqs": ssl.CERT_REQUIRED,
+        "tls_minimum_version": tls.OLDEST,
+    }
 
 
 class Listener:
-    """A thread that takes in what comes to some queues, one message after the other. ``declare`` is called with the
-    channel of each new connection, and returns the queues and what takes in their messages."""
+    """A thread that takes in what comes to some queues, one message after the other. ``declare`` is
+    called with the channel of each new connection, and returns the queues and what takes in their
+    messages."""
 
-    def __init__(self, connect: Connect, name: str, declare: Callable[[Any], dict[str, Take]]) -> None:
+    def __init__(
+        self, connect: Connect, name: str, declare: Callable[[Any], dict[str, Take]]
+    ) -> None:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -140,14 +195,20 @@ class Listener:
                 with self._connect() as connection:
                     self._serve(connection)
             except BROKEN as problem:
-                log.info("%s: the connection to the broker is gone and will be made again: %s", self._name, problem)
+                log.info(
+                    "%s: the connection to the broker is gone and will be made again: %s",
+                    self._name,
+                    problem,
+                )
                 self.is_ready.clear()
                 self._stop.wait(RETRY)
 
     def _serve(self, connection: Connection) -> None:
         channel = connection.default_channel
         for queue, take in self._declare(channel).items():
-            channel.basic_consume(queue, no_ack=True, callback=lambda message, take=take: self._take(take, message))
+            channel.basic_consume(
+                queue, no_ack=True, callback=lambda message, take=take: self._take(take, message)
+            )
         self.is_ready.set()
         while not self._stop.is_set():
             try:
@@ -165,7 +226,8 @@ class Listener:
 
 
 class Sender:
-    """Sends, from any thread. ``confirms``: it waits until the broker has the message in a queue."""
+    """Sends, from any thread. ``confirms``: it waits until the broker has the message in a
+    queue."""
 
     def __init__(self, connect: Connect, confirms: bool = False) -> None:
         self._connect, self._confirms = connect, confirms
@@ -174,17 +236,25 @@ class Sender:
         self._rests_until = 0.0
 
     def send(self, exchange: str, key: str, body: bytes, seconds: float) -> bool:
-        """False: it is lost, because the broker is away, or where that is waited for no queue takes it in.
+        """False: it is lost, because the broker is away, or where that is waited for no queue takes
+        it in.
         ``seconds``: for which it is worth something."""
         with self._lock:
             if time.monotonic() < self._rests_until:
                 return False
-            for is_new in sorted({self._connection is None, True}):     # one that broke while it idled is made again
+            for is_new in sorted(
+                {self._connection is None, True}
+            ):  # one that broke while it idled is made again
                 try:
                     return self._send(exchange, key, body, seconds)
                 except BROKEN as problem:
                     again = not (is_new or isinstance(problem, TimeoutError))
-                    log.info("a message to %s was lost%s: %s", key, " and is sent again" if again else "", problem)
+                    log.info(
+                        "a message to %s was lost%s: %s",
+                        key,
+                        " and is sent again" if again else "",
+                        problem,
+                    )
                     self._close()
                     if not again:
                         break
@@ -195,23 +265,34 @@ class Sender:
         if self._connection is None:
             self._connection = self._opened()
         if select.select([self._connection.connection.sock], [], [], 0)[0]:
-            with contextlib.suppress(TimeoutError):             # of TLS there may be something that is no message
-                self._connection.drain_events(timeout=READ)     # mostly the end of the connection, which raises
+            with contextlib.suppress(
+                TimeoutError
+            ):  # of TLS there may be something that is no message
+                self._connection.drain_events(
+                    timeout=READ
+                )  # mostly the end of the connection, which raises
         channel = self._connection.default_channel
-        message = channel.prepare_message(body, content_type="application/octet-stream", content_encoding="binary",
-                                          properties={"delivery_mode": 1, "expiration": str(int(seconds * 1000))})
+        message = channel.prepare_message(
+            body,
+            content_type="application/octet-stream",
+            content_encoding="binary",
+            properties={"delivery_mode": 1, "expiration": str(int(seconds * 1000))},
+        )
         self._returned = False
         waits = {"mandatory": True, "confirm_timeout": SEND} if self._confirms else {}
         channel.basic_publish(message, exchange=exchange, routing_key=key, **waits)
         return not self._returned
 
     def _opened(self) -> Connection:
-        """It has no heartbeat, because nobody reads while nothing is sent; the system notices when the other end is
-        gone."""
-        connection = self._connect(heartbeat=0, confirm_publish=self._confirms, read_timeout=SEND, write_timeout=SEND)
+        """It has no heartbeat, because nobody reads while nothing is sent; the system notices when
+        the other end is gone."""
+        connection = self._connect(
+            heartbeat=0, confirm_publish=self._confirms, read_timeout=SEND, write_timeout=SEND
+        )
 
         def returned(*why: Any) -> None:
             self._returned = True
+
         try:
             connection.default_channel.events["basic_return"].add(returned)
         except BROKEN:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conductors answer: the wakeup message (``wake``), the one exchange with agents (``sync``), and the heartbeat
-that an idle agent sends in its place.
+"""What conductors answer: the wakeup message (``wake``), the one exchange with agents (``sync``),
+and the heartbeat that an idle agent sends in its place.
 
-``ConductorWakeup`` is how the API wakes a conductor: it never blocks, and one background thread sends one message for
-all wakeups since the last; a wakeup that is lost costs at most the conductor's next sweep.
+``ConductorWakeup`` is how the API wakes a conductor: it never blocks, and one background thread
+sends one message for all wakeups since the last; a wakeup that is lost costs at most the
+conductor's next sweep.
 """
+
 from __future__ import annotations
 
 import logging
@@ -45,18 +47,24 @@ class ConductorApi(Protocol):
 def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
     """Answer wakeup messages."""
     # "ring" is what an API of the release before says.
-    transport.serve(TOPIC, name, {"wake": conductor.wake, "ring": conductor.wake, "loop_back": conductor.loop_back})
+    transport.serve(
+        TOPIC,
+        name,
+        {"wake": conductor.wake, "ring": conductor.wake, "loop_back": conductor.loop_back},
+    )
 
 
 def listen(link: ControlSide, conductor: ConductorApi) -> None:
-    """Answer agents. What a host says concerns that host: a message in which it calls itself by another name than its
-    key has is refused."""
+    """Answer agents. What a host says concerns that host: a message in which it calls itself by
+    another name than its key has is refused."""
+
     def sync(host: str, request: dict[str, object]) -> dict[str, object]:
         answer, access = conductor.sync(_of(host, from_wire(Sync, request)))
         return {"answer": to_wire(answer), "access": to_wire(access)}
 
     def heartbeat(host: str, beat: dict[str, object]) -> object:
         return to_wire(conductor.heartbeat(_of(host, from_wire(Heartbeat, beat))))
+
     link.serve({"sync": sync}, {"heartbeat": heartbeat})
 
 
@@ -87,7 +95,10 @@ class ConductorClient:
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
         """Does nothing wait for this host? None: no answer came."""
         try:
-            return from_wire(HeartbeatAnswer, self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout))
+            return from_wire(
+                HeartbeatAnswer,
+                self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
+            )
         except errors.Problem as problem:
             log.info("a heartbeat has no answer: %s", problem)
             return None
@@ -96,7 +107,9 @@ class ConductorClient:
 class ConductorWakeup:
     """Wakes any conductor, or the one named ``server``, without ever making the caller wait."""
 
-    def __init__(self, transport: Transport, server: str | None = None, method: str = "wake") -> None:
+    def __init__(
+        self, transport: Transport, server: str | None = None, method: str = "wake"
+    ) -> None:
         self._transport, self._server, self._method = transport, server, method
         self._woken, self._neighbours = threading.Event(), threading.Event()
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()

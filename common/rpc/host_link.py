@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between hosts and the control plane: whoever has the broker can neither read nor make them.
+"""Messages between hosts and the control plane: whoever has the broker can neither read nor make
+them.
 
-Each message is sealed with a key that only the host and the control plane have (``common.host_keys``); its header,
-which anybody can read, says whose it is and is bound to what is sealed. A host reads one queue, its own, which it
-declares, and writes to one exchange, under routing keys that end in its name; so RabbitMQ can hold it to that
-(``common.broker_identities``). The control plane writes into the hosts' queues through the default exchange.
+Each message is sealed with a key that only the host and the control plane have
+(``common.host_keys``); its header, which anybody can read, says whose it is and is bound to what is
+sealed. A host reads one queue, its own, which it declares, and writes to one exchange, under
+routing keys that end in its name; so RabbitMQ can hold it to that (``common.broker_identities``).
+The control plane writes into the hosts' queues through the default exchange.
 
 Replays: a host remembers what it was asked. What a host says carries what proves that it is new
 (``conductor.sync_cookies``), and what a conductor takes in twice changes nothing.
 """
+
 from __future__ import annotations
 
 import json
@@ -43,23 +46,24 @@ from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 ANSWER = "answer"
-FROM_HOSTS = "from-hosts"    #: the thread that takes in what hosts say
+FROM_HOSTS = "from-hosts"  #: the thread that takes in what hosts say
 MOST_BYTES = 16 * 1024 * 1024
 _HEADER_MOST_BYTES = 2048
-REMEMBERED = 65536           #: questions that a host takes for the same when they come again
-FORGOTTEN_SECONDS = 3600     #: after which the broker removes the queue of a host that nobody reads
-QUEUED = 10_000              #: messages that wait for a host at most
-AT_ONCE = 64                 #: questions in hand at a time
+REMEMBERED = 65536  #: questions that a host takes for the same when they come again
+FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads
+QUEUED = 10_000  #: messages that wait for a host at most
+AT_ONCE = 64  #: questions in hand at a time
 COMPLAIN_SECONDS = 60.0
-SECONDS_FOR_ANSWERS = 10.0   #: until the broker drops one that nobody takes in
+SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
-STALE_SECONDS = 5.0          #: longer than a host waits for an answer
+STALE_SECONDS = 5.0  #: longer than a host waits for an answer
 Method = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What everybody can read of a message: between whom, for what, and which question it is or answers."""
+    """What everybody can read of a message: between whom, for what, and which question it is or
+    answers."""
 
     host: str
     generation: int
@@ -76,16 +80,24 @@ class Header:
             Purpose(header.purpose)
         except (ValueError, TypeError, RecursionError) as problem:
             raise NotGenuine("its header cannot be read") from problem
-        if not (isinstance(header.generation, int) and all(
+        if not (
+            isinstance(header.generation, int)
+            and all(
                 isinstance(part, str) and len(part) < 256
-                for part in (header.host, header.method, header.id, header.answer_to))):
+                for part in (header.host, header.method, header.id, header.answer_to)
+            )
+        ):
             raise NotGenuine("its header cannot be read")
         return header
 
 
-def pack(key: HostKey, method: str, content: Any, number: str = "", answer_to: str = "") -> tuple[Header, bytes]:
+def pack(
+    key: HostKey, method: str, content: Any, number: str = "", answer_to: str = ""
+) -> tuple[Header, bytes]:
     """A message: its header, and its bytes."""
-    header = Header(key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to)
+    header = Header(
+        key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
+    )
     text = json.dumps({name: getattr(header, name) for name in Header.__slots__}).encode()
     return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
 
@@ -121,14 +133,19 @@ class Refusals:
     def count(self, host: str, why: object) -> None:
         with self._lock:
             if host not in self.counted and len(self.counted) >= REMEMBERED:
-                host = "(others)"           # names may be made up without end
+                host = "(others)"  # names may be made up without end
             self.counted[host] += 1
             if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
                 return
             self._said[host] = time.monotonic()
             if len(self._said) > REMEMBERED:
                 self._said.popitem(last=False)
-        log.warning("a message in the name of host %.80s is refused (%d so far): %s", host, self.counted[host], why)
+        log.warning(
+            "a message in the name of host %.80s is refused (%d so far): %s",
+            host,
+            self.counted[host],
+            why,
+        )
 
 
 class _Questions:
@@ -150,14 +167,19 @@ class _Questions:
         asked, future = self._waiting.get(header.id, (None, None))
         if asked is None or future is None:
             return
-        if (asked.host, asked.generation, asked.purpose) != (header.host, header.generation, header.purpose):
+        if (asked.host, asked.generation, asked.purpose) != (
+            header.host,
+            header.generation,
+            header.purpose,
+        ):
             raise NotGenuine("it answers what another host was asked")
         if self._waiting.pop(header.id, None) is not None:
             future.set_result(content)
 
 
 class _Side(ABC):
-    """What both ends have: the thread that listens, begun when it is first needed, and questions that wait."""
+    """What both ends have: the thread that listens, begun when it is first needed, and questions
+    that wait."""
 
     def __init__(self, connect: Connect, keys: Keys, prefix: str, thread: str) -> None:
         self._connect, self._keys, self._prefix, self._thread = connect, keys, prefix, thread
@@ -175,8 +197,11 @@ class _Side(ABC):
                 self._listener = Listener(self._connect, self._thread, self._declare)
             return self._listener
 
-    def _asked(self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]) -> Any:
-        """What they answer, once answers can be heard and the question is sent. Raises NoAnswer, Problem."""
+    def _asked(
+        self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]
+    ) -> Any:
+        """What they answer, once answers can be heard and the question is sent. Raises NoAnswer,
+        Problem."""
         until, (header, body) = time.monotonic() + timeout, message
         future = self._questions.put(header)
         try:
@@ -202,8 +227,10 @@ class HostSide(_Side):
         self._methods: dict[str, tuple[Purpose, Method]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         #: Questions wait for the hypervisor, and commands are not to wait for them.
-        self._pools = {Purpose.COMMAND: ThreadPoolExecutor(2, thread_name_prefix="commands"),
-                       Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries")}
+        self._pools = {
+            Purpose.COMMAND: ThreadPoolExecutor(2, thread_name_prefix="commands"),
+            Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries"),
+        }
         self._sender = Sender(connect)
 
     def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
@@ -218,13 +245,23 @@ class HostSide(_Side):
             NoAnswer: none answered in time. Problem: what it answered with.
         """
         message = pack(self._keys.newest(self._host, Purpose.COMMAND), method, content)
-        return self._asked("The conductors", message, timeout, lambda body: self._sender.send(
-            exchange(self._prefix), f"{door}.{self._host}", body, timeout))
+        return self._asked(
+            "The conductors",
+            message,
+            timeout,
+            lambda body: self._sender.send(
+                exchange(self._prefix), f"{door}.{self._host}", body, timeout
+            ),
+        )
 
     def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
         queue = host_queue(self._prefix, self._host)
-        channel.queue_declare(queue, durable=True, auto_delete=False,
-                              arguments={"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED})
+        channel.queue_declare(
+            queue,
+            durable=True,
+            auto_delete=False,
+            arguments={"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED},
+        )
         return {queue: self._take}
 
     def _take(self, body: bytes) -> None:
@@ -235,7 +272,9 @@ class HostSide(_Side):
                 return
             purpose, method = self._methods.get(header.method, (None, None))
             if method is None or purpose != header.purpose:
-                raise NotGenuine(f"nobody may ask {header.method} with a key of purpose {header.purpose}")
+                raise NotGenuine(
+                    f"nobody may ask {header.method} with a key of purpose {header.purpose}"
+                )
             self._remember(header)
         except NotGenuine as problem:
             self.refusals.count(self._host, problem)
@@ -249,15 +288,21 @@ class HostSide(_Side):
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
-    def _answer(self, header: Header, method: Method, content: dict[str, Any], came_at: float) -> None:
+    def _answer(
+        self, header: Header, method: Method, content: dict[str, Any], came_at: float
+    ) -> None:
         """Who asks what has waited here for long has given up, and asks again."""
         if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
             return
         answer = answered(method, content)
         if header.answer_to:
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
-            self._sender.send(exchange(self._prefix), f"{ANSWERS}.{header.answer_to}.{self._host}",
-                              pack(key, ANSWER, answer, header.id)[1], SECONDS_FOR_ANSWERS)
+            self._sender.send(
+                exchange(self._prefix),
+                f"{ANSWERS}.{header.answer_to}.{self._host}",
+                pack(key, ANSWER, answer, header.id)[1],
+                SECONDS_FOR_ANSWERS,
+            )
 
     def close(self) -> None:
         super().close()
@@ -269,7 +314,9 @@ class HostSide(_Side):
 class ControlSide(_Side):
     """The end of a conductor, which serves, or of the API, which only asks."""
 
-    def __init__(self, connect: Connect, keys: Keys, prefix: str = PREFIX, role: str = CONDUCTOR) -> None:
+    def __init__(
+        self, connect: Connect, keys: Keys, prefix: str = PREFIX, role: str = CONDUCTOR
+    ) -> None:
         super().__init__(connect, keys, prefix, FROM_HOSTS)
         self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
@@ -277,25 +324,36 @@ class ControlSide(_Side):
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
 
     def serve(self, reports: Mapping[str, Method], heartbeats: Mapping[str, Method]) -> None:
-        """Take in what hosts say; each method gets the host's name first. Heartbeats are answered by one thread, one
-        after the other."""
+        """Take in what hosts say; each method gets the host's name first. Heartbeats are answered
+        by one thread, one after the other."""
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._listening()
 
     def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
-        """Send and forget; False when it is lost: the broker is away, or the host has no queue there."""
-        return self._asking.send("", host_queue(self._prefix, host),
-                                 pack(self._keys.newest(host, purpose), method, content)[1], SECONDS_FOR_COMMANDS)
+        """Send and forget; False when it is lost: the broker is away, or the host has no queue
+        there."""
+        return self._asking.send(
+            "",
+            host_queue(self._prefix, host),
+            pack(self._keys.newest(host, purpose), method, content)[1],
+            SECONDS_FOR_COMMANDS,
+        )
 
-    def call(self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float) -> Any:
+    def call(
+        self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float
+    ) -> Any:
         """Ask a host.
 
         Raises:
             NoAnswer: it did not answer in time. Problem: what it answered with.
         """
         message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
-        return self._asked(host, message, timeout, lambda body: self._asking.send(
-            "", host_queue(self._prefix, host), body, timeout))
+        return self._asked(
+            host,
+            message,
+            timeout,
+            lambda body: self._asking.send("", host_queue(self._prefix, host), body, timeout),
+        )
 
     def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
         heard = exchange(self._prefix)
@@ -323,6 +381,7 @@ class ControlSide(_Side):
                 self._answer(header, method, content, time.monotonic())
             else:
                 self._pool.submit(self._answer, header, method, content, time.monotonic())
+
         self._opened(body, take)
 
     def _opened(self, body: bytes, take: Callable[[Header, Any], None]) -> None:
@@ -333,9 +392,12 @@ class ControlSide(_Side):
         except errors.Problem as problem:
             log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
 
-    def _answer(self, header: Header, method: Method, content: dict[str, Any], came_at: float) -> None:
-        """A refusal is told to nobody else than the log: who has a key says nothing that is refused. A host does not
-        wait for the answer to what has waited here for long, as while the database is away: it asks again."""
+    def _answer(
+        self, header: Header, method: Method, content: dict[str, Any], came_at: float
+    ) -> None:
+        """A refusal is told to nobody else than the log: who has a key says nothing that is
+        refused. A host does not wait for the answer to what has waited here for long, as while the
+        database is away: it asks again."""
         if time.monotonic() - came_at > STALE_SECONDS:
             return
         try:
@@ -344,8 +406,12 @@ class ControlSide(_Side):
         except (NotGenuine, errors.Unavailable) as problem:
             self.refusals.count(header.host, problem)
             return
-        self._answering.send("", host_queue(self._prefix, header.host), pack(key, ANSWER, answer, header.id)[1],
-                             SECONDS_FOR_ANSWERS)
+        self._answering.send(
+            "",
+            host_queue(self._prefix, header.host),
+            pack(key, ANSWER, answer, header.id)[1],
+            SECONDS_FOR_ANSWERS,
+        )
 
     def close(self) -> None:
         super().close()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """oslo.messaging's notifier, which tells whether the broker has taken a message.
 
-The library's own swallows that; here it is heard where the driver calls the transport. A broker that cannot be reached
-is tried for a moment only: the outbox keeps what was not taken.
+The library's own swallows that; here it is heard where the driver calls the transport. A broker
+that cannot be reached is tried for a moment only: the outbox keeps what was not taken.
 """
+
 from __future__ import annotations
 
 import logging
@@ -26,7 +27,8 @@ RETRIES = 1
 
 
 class _Context:
-    """What a message says of its request; the library asks for a copy without secrets, and there are none."""
+    """What a message says of its request; the library asks for a copy without secrets, and there
+    are none."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -39,7 +41,9 @@ class Notifier:
     """Used by one thread."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
-        logging.getLogger("oslo_messaging.notify.messaging").setLevel(logging.CRITICAL)     # we say it ourselves
+        logging.getLogger("oslo_messaging.notify.messaging").setLevel(
+            logging.CRITICAL
+        )  # we say it ourselves
         oslo_messaging.set_transport_defaults(EXCHANGE)
         self._transport = oslo_messaging.get_notification_transport(conf, url=url)
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
@@ -49,8 +53,9 @@ class Notifier:
         self._problem: Exception | None = None
         conf.set_default("driver", ["messagingv2"], group="oslo_messaging_notifications")
         self._older = oslo_messaging.Notifier(self._transport, retry=RETRIES)
-        self._newer = oslo_messaging.Notifier(self._transport, retry=RETRIES,
-                                         topics=conf.notifications.versioned_notifications_topics)
+        self._newer = oslo_messaging.Notifier(
+            self._transport, retry=RETRIES, topics=conf.notifications.versioned_notifications_topics
+        )
 
     def _sent(self, *arguments: Any, **named: Any) -> None:
         try:
@@ -63,16 +68,21 @@ class Notifier:
         """Returns when the broker has it.
 
         Raises:
-            Unavailable: it has not, or nobody knows. Others: the message cannot be sent, wherever the broker is.
+            Unavailable: it has not, or nobody knows. Others: the message cannot be sent, wherever
+            the broker is.
         """
         self._problem = None
-        notifier = (self._newer if message.is_versioned else self._older).prepare(publisher_id=message.publisher)
+        notifier = (self._newer if message.is_versioned else self._older).prepare(
+            publisher_id=message.publisher
+        )
         say = notifier.error if message.is_error else notifier.info
         say(_Context(message.context), message.event, message.payload)
         if self._problem is not None and not isinstance(self._problem, LOST):
             raise self._problem
         if self._problem is not None:
-            raise errors.Unavailable(f"The broker takes no notifications: {self._problem}") from self._problem
+            raise errors.Unavailable(
+                f"The broker takes no notifications: {self._problem}"
+            ) from self._problem
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and Problems as plain data: a Problem that one process raised is raised by the one that asked it."""
+"""Results and Problems as plain data: a Problem that one process raised is raised by the one that
+asked it."""
+
 from __future__ import annotations
 
 import logging
@@ -11,8 +13,11 @@ from common import errors
 log = logging.getLogger(__name__)
 
 
-def answered(function: Callable[..., Any], arguments: Mapping[str, Any], *passes: type[Exception]) -> dict[str, Any]:
-    """What the function returned or raised; exceptions of the kinds in ``passes`` are the caller's."""
+def answered(
+    function: Callable[..., Any], arguments: Mapping[str, Any], *passes: type[Exception]
+) -> dict[str, Any]:
+    """What the function returned or raised; exceptions of the kinds in ``passes`` are the
+    caller's."""
     try:
         return {"result": function(**arguments)}
     except passes:
@@ -25,7 +30,8 @@ def answered(function: Callable[..., Any], arguments: Mapping[str, Any], *passes
 
 
 def result(answer: Any) -> Any:
-    """What ``answered`` was given, or raises the Problem: its class and text are the same, other attributes are not."""
+    """What ``answered`` was given, or raises the Problem: its class and text are the same, other
+    attributes are not."""
     if isinstance(answer, dict) and "problem" in answer:
         raise _rebuilt(answer["problem"], answer["text"])
     return answer["result"]
@@ -34,7 +40,11 @@ def result(answer: Any) -> Any:
 def _rebuilt(name: str, text: str) -> errors.Problem:
     """One of a newer sender that is unknown here is a plain Problem."""
     found = getattr(errors, name, None)
-    kind = found if isinstance(found, type) and issubclass(found, errors.Problem) else errors.Problem
+    kind = (
+        found if isinstance(found, type) and issubclass(found, errors.Problem) else errors.Problem
+    )
     problem = kind.__new__(kind)
-    errors.Problem.__init__(problem, text)      # some kinds make their text from parts, which did not travel
+    errors.Problem.__init__(
+        problem, text
+    )  # some kinds make their text from parts, which did not travel
     return problem

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What schedulers answer: which hosts, in which order, and why not the others."""
+
 from __future__ import annotations
 
 from typing import Any, Protocol
@@ -17,7 +18,8 @@ class SchedulerApi(Protocol):
     """The interface that a scheduler process serves."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Propose hosts for each request; ``fresh``: from a snapshot read after the request arrived."""
+        """Propose hosts for each request; ``fresh``: from a snapshot read after the request
+        arrived."""
 
     def explain(self, spec: RequestSpec) -> Explanation:
         """What would become of the request now, without making anything."""
@@ -25,12 +27,18 @@ class SchedulerApi(Protocol):
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
     """Answer conductors and the API."""
+
     def select(specs: list[dict[str, Any]], fresh: bool) -> list[Any]:
-        return [to_wire(selection) for selection in
-                scheduler.select([from_wire(RequestSpec, spec) for spec in specs], fresh)]
+        return [
+            to_wire(selection)
+            for selection in scheduler.select(
+                [from_wire(RequestSpec, spec) for spec in specs], fresh
+            )
+        ]
 
     def explain(spec: dict[str, Any]) -> Any:
         return to_wire(scheduler.explain(from_wire(RequestSpec, spec)))
+
     transport.serve(TOPIC, name, {"select": select, "explain": explain})
 
 
@@ -46,7 +54,9 @@ class SchedulerClient:
         Raises:
             NoAnswer: none answered; that is waiting, never "no valid host".
         """
-        answer = self._transport.call(TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh)
+        answer = self._transport.call(
+            TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh
+        )
         return [from_wire(Selection, selection) for selection in answer]
 
     def explain(self, spec: RequestSpec) -> Explanation:
@@ -55,5 +65,7 @@ class SchedulerClient:
         Raises:
             NoAnswer: none answered.
         """
-        return from_wire(Explanation, self._transport.call(TOPIC, "explain", timeout=TIMEOUT_EXPLAIN,
-                                                           spec=to_wire(spec)))
+        return from_wire(
+            Explanation,
+            self._transport.call(TOPIC, "explain", timeout=TIMEOUT_EXPLAIN, spec=to_wire(spec)),
+        )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How connections to the database are opened, how long they wait, and what their errors mean.
 
-Called by ``engine`` only. No wait is without an end: to connect, for a row that another transaction holds, for a
-statement, for a server that does not answer, and (kept by the server) for a client that has vanished in the middle of
-a transaction.
+Called by ``engine`` only. No wait is without an end: to connect, for a row that another transaction
+holds, for a statement, for a server that does not answer, and (kept by the server) for a client
+that has vanished in the middle of a transaction.
 """
+
 from __future__ import annotations
 
 import sqlite3
@@ -30,8 +31,9 @@ MARGIN = 2
 class ConnectionLimits:
     """How many seconds each wait may last; the options of [database], by name.
 
-    connect: for a connection. lock: for a row that another transaction holds. statement: for the end of a statement;
-    0: any time. idle: between two statements of one transaction, after which the server ends it.
+    connect: for a connection. lock: for a row that another transaction holds. statement: for the
+    end of a statement; 0: any time. idle: between two statements of one transaction, after which
+    the server ends it.
     """
 
     connect: int = 5
@@ -42,8 +44,12 @@ class ConnectionLimits:
     @classmethod
     def of(cls, options: Any, unhurried: bool = False) -> ConnectionLimits:
         """As [database] says; ``unhurried``: a statement may take any time."""
-        return cls(options.connect_timeout, options.lock_timeout, 0 if unhurried else options.statement_timeout,
-                   options.idle_transaction_timeout)
+        return cls(
+            options.connect_timeout,
+            options.lock_timeout,
+            0 if unhurried else options.statement_timeout,
+            options.idle_transaction_timeout,
+        )
 
     @property
     def answer(self) -> int | None:
@@ -54,13 +60,14 @@ class ConnectionLimits:
 class Trouble(Enum):
     """What an error of the database means for the transaction."""
 
-    DEADLOCK = "deadlock"        # rolled back for another's sake: at once again
-    LOCKED = "locked"            # a row that it needs was not given in time
-    LOST = "lost"                # the connection broke
+    DEADLOCK = "deadlock"  # rolled back for another's sake: at once again
+    LOCKED = "locked"  # a row that it needs was not given in time
+    LOST = "lost"  # the connection broke
     OTHER = "other"
 
 
-#: By the server's number (MariaDB) or SQLSTATE (PostgreSQL). PyMySQL has SQLSTATEs too, but HY000 for 1205.
+#: By the server's number (MariaDB) or SQLSTATE (PostgreSQL). PyMySQL has SQLSTATEs too, but HY000
+#: for 1205.
 _NUMBERS = {1205: Trouble.LOCKED, 1213: Trouble.DEADLOCK, 1020: Trouble.DEADLOCK}
 _SQLSTATES = {"55P03": Trouble.LOCKED, "40001": Trouble.DEADLOCK, "40P01": Trouble.DEADLOCK}
 
@@ -71,7 +78,11 @@ def trouble(problem: DBAPIError) -> Trouble:
         return Trouble.LOST
     original = problem.orig
     if isinstance(original, sqlite3.OperationalError):
-        return Trouble.LOCKED if "locked" in str(original) or "busy" in str(original) else Trouble.OTHER
+        return (
+            Trouble.LOCKED
+            if "locked" in str(original) or "busy" in str(original)
+            else Trouble.OTHER
+        )
     number = original.args[0] if original is not None and original.args else None
     if isinstance(number, int):
         return _NUMBERS.get(number, Trouble.OTHER)
@@ -79,76 +90,124 @@ def trouble(problem: DBAPIError) -> Trouble:
 
 
 def protection(conf: Any) -> Tls | None:
-    """What protects the connections to the database that is configured. Raises ConfigError: they may not be plain."""
+    """What protects the connections to the database that is configured. Raises ConfigError: they
+    may not be plain."""
     url = sa.make_url(conf.database.url)
     if url.get_backend_name() == "sqlite":
         return None
     hosts = [url.host]
     for named in (url.query.get(name, ()) for name in ("host", "hostaddr")):
-        for part in (part for text in ([named] if isinstance(named, str) else named) for part in text.split(",")):
+        for part in (
+            part
+            for text in ([named] if isinstance(named, str) else named)
+            for part in text.split(",")
+        ):
             hosts.append(part if part.count(":") > 1 else part.partition(":")[0])
-    return protecting(conf, "[database] url", hosts, off="" if conf.database.tls else "[database] tls is false")
+    return protecting(
+        conf, "[database] url", hosts, off="" if conf.database.tls else "[database] tls is false"
+    )
 
 
 def connect_arguments(url: URL, limits: ConnectionLimits, tls: Tls | None = None) -> dict[str, Any]:
-    """What each new connection to a server is opened with; it counts for more than what the URL says."""
+    """What each new connection to a server is opened with; it counts for more than what the URL
+    says."""
     if url.get_backend_name() == "postgresql":
         return _to_postgresql(url, limits) | (_proving_postgresql(tls) if tls else {})
     waits = {"read_timeout": limits.answer, "write_timeout": limits.answer} if limits.answer else {}
     proof = _proving_mariadb(url, tls) if tls else {}
-    return {"connect_timeout": limits.connect, "init_command": _greeting_of_mariadb(limits), **waits, **proof}
+    return {
+        "connect_timeout": limits.connect,
+        "init_command": _greeting_of_mariadb(limits),
+        **waits,
+        **proof,
+    }
 
 
 def _proving_postgresql(tls: Tls) -> dict[str, Any]:
     own = {"sslcert": tls.cert, "sslkey": tls.key} if tls.cert else {}
-    return {"sslmode": "verify-full", "sslrootcert": tls.ca, "gssencmode": "disable",
-            "ssl_min_protocol_version": "TLSv1.2", **own}
+    return {
+        "sslmode": "verify-full",
+        "sslrootcert": tls.ca,
+        "gssencmode": "disable",
+        "ssl_min_protocol_version": "TLSv1.2",
+        **own,
+    }
 
 
 def _proving_mariadb(url: URL, tls: Tls) -> dict[str, Any]:
     if url.get_driver_name() == "pymysql":
         own = {"ssl_cert": tls.cert, "ssl_key": tls.key} if tls.cert else {}
-        return {"ssl_disabled": False, "ssl_ca": tls.ca, "ssl_verify_cert": True, "ssl_verify_identity": True, **own}
+        return {
+            "ssl_disabled": False,
+            "ssl_ca": tls.ca,
+            "ssl_verify_cert": True,
+            "ssl_verify_identity": True,
+            **own,
+        }
     own = {"cert": tls.cert, "key": tls.key} if tls.cert else {}
     return {"ssl_mode": "VERIFY_IDENTITY", "ssl": {"ca": tls.ca, **own}}
 
 
 def _greeting_of_mariadb(limits: ConnectionLimits) -> str:
-    """The clock is made of local time, which stands still for an hour in autumn. What MySQL does not know is in
-    ``/*M!``."""
-    return (f"SET time_zone = '+00:00', SESSION innodb_lock_wait_timeout = {limits.lock}, "
-            f"SESSION lock_wait_timeout = {limits.lock}, SESSION net_write_timeout = {limits.idle} "
-            f"/*M! , SESSION idle_transaction_timeout = {limits.idle}, "
-            f"SESSION max_statement_time = {limits.statement} */")
+    """The clock is made of local time, which stands still for an hour in autumn. What MySQL does
+    not know is in ``/*M!``."""
+    return (
+        f"SET time_zone = '+00:00', SESSION innodb_lock_wait_timeout = {limits.lock}, "
+        f"SESSION lock_wait_timeout = {limits.lock}, SESSION net_write_timeout = {limits.idle} "
+        f"/*M! , SESSION idle_transaction_timeout = {limits.idle}, "
+        f"SESSION max_statement_time = {limits.statement} */"
+    )
 
 
 def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, Any]:
-    settings = {"lock_timeout": limits.lock, "statement_timeout": limits.statement,
-                "idle_in_transaction_session_timeout": limits.idle}
+    settings = {
+        "lock_timeout": limits.lock,
+        "statement_timeout": limits.statement,
+        "idle_in_transaction_session_timeout": limits.idle,
+    }
     given = url.query.get("options", "")
-    options = [given if isinstance(given, str) else " ".join(given),
-               *(f"-c {name}={seconds * 1000}" for name, seconds in settings.items())]
+    options = [
+        given if isinstance(given, str) else " ".join(given),
+        *(f"-c {name}={seconds * 1000}" for name, seconds in settings.items()),
+    ]
     arguments: dict[str, Any] = {
-        "connect_timeout": limits.connect, "options": " ".join(filter(None, options)),
-        "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+        "connect_timeout": limits.connect,
+        "options": " ".join(filter(None, options)),
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+    }
     return arguments | ({"tcp_user_timeout": limits.answer * 1000} if limits.answer else {})
 
 
-def server_engine(url: URL, pool: int, limits: ConnectionLimits, tls: Tls | None = None) -> sa.Engine:
-    """PostgreSQL or MariaDB. Connections are not tried before they are used, which would be one more exchange for each
-    transaction: one that broke while it was idle is found by the first statement, which is then repeated."""
-    engine = sa.create_engine(url, isolation_level="READ COMMITTED", pool_size=pool, max_overflow=32,
-                              pool_timeout=limits.connect, pool_recycle=1800,
-                              connect_args=connect_arguments(url, limits, tls))
+def server_engine(
+    url: URL, pool: int, limits: ConnectionLimits, tls: Tls | None = None
+) -> sa.Engine:
+    """PostgreSQL or MariaDB. Connections are not tried before they are used, which would be one
+    more exchange for each
+    transaction: one that broke while it was idle is found by the first statement, which is then
+    repeated."""
+    engine = sa.create_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        pool_size=pool,
+        max_overflow=32,
+        pool_timeout=limits.connect,
+        pool_recycle=1800,
+        connect_args=connect_arguments(url, limits, tls),
+    )
     if engine.dialect.driver == "psycopg" and limits.answer:
         connect = _impatient(limits.answer)
-        sa.event.listen(engine, "do_connect", lambda dialect, record, given, named: connect(*given, **named))
+        sa.event.listen(
+            engine, "do_connect", lambda dialect, record, given, named: connect(*given, **named)
+        )
     return engine
 
 
 def _impatient(seconds: int) -> Callable[..., Any]:
-    """Connects to PostgreSQL; such a connection is closed when the server is silent for so long in a statement, which
-    the driver itself would wait for without end."""
+    """Connects to PostgreSQL; such a connection is closed when the server is silent for so long in
+    a statement, which the driver itself would wait for without end."""
     import psycopg
 
     def until(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -176,23 +235,33 @@ def _impatient(seconds: int) -> Callable[..., Any]:
 
 
 def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
-    """SQLite with explicit transactions: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s of patience."""
+    """SQLite with explicit transactions: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s of
+    patience."""
     if url.database and url.database != ":memory:":
         folder = Path(url.database).parent
-        engine = sa.create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, pool_size=8,
-                                  max_overflow=32)
+        engine = sa.create_engine(
+            url, connect_args={"timeout": 30, "isolation_level": None}, pool_size=8, max_overflow=32
+        )
         # Only who connects makes the folder: a command that finds no database leaves none behind.
         sa.event.listen(engine, "do_connect", lambda *_: folder.mkdir(parents=True, exist_ok=True))
     else:
-        engine = sa.create_engine(url, connect_args={"isolation_level": None, "check_same_thread": False},
-                                  poolclass=sa.StaticPool)
+        engine = sa.create_engine(
+            url,
+            connect_args={"isolation_level": None, "check_same_thread": False},
+            poolclass=sa.StaticPool,
+        )
 
     @sa.event.listens_for(engine, "connect")
     def connected(connection: sqlite3.Connection, record: Any) -> None:
         connection.create_function("kilonova_now", 0, clock)
         regular_expressions.teach(connection)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=OFF",
-                       "cache_size=-16000"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "busy_timeout=30000",
+            "foreign_keys=OFF",
+            "cache_size=-16000",
+        ):
             connection.execute("PRAGMA " + pragma)
 
     return engine

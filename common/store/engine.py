@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store: connections, transactions, the retry on deadlock, and the one clock.
 
-A process makes one ``Store`` after it has forked. ``write`` runs a function in one writing transaction and
-runs the whole of it again when the database says that it lost a deadlock, or that a row was not given to it in time;
-the function must therefore have no effect outside the transaction. Whether a transaction was committed whose COMMIT
-nobody answered is looked up, never guessed. ``read`` takes no locks, and each of its statements sees what was
-committed before it; in a ``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator
-replaces it by passing ``time`` (SQLite only).
+A process makes one ``Store`` after it has forked. ``write`` runs a function in one writing
+transaction and runs the whole of it again when the database says that it lost a deadlock, or that a
+row was not given to it in time; the function must therefore have no effect outside the transaction.
+Whether a transaction was committed whose COMMIT nobody answered is looked up, never guessed.
+``read`` takes no locks, and each of its statements sees what was committed before it; in a
+``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator replaces it
+by passing ``time`` (SQLite only).
 """
+
 from __future__ import annotations
 
 import random
@@ -26,16 +28,34 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
 from common.notifications.options import NotificationSettings
-from common.store.connections import ConnectionLimits, Trouble, protection, server_engine, sqlite_engine, trouble
+from common.store.connections import (
+    ConnectionLimits,
+    Trouble,
+    protection,
+    server_engine,
+    sqlite_engine,
+    trouble,
+)
 from common.tls import Tls
 
-__all__ = ["Connection", "ConnectionLimits", "Row", "Store", "for_update", "insert_ignore", "insert_many", "is_there",
-           "moment",
-           "now", "notification_settings", "update_grouped"]
+__all__ = [
+    "Connection",
+    "ConnectionLimits",
+    "Row",
+    "Store",
+    "for_update",
+    "insert_ignore",
+    "insert_many",
+    "is_there",
+    "moment",
+    "now",
+    "notification_settings",
+    "update_grouped",
+]
 T = TypeVar("T")
 ATTEMPTS = 8
-PATIENCE = 9.0               #: seconds after which a transaction is not tried again
-AT_ONCE = 1.0                #: a connection that breaks sooner had broken while it was idle
+PATIENCE = 9.0  #: seconds after which a transaction is not tried again
+AT_ONCE = 1.0  #: a connection that breaks sooner had broken while it was idle
 #: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
@@ -83,49 +103,75 @@ class Store:
         pool: connections kept open.
         time: for SQLite, the clock in microseconds; a simulator passes its own.
         limits: how long the waits for a server may last.
-        notifications: its transactions write to the outbox what they change; None: there are no notifications.
+        notifications: its transactions write to the outbox what they change; None: there are no
+        notifications.
         tls: what proves the server, and us to it; None: plain text.
     """
 
-    def __init__(self, url: str | URL, pool: int = 8, time: Callable[[], int] = _micros,
-                 limits: ConnectionLimits | None = None,
-                 notifications: NotificationSettings | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        url: str | URL,
+        pool: int = 8,
+        time: Callable[[], int] = _micros,
+        limits: ConnectionLimits | None = None,
+        notifications: NotificationSettings | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         self.url = sa.make_url(url)
         self.dialect_name = self.url.get_backend_name()
-        self.engine = (sqlite_engine(self.url, time) if self.dialect_name == "sqlite" else
-                       server_engine(self.url, pool, limits or ConnectionLimits(), tls))
+        self.engine = (
+            sqlite_engine(self.url, time)
+            if self.dialect_name == "sqlite"
+            else server_engine(self.url, pool, limits or ConnectionLimits(), tls)
+        )
         self.notify_with(notifications)
 
     @classmethod
-    def opened(cls, conf: Any, pool: int = 8, unhurried: bool = False,
-               notifications: NotificationSettings | None = None) -> Store:
-        """The database that [database] names. ``unhurried``: for commands whose statements may take any time.
+    def opened(
+        cls,
+        conf: Any,
+        pool: int = 8,
+        unhurried: bool = False,
+        notifications: NotificationSettings | None = None,
+    ) -> Store:
+        """The database that [database] names. ``unhurried``: for commands whose statements may take
+        any time.
 
         Raises:
             ConfigError: plain text would travel to another machine.
         """
-        return cls(conf.database.url, pool, limits=ConnectionLimits.of(conf.database, unhurried),
-                   notifications=notifications,
-                   tls=protection(conf))
+        return cls(
+            conf.database.url,
+            pool,
+            limits=ConnectionLimits.of(conf.database, unhurried),
+            notifications=notifications,
+            tls=protection(conf),
+        )
 
     def notify_with(self, notifications: NotificationSettings | None) -> None:
-        """From now on connections know of which changes notifications are written (``notification_settings``)."""
+        """From now on connections know of which changes notifications are written
+        (``notification_settings``)."""
         self.engine.update_execution_options(kilonova_notifications=notifications)
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
-    def write(self, work: Callable[[Connection], T], is_there: Callable[[Connection, T], bool] | None = None, *,
-              alone: bool = True) -> T:
-        """Run ``work(tx)`` in one transaction, again from its start when it lost a deadlock or waited too long for a
-        row.
+    def write(
+        self,
+        work: Callable[[Connection], T],
+        is_there: Callable[[Connection, T], bool] | None = None,
+        *,
+        alone: bool = True,
+    ) -> T:
+        """Run ``work(tx)`` in one transaction, again from its start when it lost a deadlock or
+        waited too long for a row.
 
-        ``is_there(tx, result)``: is what this result of ``work`` tells of in the database? Asked when the connection
-        broke at COMMIT: then this result is returned, or ``work`` is run again. The ids of what is made should be
-        chosen outside ``work``, so that it cannot be made twice.
-        Not ``alone``: the caller does the parts one by one when a row is not given in time, so that it is not waited
-        for twice.
+        ``is_there(tx, result)``: is what this result of ``work`` tells of in the database? Asked
+        when the connection broke at COMMIT: then this result is returned, or ``work`` is run again.
+        The ids of what is made should be chosen outside ``work``, so that it cannot be made twice.
+        Not ``alone``: the caller does the parts one by one when a row is not given in time, so that
+        it is not waited for twice.
 
         Raises:
             Unsure: nobody can say whether it was committed.
@@ -145,7 +191,7 @@ class Store:
         except _Unanswered as doubt:
             raise errors.Unsure from doubt
         except Exception:
-            if self._is_there(is_there, made):        # it was still being committed when we looked
+            if self._is_there(is_there, made):  # it was still being committed when we looked
                 return made
             raise
 
@@ -156,7 +202,8 @@ class Store:
             raise errors.Unsure from problem
 
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
-        """``work`` in a transaction that is committed. Raises _Unanswered when that is not known."""
+        """``work`` in a transaction that is committed. Raises _Unanswered when that is not
+        known."""
         end = time.monotonic() + PATIENCE
         lost = 0
         for attempt in range(ATTEMPTS):
@@ -168,13 +215,17 @@ class Store:
             except DBAPIError as problem:
                 found = trouble(problem)
                 lost += found is Trouble.LOST
-                if found is Trouble.OTHER or lost and (lost > 1 or time.monotonic() - began > AT_ONCE):
+                if (
+                    found is Trouble.OTHER
+                    or lost
+                    and (lost > 1 or time.monotonic() - began > AT_ONCE)
+                ):
                     raise _translated(problem) from problem
                 if found is Trouble.LOCKED and not alone:
                     break
             if time.monotonic() > end:
                 break
-            time.sleep(random.uniform(0, 0.005 * 2 ** attempt))
+            time.sleep(random.uniform(0, 0.005 * 2**attempt))
         raise errors.TooBusy
 
     def _once(self, work: Callable[[Connection], T]) -> T:
@@ -189,7 +240,8 @@ class Store:
             return made
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may commit.
+        """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may
+        commit.
 
         Raises:
             NoStore: the database does not answer.
@@ -197,8 +249,8 @@ class Store:
         return self._look("", work)
 
     def snapshot(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)``, which only reads, on one view of the database: whatever others commit meanwhile, it sees
-        all of it or, from its first statement on, nothing.
+        """Run ``work(tx)``, which only reads, on one view of the database: whatever others commit
+        meanwhile, it sees all of it or, from its first statement on, nothing.
 
         Raises:
             NoStore: the database does not answer.
@@ -215,7 +267,9 @@ class Store:
         except NoConnection as problem:
             raise errors.NoStore("The database has no free connection; try again.") from problem
         except DBAPIError as problem:
-            if not (again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE):
+            if not (
+                again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE
+            ):
                 raise _translated(problem) from problem
         return self._look(begin, work, again=False)
 
@@ -228,7 +282,8 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A connection on which a writing transaction has begun; rolled back when the block fails."""
+        """A connection on which a writing transaction has begun; rolled back when the block
+        fails."""
         with self.engine.connect() as connection:
             if self.dialect_name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -253,7 +308,9 @@ _MOMENT = sa.select(now())
 
 def notification_settings(tx: Connection) -> NotificationSettings | None:
     """What this transaction is to write to the outbox; None: nothing. Costs no statement."""
-    notifications: NotificationSettings | None = tx.get_execution_options().get("kilonova_notifications")
+    notifications: NotificationSettings | None = tx.get_execution_options().get(
+        "kilonova_notifications"
+    )
     return notifications
 
 
@@ -263,16 +320,23 @@ def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
 
 
 def is_there(table: sa.Table) -> Callable[[Connection, Row[Any]], bool]:
-    """For ``Store.write``: is this new row of the table in the database? A number may have been given to another."""
+    """For ``Store.write``: is this new row of the table in the database? A number may have been
+    given to another."""
+
     def look(tx: Connection, row: Row[Any]) -> bool:
-        same = sa.select(table.c.id).where(table.c.id == row.id, table.c.created_at == row.created_at)
+        same = sa.select(table.c.id).where(
+            table.c.id == row.id, table.c.created_at == row.created_at
+        )
         return tx.scalar(same) is not None
+
     return look
 
 
 def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert a row unless its key exists; returns whether it did not."""
-    done = tx.execute(_ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True})
+    done = tx.execute(
+        _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
+    )
     return bool(done.rowcount > 0)
 
 
@@ -283,12 +347,18 @@ def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
     return sa.insert(table).prefix_with("OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE")
 
 
-def insert_many(tx: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *times: str, ignore: bool = False
-                ) -> None:
-    """Insert rows alike, ``times`` being columns that get the clock's value; ``ignore``: unless their key exists.
+def insert_many(
+    tx: Connection,
+    table: sa.Table,
+    rows: Sequence[dict[str, Any]],
+    *times: str,
+    ignore: bool = False,
+) -> None:
+    """Insert rows alike, ``times`` being columns that get the clock's value; ``ignore``: unless
+    their key exists.
 
-    One row asks the clock in its own statement; many share one reading of it, because MariaDB's driver folds
-    inserts of plain values into one statement and no others.
+    One row asks the clock in its own statement; many share one reading of it, because MariaDB's
+    driver folds inserts of plain values into one statement and no others.
     """
     if not rows:
         return
@@ -303,8 +373,11 @@ def insert_many(tx: Connection, table: sa.Table, rows: Sequence[dict[str, Any]],
     tx.execute(insert, [row | at for row in rows])
 
 
-def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes: dict[Any, dict[str, Any]]) -> None:
-    """Update many rows by key, one statement for each distinct set of values (a batch mostly has one)."""
+def update_grouped(
+    tx: Connection, table: sa.Table, key: sa.Column[Any], changes: dict[Any, dict[str, Any]]
+) -> None:
+    """Update many rows by key, one statement for each distinct set of values (a batch mostly has
+    one)."""
     groups: dict[str, tuple[dict[str, Any], list[Any]]] = {}
     for row, values in changes.items():
         same = repr([(name, _shown(values[name])) for name in sorted(values)])

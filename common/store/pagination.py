@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keyset pages: the rows after a marker, in any order, without counting through those before it.
 
-Used by the store modules whose lists the API pages. The last key of an order must be unique, so that a page
-begins exactly where the one before it ended, whatever was inserted or deleted meanwhile.
+Used by the store modules whose lists the API pages. The last key of an order must be unique, so
+that a page begins exactly where the one before it ended, whatever was inserted or deleted
+meanwhile.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,15 +16,17 @@ import sqlalchemy as sa
 
 @dataclass(frozen=True)
 class SortOrder:
-    """One sort key. A nullable column is compared as its type's smallest value, since databases disagree on
-    where NULL stands."""
+    """One sort key. A nullable column is compared as its type's smallest value, since databases
+    disagree on where NULL stands."""
 
     column: sa.ColumnElement[Any]
     descending: bool = False
 
     @property
     def value(self) -> sa.ColumnElement[Any]:
-        if isinstance(self.column.type, sa.Boolean):           # which databases compare, but the library does not
+        if isinstance(
+            self.column.type, sa.Boolean
+        ):  # which databases compare, but the library does not
             return sa.cast(self.column, sa.Integer)
         if not getattr(self.column, "nullable", False):
             return self.column
@@ -34,7 +38,9 @@ class SortOrder:
         return self.value.desc() if self.descending else self.value.asc()
 
     def beyond(self, value: Any) -> sa.ColumnElement[bool]:
-        later: sa.ColumnElement[bool] = self.value < value if self.descending else self.value > value
+        later: sa.ColumnElement[bool] = (
+            self.value < value if self.descending else self.value > value
+        )
         return later
 
 
@@ -42,6 +48,9 @@ def after(order: list[SortOrder], values: list[Any]) -> sa.ColumnElement[bool]:
     """The condition for rows that come after the one with these key values."""
     choices = []
     for index, key in enumerate(order):
-        same = [before.value == value for before, value in zip(order[:index], values[:index], strict=True)]
+        same = [
+            before.value == value
+            for before, value in zip(order[:index], values[:index], strict=True)
+        ]
         choices.append(sa.and_(*same, key.beyond(values[index])))
     return sa.or_(*choices)

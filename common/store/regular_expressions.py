@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regular expressions from users in queries: the one place where a database is given any.
 
-SQLite matches with ``common.patterns``; PostgreSQL's engine does not go back either without back references, which RE2
-does not know. MariaDB's engine does: it is told after how many steps it gives a row up, which then does not match.
-[database] statement_timeout ends whatever takes long all the same.
+SQLite matches with ``common.patterns``; PostgreSQL's engine does not go back either without back
+references, which RE2 does not know. MariaDB's engine does: it is told after how many steps it gives
+a row up, which then does not match. [database] statement_timeout ends whatever takes long all the
+same.
 """
+
 from __future__ import annotations
 
 import sqlite3
@@ -18,8 +20,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors, patterns
 
-_NO_PATTERN = {"2201B", "1139"}      # what PostgreSQL and MariaDB say of a wrong regular expression
-_MAX_STEPS = 100_000                 # a few milliseconds
+_NO_PATTERN = {"2201B", "1139"}  # what PostgreSQL and MariaDB say of a wrong regular expression
+_MAX_STEPS = 100_000  # a few milliseconds
 
 
 class _Bounded(sa.sql.functions.FunctionElement[str]):
@@ -47,7 +49,9 @@ def matches(field: str, column: sa.ColumnElement[Any], pattern: str) -> sa.Colum
         BadRequest: it is no regular expression; names the field.
     """
     if not patterns.is_pattern(pattern):
-        raise errors.BadRequest(f"The value of {field} is not a regular expression, or one that RE2 does not know.")
+        raise errors.BadRequest(
+            f"The value of {field} is not a regular expression, or one that RE2 does not know."
+        )
     return column.regexp_match(_Bounded(sa.literal(pattern, sa.Text())))
 
 
@@ -61,12 +65,17 @@ def fetch(tx: Connection, query: sa.Select[Any]) -> CursorResult[Any]:
         return tx.execute(query)
     except DBAPIError as problem:
         original = problem.orig
-        code = getattr(original, "sqlstate", None) or (original.args[0] if original and original.args else "")
+        code = getattr(original, "sqlstate", None) or (
+            original.args[0] if original and original.args else ""
+        )
         if str(code) in _NO_PATTERN:
-            raise errors.BadRequest("A filter is not a regular expression that the database understands.") from problem
+            raise errors.BadRequest(
+                "A filter is not a regular expression that the database understands."
+            ) from problem
         raise
 
 
 def teach(connection: sqlite3.Connection) -> None:
-    """SQLite has the operator REGEXP and leaves its meaning to who connects; SQLAlchemy would mean Python's ``re``."""
+    """SQLite has the operator REGEXP and leaves its meaning to who connects; SQLAlchemy would mean
+    Python's ``re``."""
     connection.create_function("regexp", 2, patterns.is_found, deterministic=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seal what stands readable in rows from before 0016: the user data of servers.
 
-Called by ``kilonova database upgrade``, repeatable, and harmless while the API writes: a row that changed since it was
-read is left as it is, for what the API writes is sealed.
+Called by ``kilonova database upgrade``, repeatable, and harmless while the API writes: a row that
+changed since it was read is left as it is, for what the API writes is sealed.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -17,7 +18,7 @@ from common.store.schema import servers
 from common.vault import SEALED, Vault
 
 C = servers.c
-ROWS = 200      #: of one transaction
+ROWS = 200  #: of one transaction
 
 
 def seal_user_data(store: Store, vault: Vault) -> int:
@@ -28,17 +29,32 @@ def seal_user_data(store: Store, vault: Vault) -> int:
     """
     sealed, last = 0, ""
     while rows := store.read(partial(_readable, last=last)):
-        changes = [{"of": row.id, "old": row.user_data, "new": vault.seal_text(row.user_data)} for row in rows]
+        changes = [
+            {"of": row.id, "old": row.user_data, "new": vault.seal_text(row.user_data)}
+            for row in rows
+        ]
         sealed += store.write(partial(_seal, changes=changes))
         last = rows[-1].id
     return sealed
 
 
 def _readable(tx: Connection, last: str) -> list[Row[Any]]:
-    return list(tx.execute(sa.select(C.id, C.user_data).where(
-        C.id > last, C.user_data.is_not(None), C.user_data.not_like(f"{SEALED}%")).order_by(C.id).limit(ROWS)))
+    return list(
+        tx.execute(
+            sa.select(C.id, C.user_data)
+            .where(C.id > last, C.user_data.is_not(None), C.user_data.not_like(f"{SEALED}%"))
+            .order_by(C.id)
+            .limit(ROWS)
+        )
+    )
 
 
 def _seal(tx: Connection, changes: list[dict[str, str]]) -> int:
-    return sum(tx.execute(sa.update(servers).where(C.id == change["of"], C.user_data == change["old"]).values(
-        user_data=change["new"])).rowcount for change in changes)
+    return sum(
+        tx.execute(
+            sa.update(servers)
+            .where(C.id == change["of"], C.user_data == change["old"])
+            .values(user_data=change["new"])
+        ).rowcount
+        for change in changes
+    )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the database have the version that this code needs? Asked of each new connection, so by no request.
+"""Does the database have the version that this code needs? Asked of each new connection, so by no
+request.
 
-Called by every service when it opens its store. While the versions differ nothing is read or written: requests are
-answered 503, and ``await_version`` is what processes without requests start with. Must stay true: alembic is not
-imported, which only upgrades need.
+Called by every service when it opens its store. While the versions differ nothing is read or
+written: requests are answered 503, and ``await_version`` is what processes without requests start
+with. Must stay true: alembic is not imported, which only upgrades need.
 """
+
 from __future__ import annotations
 
 import logging
@@ -20,13 +22,15 @@ from common import errors
 from common.store.engine import Store
 
 log = logging.getLogger(__name__)
-PAUSE = 2.0                  #: seconds between two looks of a process that waits
+PAUSE = 2.0  #: seconds between two looks of a process that waits
 
 
 @cache
 def needed() -> str:
     """The newest of the upgrades, by the names of their files."""
-    return max(path.name[:4] for path in (Path(__file__).parent / "upgrades/versions").glob("[0-9]*.py"))
+    return max(
+        path.name[:4] for path in (Path(__file__).parent / "upgrades/versions").glob("[0-9]*.py")
+    )
 
 
 def guarded(store: Store) -> Store:
@@ -42,12 +46,15 @@ def guarded(store: Store) -> Store:
             said[0] = found
             return
         connection.close()
-        refusal = errors.WrongSchema(f"The database has version {found or 'none'}, this service needs {needed()}; it "
-                                     "waits until they fit. The operator can run: kilonova database upgrade")
+        refusal = errors.WrongSchema(
+            f"The database has version {found or 'none'}, this service needs {needed()}; it "
+            "waits until they fit. The operator can run: kilonova database upgrade"
+        )
         if said[0] != found:
             log.error("%s", refusal)
         said[0] = found
         raise refusal
+
     return store
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has things done to files by helper processes that may do nothing else.
 
-Called by ``virt.libvirt.qemu_img`` and ``virt.libvirt.inspection``. One fork server a process, started when it is first
-needed and again when it is gone. Helpers run as a user of their own where the process may give them one; a file that
-only its owner may open is that user's while a helper works on it.
-Must stay true: a helper does not outlive whoever asked; a helper that ends badly is a definite answer.
+Called by ``virt.libvirt.qemu_img`` and ``virt.libvirt.inspection``. One fork server a process,
+started when it is first needed and again when it is gone. Helpers run as a user of their own where
+the process may give them one; a file that only its owner may open is that user's while a helper
+works on it. Must stay true: a helper does not outlive whoever asked; a helper that ends badly is a
+definite answer.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -43,13 +45,16 @@ NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH")
 #: Users for helpers, the first that there is.
 USERS = ("kilonova-images", "nobody")
-_START = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from compute_agent.sandbox import server; "
-          "server.main(int(sys.argv[2]), sys.argv[3:])")
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from compute_agent.sandbox import server; "
+    "server.main(int(sys.argv[2]), sys.argv[3:])"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """user: whose rights helpers have; "": the first of ``USERS`` that there is. memory: their address space in bytes.
+    """user: whose rights helpers have; "": the first of ``USERS`` that there is. memory: their
+    address space in bytes.
     cpu: seconds of processor time for what is quick."""
 
     user: str = ""
@@ -59,7 +64,8 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True)
 class HelperResult:
-    """status: 0 when all is well, negative: the signal. why: "time" when it took too long, "lost" when nobody knows.
+    """status: 0 when all is well, negative: the signal. why: "time" when it took too long, "lost"
+    when nobody knows.
     cpu: seconds used, memory: bytes at most."""
 
     status: int
@@ -86,29 +92,52 @@ class Helpers:
         self.user = _chosen(settings.user)
 
     def limits(self, *, cpu: int = 0, seconds: float = 120, file: int = 0) -> HelperLimits:
-        """Those of a helper: ``cpu`` seconds of processor time beside what is configured, ``seconds`` in all."""
+        """Those of a helper: ``cpu`` seconds of processor time beside what is configured,
+        ``seconds`` in all."""
         return HelperLimits(self.settings.memory, self.settings.cpu + cpu, seconds, file)
 
-    def call(self, function: str, files: Sequence[int], limits: HelperLimits, context: VerbContext | None = None,
-             **arguments: Any
-             ) -> HelperResult:
-        """Have a function of ours, ``module:name``, called with these open files; its answer is JSON in the output.
-        Raises Cancelled, OSError."""
-        return self._do({"call": function, "program": None, "arguments": arguments}, files, self.user, limits, context)
+    def call(
+        self,
+        function: str,
+        files: Sequence[int],
+        limits: HelperLimits,
+        context: VerbContext | None = None,
+        **arguments: Any,
+    ) -> HelperResult:
+        """Have a function of ours, ``module:name``, called with these open files; its answer is
+        JSON in the output. Raises Cancelled, OSError."""
+        return self._do(
+            {"call": function, "program": None, "arguments": arguments},
+            files,
+            self.user,
+            limits,
+            context,
+        )
 
-    def execute(self, program: Sequence[str], files: Mapping[Path, bool], limits: HelperLimits,
-                context: VerbContext | None = None,
-                on_output: Callable[[bytes], None] | None = None) -> HelperResult:
-        """Run a program on files, which it finds as ``name(0)``, ``name(1)`` …; True: it may write into that one.
+    def execute(
+        self,
+        program: Sequence[str],
+        files: Mapping[Path, bool],
+        limits: HelperLimits,
+        context: VerbContext | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> HelperResult:
+        """Run a program on files, which it finds as ``name(0)``, ``name(1)`` …; True: it may write
+        into that one.
         ``on_output`` is told what the program says. Raises Cancelled, OSError."""
         order = {"call": "", "program": list(program), "arguments": {}}
         with contextlib.ExitStack() as opened:
             lent = [opened.enter_context(_opened(path, write)) for path, write in files.items()]
             user = self.user
             lending = opened.enter_context(contextlib.ExitStack())
-            if user is not None and not all(lending.enter_context(_chowned(file, user[0])) for file in lent):
-                log.warning("files of %s cannot change hands, so %s runs as this process's user",
-                            next(iter(files)).parent, program[0])
+            if user is not None and not all(
+                lending.enter_context(_chowned(file, user[0])) for file in lent
+            ):
+                log.warning(
+                    "files of %s cannot change hands, so %s runs as this process's user",
+                    next(iter(files)).parent,
+                    program[0],
+                )
                 lending.close()
                 user = None
             if user is None:
@@ -117,23 +146,40 @@ class Helpers:
                     lending.enter_context(_chowned(file, os.geteuid()))
             return self._do(order, lent, user, limits, context, on_output)
 
-    def _do(self, order: dict[str, Any], files: Sequence[int], user: tuple[int, int] | None, limits: HelperLimits,
-            context: VerbContext | None, on_output: Callable[[bytes], None] | None = None) -> HelperResult:
-        """What is asked for can be done twice: once more where whoever should have told how it ended was killed."""
+    def _do(
+        self,
+        order: dict[str, Any],
+        files: Sequence[int],
+        user: tuple[int, int] | None,
+        limits: HelperLimits,
+        context: VerbContext | None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> HelperResult:
+        """What is asked for can be done twice: once more where whoever should have told how it
+        ended was killed."""
         for _ in range(2):
             ended = self._try(order, files, user, limits, context, on_output)
             if ended.why != "lost":
                 break
         return ended
 
-    def _try(self, order: dict[str, Any], files: Sequence[int], user: tuple[int, int] | None, limits: HelperLimits,
-            context: VerbContext | None, on_output: Callable[[bytes], None] | None = None) -> HelperResult:
+    def _try(
+        self,
+        order: dict[str, Any],
+        files: Sequence[int],
+        user: tuple[int, int] | None,
+        limits: HelperLimits,
+        context: VerbContext | None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> HelperResult:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         with ours, open(reading, "rb", buffering=0) as output:
             try:
-                self._send({**order, "user": user, "limits": dataclasses.asdict(limits)},
-                           [theirs.fileno(), writing, *files])
+                self._send(
+                    {**order, "user": user, "limits": dataclasses.asdict(limits)},
+                    [theirs.fileno(), writing, *files],
+                )
             finally:
                 theirs.close()
                 os.close(writing)
@@ -148,17 +194,29 @@ class Helpers:
                     socket.send_fds(orders, [said], files)
                     return
                 except (BrokenPipeError, ConnectionResetError):
-                    self._end()         # it was killed
-        raise OSError(errno.EPIPE, "the fork server of helpers ends as soon as it is started; see this log")
+                    self._end()  # it was killed
+        raise OSError(
+            errno.EPIPE, "the fork server of helpers ends as soon as it is started; see this log"
+        )
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno()), *MODULES],
+                [
+                    sys.executable,
+                    "-c",
+                    _START,
+                    json.dumps(sys.path),
+                    str(theirs.fileno()),
+                    *MODULES,
+                ],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-                start_new_session=True)
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         self._orders = ours
         return ours
 
@@ -180,8 +238,12 @@ def name(number: int) -> str:
     return f"/dev/fd/{3 + number}"
 
 
-def _follow(requester: socket.socket, output: int, context: VerbContext | None,
-            on_output: Callable[[bytes], None] | None) -> HelperResult:
+def _follow(
+    requester: socket.socket,
+    output: int,
+    context: VerbContext | None,
+    on_output: Callable[[bytes], None] | None,
+) -> HelperResult:
     """Until it has ended; whoever leaves before closes ``requester``, by which the helper ends."""
     said, waiting = bytearray(), {requester.fileno(), output}
     report: dict[str, Any] = {"status": -1, "why": "lost", "cpu": 0.0, "memory": 0}
@@ -213,13 +275,18 @@ def _opened(path: Path, write: bool) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _chowned(file: int, user: int) -> Iterator[bool]:
-    """The file, which a program opens by another name, is this user's meanwhile, unless all may read it and nobody
-    writes. False: it cannot be."""
+    """The file, which a program opens by another name, is this user's meanwhile, unless all may
+    read it and nobody writes. False: it cannot be."""
     about = os.fstat(file)
-    if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY and about.st_mode & stat.S_IROTH:
+    if (
+        fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        and about.st_mode & stat.S_IROTH
+    ):
         yield True
         return
-    owner = about.st_uid if about.st_uid != user else os.geteuid()     # it may be lent since an agent died
+    owner = (
+        about.st_uid if about.st_uid != user else os.geteuid()
+    )  # it may be lent since an agent died
     try:
         if about.st_uid != user:
             os.fchown(file, user, -1)
@@ -239,9 +306,13 @@ def _chosen(user: str) -> tuple[int, int] | None:
     if found is None:
         raise ValueError(f"there is no user {user or ' or '.join(USERS)}")
     if _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
-        log.warning("this process may not change its user: helpers that read images run as its own, without "
-                    "capabilities and network%s", "" if landlock.version() else "; this kernel has no Landlock, which "
-                    "would keep them from the files of that user")
+        log.warning(
+            "this process may not change its user: helpers that read images run as its own, without "
+            "capabilities and network%s",
+            ""
+            if landlock.version()
+            else "; this kernel has no Landlock, which would keep them from the files of that user",
+        )
         return None
     return found.pw_uid, found.pw_gid
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's Landlock: from here on a process opens the files that were named, whoever it is, and no others.
+"""The kernel's Landlock: from here on a process opens the files that were named, whoever it is, and
+no others.
 
-Called by ``sandbox.lockdown`` for helpers that run a program, in the process itself. It takes no right, and is all that
-keeps a program that runs as the agent's own user from the agent's files. Kernels without it: ``version`` is 0.
+Called by ``sandbox.lockdown`` for helpers that run a program, in the process itself. It takes no
+right, and is all that keeps a program that runs as the agent's own user from the agent's files.
+Kernels without it: ``version`` is 0.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -13,10 +16,11 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-CREATE, ADD, RESTRICT = 444, 445, 446           #: system calls, by the same numbers on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  #: system calls, by the same numbers on all processors
 VERSION, PATH_BENEATH = 1, 1
 EXECUTE, WRITE, READ, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-#: What each version of Landlock knows to forbid of files: the newest that is not newer than the kernel's counts.
+#: What each version of Landlock knows to forbid of files: the newest that is not newer than the
+#: kernel's counts.
 KNOWN = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 #: Where programs and their libraries are, and devices that any program may want.
 PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/self")
@@ -35,8 +39,8 @@ def version() -> int:
 
 
 def confine(program: str, files: Iterable[int]) -> None:
-    """Nothing else can be opened but the program with its libraries, and these files as far as they are open. Needs
-    no_new_privs. Raises OSError."""
+    """Nothing else can be opened but the program with its libraries, and these files as far as they
+    are open. Needs no_new_privs. Raises OSError."""
     if not version():
         return
     handled = KNOWN[min(version(), max(KNOWN))]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a helper process gives up before it reads the first byte: rights, system calls, memory, time.
+"""What a helper process gives up before it reads the first byte: rights, system calls, memory,
+time.
 
-Called by ``sandbox.server`` in the process itself. None of it needs a right that a plain user lacks but for the change
-of user. Must stay true: a step that fails ends the process; nothing here is left out in silence.
+Called by ``sandbox.server`` in the process itself. None of it needs a right that a plain user lacks
+but for the change of user. Must stay true: a step that fails ends the process; nothing here is left
+out in silence.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -22,27 +25,112 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL 
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 #: _LINUX_CAPABILITY_VERSION_3
 CAPABILITIES_VERSION = 0x20080522
-#: What no helper needs: other machines, other processes, the kernel's set-up, another view of the file system.
+#: What no helper needs: other machines, other processes, the kernel's set-up, another view of the
+#: file system.
 FORBIDDEN = (
-    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "sendmsg", "sendmmsg",
-    "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "mount", "umount2", "pivot_root",
-    "chroot", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "unshare",
-    "setns", "bpf", "perf_event_open", "keyctl", "add_key", "request_key", "io_uring_setup", "io_uring_enter",
-    "io_uring_register", "userfaultfd", "init_module", "finit_module", "delete_module", "kexec_load",
-    "kexec_file_load", "reboot", "swapon", "swapoff", "open_by_handle_at", "name_to_handle_at", "quotactl",
-    "acct", "settimeofday", "clock_settime", "personality", "msgget", "shmget", "semget", "mq_open")
+    "socket",
+    "socketpair",
+    "connect",
+    "bind",
+    "listen",
+    "accept",
+    "accept4",
+    "sendto",
+    "sendmsg",
+    "sendmmsg",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "pidfd_getfd",
+    "kcmp",
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "open_tree",
+    "move_mount",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "mount_setattr",
+    "unshare",
+    "setns",
+    "bpf",
+    "perf_event_open",
+    "keyctl",
+    "add_key",
+    "request_key",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "userfaultfd",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "kexec_load",
+    "kexec_file_load",
+    "reboot",
+    "swapon",
+    "swapoff",
+    "open_by_handle_at",
+    "name_to_handle_at",
+    "quotactl",
+    "acct",
+    "settimeofday",
+    "clock_settime",
+    "personality",
+    "msgget",
+    "shmget",
+    "semget",
+    "mq_open",
+)
 #: Nor does one that runs no other program and was given its files open.
 FORBIDDEN_ALONE = (
-    "execve", "execveat", "fork", "vfork", "clone", "clone3", "open", "openat", "openat2", "creat", "kill",
-    "tkill", "tgkill", "unlink", "unlinkat", "rename", "renameat", "renameat2", "link", "linkat", "symlink",
-    "symlinkat", "chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat", "lchown", "setxattr",
-    "fsetxattr", "lsetxattr", "mkdir", "mkdirat", "mknod", "mknodat", "truncate")
+    "execve",
+    "execveat",
+    "fork",
+    "vfork",
+    "clone",
+    "clone3",
+    "open",
+    "openat",
+    "openat2",
+    "creat",
+    "kill",
+    "tkill",
+    "tgkill",
+    "unlink",
+    "unlinkat",
+    "rename",
+    "renameat",
+    "renameat2",
+    "link",
+    "linkat",
+    "symlink",
+    "symlinkat",
+    "chmod",
+    "fchmod",
+    "fchmodat",
+    "chown",
+    "fchown",
+    "fchownat",
+    "lchown",
+    "setxattr",
+    "fsetxattr",
+    "lsetxattr",
+    "mkdir",
+    "mkdirat",
+    "mknod",
+    "mknodat",
+    "truncate",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HelperLimits:
-    """memory: bytes of address space; cpu: seconds of processor time; seconds: until it is ended; file: how long a file
-    that it writes may become; files: that it has open at a time."""
+    """memory: bytes of address space; cpu: seconds of processor time; seconds: until it is ended;
+    file: how long a file that it writes may become; files: that it has open at a time."""
 
     memory: int
     cpu: int
@@ -51,14 +139,21 @@ class HelperLimits:
     files: int = 64
 
 
-def lock_down(limits: HelperLimits, user: tuple[int, int] | None, program: str, files: Sequence[int]) -> None:
-    """From here on the process can do what its limits and open files allow. ``user``: who it becomes (user, group);
-    None: it stays who it is, without capabilities. ``program``: what it runs, which opens these files anew; empty: it
-    opens no file and runs no program. Raises OSError."""
+def lock_down(
+    limits: HelperLimits, user: tuple[int, int] | None, program: str, files: Sequence[int]
+) -> None:
+    """From here on the process can do what its limits and open files allow. ``user``: who it
+    becomes (user, group);
+    None: it stays who it is, without capabilities. ``program``: what it runs, which opens these
+    files anew; empty: it opens no file and runs no program. Raises OSError."""
     os.umask(0o077)
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, limits.memory),
-                       (resource.RLIMIT_CPU, limits.cpu), (resource.RLIMIT_FSIZE, limits.file),
-                       (resource.RLIMIT_NOFILE, limits.files)):
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_CPU, limits.cpu),
+        (resource.RLIMIT_FSIZE, limits.file),
+        (resource.RLIMIT_NOFILE, limits.files),
+    ):
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -85,8 +180,10 @@ def forbidding(alone: bool) -> ctypes.c_void_p:
         raise OSError(errno.ENOMEM, "seccomp_init")
     for name in (*FORBIDDEN, *(FORBIDDEN_ALONE if alone else ())):
         number = library.seccomp_syscall_resolve_name(name.encode())
-        if number >= 0:     # else this processor, or this libseccomp, has none of that name
-            _checked(library.seccomp_rule_add_array(made, REFUSE | errno.EPERM, number, 0, None), name)
+        if number >= 0:  # else this processor, or this libseccomp, has none of that name
+            _checked(
+                library.seccomp_rule_add_array(made, REFUSE | errno.EPERM, number, 0, None), name
+            )
     return made
 
 
@@ -98,8 +195,13 @@ def _seccomp() -> ctypes.CDLL:
         raise OSError(errno.ENOSYS, f"{missing}; install libseccomp2") from missing
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_init.argtypes = [ctypes.c_uint32]
-    library.seccomp_rule_add_array.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint,
-                                               ctypes.c_void_p]
+    library.seccomp_rule_add_array.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+    ]
     library.seccomp_load.argtypes = [ctypes.c_void_p]
     library.seccomp_syscall_resolve_name.argtypes = [ctypes.c_char_p]
     return library

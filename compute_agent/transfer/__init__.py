@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How files of moving servers travel: the agent that has them serves, the agent that wants them reads."""
+"""How files of moving servers travel: the agent that has them serves, the agent that wants them
+reads."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a guest at another host, read from that host's agent: ``Peer`` over the network.
 
-``compute_agent.service`` gives the verbs ``Tools.peer = functools.partial(client.peer, tls=...)``; called as
-``peer(address, server, secret)`` with the address that the other host told in ``facts["transfer"]``. Nothing is asked
-before the first ``parts`` or ``read``.
-Must stay true: what ``read`` gives was sent so. A connection that breaks is made again and goes on where it was; after
-``SILENCE_TIMEOUT_SECONDS`` seconds without a byte the answer is Unavailable. A host that cannot be proved is not read
-from.
+``compute_agent.service`` gives the verbs ``Tools.peer = functools.partial(client.peer, tls=...)``;
+called as ``peer(address, server, secret)`` with the address that the other host told in
+``facts["transfer"]``. Nothing is asked before the first ``parts`` or ``read``. Must stay true: what
+``read`` gives was sent so. A connection that breaks is made again and goes on where it was; after
+``SILENCE_TIMEOUT_SECONDS`` seconds without a byte the answer is Unavailable. A host that cannot be
+proved is not read from.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -42,19 +43,37 @@ Kind = TypeVar("Kind")
 CONNECT_TIMEOUT_SECONDS, SILENCE_TIMEOUT_SECONDS, RETRY_SECONDS = 5.0, 15.0, 0.5
 
 
-def peer(address: str, server: str, secret: str, *, tls: Tls | None = None, patience: float = SILENCE_TIMEOUT_SECONDS,
-         frame_seconds: float = FRAME_TIMEOUT_SECONDS) -> Peer:
+def peer(
+    address: str,
+    server: str,
+    secret: str,
+    *,
+    tls: Tls | None = None,
+    patience: float = SILENCE_TIMEOUT_SECONDS,
+    frame_seconds: float = FRAME_TIMEOUT_SECONDS,
+) -> Peer:
     """The server's files at ``address``, "ip:port". VerbFailed when that is no address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal():
-        raise VerbFailed("The host that has the server's files does not give them to others.", retryable=True,
-                         details=f"its address for transfers is {address!r}; see its agent's [migration] transfer_port")
+        raise VerbFailed(
+            "The host that has the server's files does not give them to others.",
+            retryable=True,
+            details=f"its address for transfers is {address!r}; see its agent's [migration] transfer_port",
+        )
     return _Peer(host.strip("[]"), int(port), server, secret, tls, patience, frame_seconds)
 
 
 class _Peer:
-    def __init__(self, host: str, port: int, server: str, secret: str, tls: Tls | None, patience: float,
-                 frame_seconds: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        server: str,
+        secret: str,
+        tls: Tls | None,
+        patience: float,
+        frame_seconds: float,
+    ) -> None:
         self._host, self._port = host, port
         self._server, self._secret = server, secret
         self._tls, self._patience, self._frame_seconds = tls, patience, frame_seconds
@@ -76,20 +95,26 @@ class _Peer:
         try:
             yield
         except TransferInterrupted as problem:
-            raise errors.Unavailable(f"The files at {where} cannot be read now: {problem}.") from problem
+            raise errors.Unavailable(
+                f"The files at {where} cannot be read now: {problem}."
+            ) from problem
         except TransferCorrupted as problem:
-            raise VerbFailed("The server's files could not be taken safely from the other host.", retryable=True,
-                             details=f"{where}: {problem}; see whether both agents have the same version, and both or "
-                                     "neither [migration] transfer_cert") from problem
+            raise VerbFailed(
+                "The server's files could not be taken safely from the other host.",
+                retryable=True,
+                details=f"{where}: {problem}; see whether both agents have the same version, and both or "
+                "neither [migration] transfer_cert",
+            ) from problem
 
     def _frames(self, name: str) -> Generator[Frame, None, None]:
-        """The answer, from as many connections as it takes. Raises TransferInterrupted when they were too many in a
-        row."""
+        """The answer, from as many connections as it takes. Raises TransferInterrupted when they
+        were too many in a row."""
         at, deadline = 0, time.monotonic() + self._patience
         while True:
             try:
-                with contextlib.closing(self._exchange(TransferRequest(self._server, self._secret, name,
-                                                                       at))) as frames:
+                with contextlib.closing(
+                    self._exchange(TransferRequest(self._server, self._secret, name, at))
+                ) as frames:
                     for frame in frames:
                         if frame.kind == DATA and frame.data:
                             if frame.offset < at:
@@ -101,12 +126,20 @@ class _Peer:
             except TransferInterrupted as problem:
                 if time.monotonic() > deadline:
                     raise
-                log.info("%s of server %s at %s:%d goes on from byte %d: %s", name or "the list", self._server,
-                         self._host, self._port, at, problem)
+                log.info(
+                    "%s of server %s at %s:%d goes on from byte %d: %s",
+                    name or "the list",
+                    self._server,
+                    self._host,
+                    self._port,
+                    at,
+                    problem,
+                )
                 time.sleep(RETRY_SECONDS)
 
     def _exchange(self, request: TransferRequest) -> Generator[Frame, None, None]:
-        """One connection: all frames up to the last. Raises TransferInterrupted, TransferCorrupted, VerbFailed."""
+        """One connection: all frames up to the last. Raises TransferInterrupted, TransferCorrupted,
+        VerbFailed."""
         with self._connected() as connection:
             send_request(connection, request)
             frames = Frames(connection, self._frame_seconds)
@@ -125,8 +158,11 @@ class _Peer:
         try:
             context = self._tls.for_client() if self._tls else None
         except (OSError, ValueError) as problem:
-            raise VerbFailed("This host cannot prove itself to the one that has the server's files.", retryable=True,
-                             details=f"[migration] transfer_cert, transfer_key, transfer_ca: {problem}") from problem
+            raise VerbFailed(
+                "This host cannot prove itself to the one that has the server's files.",
+                retryable=True,
+                details=f"[migration] transfer_cert, transfer_key, transfer_ca: {problem}",
+            ) from problem
         try:
             plain = socket.create_connection((self._host, self._port), CONNECT_TIMEOUT_SECONDS)
         except OSError as problem:
@@ -146,8 +182,11 @@ def _refused(frame: Frame) -> Exception:
     text = str(payload.get("text", ""))[:1000]
     if payload.get("kind") == "unavailable":
         return TransferInterrupted(text)
-    return VerbFailed("The host that has the server's files does not give them away.", retryable=True,
-                      details=f"it says: {text}")
+    return VerbFailed(
+        "The host that has the server's files does not give them away.",
+        retryable=True,
+        details=f"it says: {text}",
+    )
 
 
 def _parts(frame: Frame) -> list[Part]:
@@ -155,8 +194,13 @@ def _parts(frame: Frame) -> list[Part]:
         found = [Part(**payload) for payload in _json(frame, list)]
     except TypeError as error:
         raise TransferCorrupted("this is no list of files") from error
-    if not all(isinstance(part.name, str) and type(part.size) is int and type(part.bytes) is int
-               and min(part.bytes, part.size) >= 0 for part in found):
+    if not all(
+        isinstance(part.name, str)
+        and type(part.size) is int
+        and type(part.bytes) is int
+        and min(part.bytes, part.size) >= 0
+        for part in found
+    ):
         raise TransferCorrupted("this is no list of files")
     return found
 

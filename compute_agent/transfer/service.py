@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer service of an agent: gives the files of this host's guests to the agents that may have them.
+"""The transfer service of an agent: gives the files of this host's guests to the agents that may
+have them.
 
-``compute_agent.service`` makes one beside its driver: ``TransferService(driver, address, port, rate=..., tls=...)``,
-tls from ``tls.opened``. ``start()`` returns "address:port", which goes into the inventory's ``facts["transfer"]``;
-``close()`` ends it. What may be read is the driver's to say: ``parts`` and ``read_part`` are asked with the secret that
-came, and a name is only ever compared with theirs. It keeps nothing, so that killing it loses nothing.
-Must stay true: whoever does not say a right secret reads nothing and holds a thread for some twenty seconds at most;
-whoever does is sent on only as long as they take each frame in its time.
+``compute_agent.service`` makes one beside its driver: ``TransferService(driver, address, port,
+rate=..., tls=...)``, tls from ``tls.opened``. ``start()`` returns "address:port", which goes into
+the inventory's ``facts["transfer"]``; ``close()`` ends it. What may be read is the driver's to say:
+``parts`` and ``read_part`` are asked with the secret that came, and a name is only ever compared
+with theirs. It keeps nothing, so that killing it loses nothing. Must stay true: whoever does not
+say a right secret reads nothing and holds a thread for some twenty seconds at most; whoever does is
+sent on only as long as they take each frame in its time.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -40,10 +43,13 @@ from compute_agent.transfer.frames import (
 from compute_agent.virt.driver import Part, VerbFailed
 
 log = logging.getLogger(__name__)
-MAX_READERS, MAX_UNPROVED = 16, 32     #: connections that have proved their right, and that have not yet
-ALIVE_SECONDS = 5.0             #: between two frames while what the reader has already is skipped
-TLS_HANDSHAKE = b"\x16"         #: how whoever speaks TLS begins
-DRAIN_TIMEOUT_SECONDS = 1.0             #: for the other side to read why it is refused
+MAX_READERS, MAX_UNPROVED = (
+    16,
+    32,
+)  #: connections that have proved their right, and that have not yet
+ALIVE_SECONDS = 5.0  #: between two frames while what the reader has already is skipped
+TLS_HANDSHAKE = b"\x16"  #: how whoever speaks TLS begins
+DRAIN_TIMEOUT_SECONDS = 1.0  #: for the other side to read why it is refused
 
 
 class OfferedFiles(Protocol):
@@ -54,19 +60,32 @@ class OfferedFiles(Protocol):
 
 
 class TransferService:
-    """``address`` and ``port`` (0: a free one) are where it listens; ``rate``: most MiB a second for all readers
-    together, 0: no limit. ``request_seconds`` are for the handshake of TLS, and once more for the request;
-    ``frame_seconds`` for taking a frame. Raises OSError when it cannot listen there."""
+    """``address`` and ``port`` (0: a free one) are where it listens; ``rate``: most MiB a second
+    for all readers together, 0: no limit. ``request_seconds`` are for the handshake of TLS, and
+    once more for the request; ``frame_seconds`` for taking a frame. Raises OSError when it cannot
+    listen there."""
 
-    def __init__(self, driver: OfferedFiles, address: str, port: int = 0, *, rate: int = 0, tls: Tls | None = None,
-                 readers: int = MAX_READERS, strangers: int = MAX_UNPROVED,
-                 request_seconds: float = REQUEST_TIMEOUT_SECONDS,
-                 frame_seconds: float = FRAME_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        driver: OfferedFiles,
+        address: str,
+        port: int = 0,
+        *,
+        rate: int = 0,
+        tls: Tls | None = None,
+        readers: int = MAX_READERS,
+        strangers: int = MAX_UNPROVED,
+        request_seconds: float = REQUEST_TIMEOUT_SECONDS,
+        frame_seconds: float = FRAME_TIMEOUT_SECONDS,
+    ) -> None:
         self._driver, self._tls = driver, tls
         self._request_seconds, self._frame_seconds = request_seconds, frame_seconds
         self._closed = threading.Event()
         self._rate = TransferRateLimit(rate * MEBIBYTE, self._closed)
-        self._readers, self._strangers = threading.BoundedSemaphore(readers), threading.BoundedSemaphore(strangers)
+        self._readers, self._strangers = (
+            threading.BoundedSemaphore(readers),
+            threading.BoundedSemaphore(strangers),
+        )
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -83,7 +102,7 @@ class TransferService:
     def close(self) -> None:
         """Cut all connections; who reads will ask the next service for the rest."""
         self._closed.set()
-        _shut(self._listener)       # wakes who accepts
+        _shut(self._listener)  # wakes who accepts
         self._listener.close()
         with self._lock:
             for connection in self._open:
@@ -97,14 +116,18 @@ class TransferService:
             except TimeoutError:
                 continue
             except OSError as error:
-                if not self._closed.wait(0.1):      # out of descriptors, say: it passes
+                if not self._closed.wait(0.1):  # out of descriptors, say: it passes
                     log.warning("no connection for a transfer could be accepted: %s", error)
                 continue
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection, str(peer[0])), name="transfer-reader",
-                             daemon=True).start()
+            threading.Thread(
+                target=self._serve,
+                args=(connection, str(peer[0])),
+                name="transfer-reader",
+                daemon=True,
+            ).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         """The thread of a connection."""
@@ -128,16 +151,23 @@ class TransferService:
                 connection.close()
 
     def _wrapped(self, connection: socket.socket) -> socket.socket:
-        """With TLS: one that will speak it, once the other side has shown a certificate of our authority."""
+        """With TLS: one that will speak it, once the other side has shown a certificate of our
+        authority."""
         if self._tls is None:
             return connection
         if connection.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
-            # TLS has no words for who does not speak it, and a connection that just ends says nothing.
+            # TLS has no words for who does not speak it, and a connection that just ends says
+            # nothing.
             Frames(connection).send(
-                FAILURE, data=json.dumps(_failure_payload(TransferCorrupted("files are given over TLS only"))).encode()
+                FAILURE,
+                data=json.dumps(
+                    _failure_payload(TransferCorrupted("files are given over TLS only"))
+                ).encode(),
             )
             raise TransferInterrupted("it does not speak TLS")
-        return self._tls.for_server().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return self._tls.for_server().wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        )
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
         """Read the request and answer it; a failure is an answer too."""
@@ -153,8 +183,12 @@ class TransferService:
         except TransferInterrupted:
             raise
         except Exception as problem:
-            log.warning("a transfer to %s failed: %r", peer, problem,
-                        exc_info=not isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)))
+            log.warning(
+                "a transfer to %s failed: %r",
+                peer,
+                problem,
+                exc_info=not isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)),
+            )
             frames.send(FAILURE, data=json.dumps(_failure_payload(problem)).encode())
 
     def _give(self, frames: Frames, request: TransferRequest, parts: list[Part]) -> None:
@@ -194,7 +228,8 @@ class TransferRateLimit:
         self._paid_until = 0.0
 
     def take(self, count: int) -> None:
-        """Wait until it is their turn. Raises TransferInterrupted when the service is closed meanwhile."""
+        """Wait until it is their turn. Raises TransferInterrupted when the service is closed
+        meanwhile."""
         if not self._rate:
             return
         with self._lock:
@@ -220,7 +255,8 @@ def _failure_payload(problem: Exception) -> dict[str, object]:
 
 
 def _let_read(connection: socket.socket) -> None:
-    """Closed over bytes that nobody has read, a connection would be reset, and what we said last be lost with it."""
+    """Closed over bytes that nobody has read, a connection would be reset, and what we said last be
+    lost with it."""
     try:
         connection.settimeout(DRAIN_TIMEOUT_SECONDS)
         connection.shutdown(socket.SHUT_WR)

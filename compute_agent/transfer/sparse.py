@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with holes, read and written without them.
 
-Called by ``virt.libvirt.cold_migration``. What a file system calls a hole is neither read nor sent nor written, so that
-a disk costs what it holds and not what it is large.
+Called by ``virt.libvirt.cold_migration``. What a file system calls a hole is neither read nor sent
+nor written, so that a disk costs what it holds and not what it is large.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -18,13 +19,14 @@ SYNC_BYTES = 128 * MEBIBYTE
 
 
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, data) of the first ``size`` bytes, in rising order, at most a MiB each. Raises OSError."""
+    """(offset, data) of the first ``size`` bytes, in rising order, at most a MiB each. Raises
+    OSError."""
     with path.open("rb", buffering=0) as file:
         for begin, end in _extents(file.fileno(), size):
             while begin < end:
                 data = os.pread(file.fileno(), min(MEBIBYTE, end - begin), begin)
                 if not data:
-                    return      # cut off meanwhile: what is missing is for the reader to notice
+                    return  # cut off meanwhile: what is missing is for the reader to notice
                 yield begin, data
                 begin += len(data)
 
@@ -32,7 +34,9 @@ def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
 def data_bytes(path: Path) -> int:
     """How much of a file is data. Raises OSError."""
     with path.open("rb", buffering=0) as file:
-        return sum(end - begin for begin, end in _extents(file.fileno(), os.fstat(file.fileno()).st_size))
+        return sum(
+            end - begin for begin, end in _extents(file.fileno(), os.fstat(file.fileno()).st_size)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,9 @@ class Stored:
 
 
 def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stored]:
-    """Make a file of ``size`` bytes from pieces, safe on the disk; returns what was written, for ``proved``.
-    ValueError when a piece lies outside. Raises OSError; then and when ``data`` raises a part of the file is left."""
+    """Make a file of ``size`` bytes from pieces, safe on the disk; returns what was written, for
+    ``proved``. ValueError when a piece lies outside. Raises OSError; then and when ``data`` raises
+    a part of the file is left."""
     stored: list[Stored] = []
     written = 0
     with path.open("wb", buffering=0) as file:
@@ -69,14 +74,17 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
 
 
 def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
-    """Read back from the disk what was written; yields how many bytes of it were the same, piece by piece. ValueError
-    at the first that are not. Raises OSError."""
+    """Read back from the disk what was written; yields how many bytes of it were the same, piece by
+    piece. ValueError at the first that are not. Raises OSError."""
     same = 0
     with path.open("rb", buffering=0) as file:
         # What the kernel still has in memory proves nothing of the disk.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for piece in stored:
-            if hashlib.sha256(os.pread(file.fileno(), piece.length, piece.offset)).digest() != piece.digest:
+            if (
+                hashlib.sha256(os.pread(file.fileno(), piece.length, piece.offset)).digest()
+                != piece.digest
+            ):
                 raise ValueError(f"{piece.length} bytes at {piece.offset} are not what was written")
             same += piece.length
             yield same
@@ -104,7 +112,7 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         try:
             begin = os.lseek(descriptor, at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == ENXIO:     # a hole up to the end
+            if error.errno == ENXIO:  # a hole up to the end
                 return
             raise
         if begin >= size:

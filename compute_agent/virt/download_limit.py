@@ -3,6 +3,7 @@
 
 A command that waits reports this as its phase, and can be cancelled meanwhile.
 """
+
 from __future__ import annotations
 
 import threading

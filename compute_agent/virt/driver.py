@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virt driver: what a host can do with guests.
 
-Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``, pass one contract
-suite (tests/contract/test_virt_*.py). Every method that changes something is repeatable: called again after a crash at
-any line, it ends in the same state. Every verb that defines or starts a domain writes the fence into its metadata, and
-``domains`` reports it. Nothing is started or resumed without ``VerbContext.require_lease`` right before. A hypervisor
-or image service that does not answer is ``errors.Unavailable``: the outcome is not known, and the verb is repeated.
+Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``,
+pass one contract suite (tests/contract/test_virt_*.py). Every method that changes something is
+repeatable: called again after a crash at any line, it ends in the same state. Every verb that
+defines or starts a domain writes the fence into its metadata, and ``domains`` reports it. Nothing
+is started or resumed without ``VerbContext.require_lease`` right before. A hypervisor or image
+service that does not answer is ``errors.Unavailable``: the outcome is not known, and the verb is
+repeated.
 """
+
 from __future__ import annotations
 
 import socket
@@ -41,12 +44,19 @@ MAX_DETAILS_CHARS = 2000
 class VerbFailed(Exception):
     """A definite failure: the verb did not happen and nothing of it runs.
 
-    ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether another
-    host may succeed (a full disk: yes; a hostile image: no), and ``reason`` is what a conductor decides by.
+    ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether
+    another host may succeed (a full disk: yes; a hostile image: no), and ``reason`` is what a
+    conductor decides by.
     """
 
-    def __init__(self, text: str, *, details: str = "", retryable: bool = False,
-                 reason: FailureReason = FailureReason.UNSPECIFIED) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        details: str = "",
+        retryable: bool = False,
+        reason: FailureReason = FailureReason.UNSPECIFIED,
+    ) -> None:
         super().__init__(text)
         self.details = details[:MAX_DETAILS_CHARS]
         self.retryable = retryable
@@ -86,10 +96,11 @@ class VerbContext:
     cancelled: Callable[[], bool]
     #: What was requested of a live migration so far.
     requested_control: Callable[[], Control | None] = _nothing_requested
-    #: Takes how far a migration is, in bytes: memory_total, memory_processed, memory_remaining, and disk_ likewise.
+    #: Takes how far a migration is, in bytes: memory_total, memory_processed, memory_remaining, and
+    #: disk_ likewise.
     report_migration: Callable[[Mapping[str, int]], None] = _not_reported
-    #: Is the command still wanted, and has a conductor been heard since it was sent, without a gap and recently enough
-    #: that it cannot have started this host's guests elsewhere?
+    #: Is the command still wanted, and has a conductor been heard since it was sent, without a gap
+    #: and recently enough that it cannot have started this host's guests elsewhere?
     may_start: Callable[[], bool] = _always
 
     def phase(self, phase: CommandPhase, percent: int | None = None) -> None:
@@ -97,16 +108,20 @@ class VerbContext:
         self.report_progress(CommandProgress(phase, percent))
 
     def require_lease(self) -> None:
-        """Called right before CPUs of a guest are started: a verb that took long may have outlived the lease with
-        which it began. Raises Unavailable; the conductor sends the command again if it is still wanted."""
+        """Called right before CPUs of a guest are started: a verb that took long may have outlived
+        the lease with which it began. Raises Unavailable; the conductor sends the command again if
+        it is still wanted."""
         if not self.may_start():
-            raise errors.Unavailable("The host has not heard a conductor lately, which may have its guests started "
-                                     "elsewhere: nothing is started until it has.")
+            raise errors.Unavailable(
+                "The host has not heard a conductor lately, which may have its guests started "
+                "elsewhere: nothing is started until it has."
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a guest, as another host may read it. size: its length; bytes: its data without holes."""
+    """One file of a guest, as another host may read it. size: its length; bytes: its data without
+    holes."""
 
     name: str
     size: int
@@ -117,14 +132,16 @@ class Peer(Protocol):
     """The files of a guest on another host."""
 
     def parts(self) -> list[Part]:
-        """The files. VerbFailed when the host does not offer them, Unavailable when it does not answer."""
+        """The files. VerbFailed when the host does not offer them, Unavailable when it does not
+        answer."""
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
-        """(offset, data) in rising order, at most 1 MiB each; gaps are holes. VerbFailed when the data differs from
-        what was sent, Unavailable when the connection is lost."""
+        """(offset, data) in rising order, at most 1 MiB each; gaps are holes. VerbFailed when the
+        data differs from what was sent, Unavailable when the connection is lost."""
 
 
-#: Stores an image: takes its bytes in chunks of at most 1 MiB, and returns when the image service has all of them.
+#: Stores an image: takes its bytes in chunks of at most 1 MiB, and returns when the image service
+#: has all of them.
 ImageWriter = Callable[[Iterator[bytes]], None]
 
 #: Opens an image for reading: image id -> chunks of bytes, at most 1 MiB each.
@@ -146,20 +163,26 @@ class Driver(Protocol):
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         """Fetch the image to this host, for later guests. Repeatable."""
 
-    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Fetch the image, make disks and config drive, define and start the domain. With ``spec.paused`` its CPUs
-        stay stopped until ``ensure_running``. After VerbFailed nothing of it runs."""
+    def ensure_guest(
+        self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
+        """Fetch the image, make disks and config drive, define and start the domain. With
+        ``spec.paused`` its CPUs stay stopped until ``ensure_running``. After VerbFailed nothing of
+        it runs."""
 
     def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Start the domain if it does not run, resume it if it is paused. VerbFailed when it does not exist. Every
-        start waits for a bridge that is not there yet, as long as ``virt.interfaces`` says."""
+        """Start the domain if it does not run, resume it if it is paused. VerbFailed when it does
+        not exist. Every start waits for a bridge that is not there yet, as long as
+        ``virt.interfaces`` says."""
 
-    def ensure_stopped(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def ensure_stopped(
+        self, server: str, fence: int, timeout: float, context: VerbContext
+    ) -> DomainState:
         """Ask the guest to power off; after ``timeout`` seconds (0: at once) destroy the domain."""
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain, and drop its saved memory; fence and files stay. The conductor says that it must not run
-        here. Without a domain nothing is done. Repeatable."""
+        """Destroy the domain, and drop its saved memory; fence and files stay. The conductor says
+        that it must not run here. Without a domain nothing is done. Repeatable."""
 
     def reboot(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
         """Restart the domain once for this fence: ACPI shutdown for ``timeout`` seconds, then hard.
@@ -172,128 +195,168 @@ class Driver(Protocol):
         """Stop the domain's CPUs; its memory stays. VerbFailed when it does not run."""
 
     def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Save the domain's memory to disk and stop it; ``ensure_running`` restores it. An interrupted save leaves the
-        guest as it was before."""
+        """Save the domain's memory to disk and stop it; ``ensure_running`` restores it. An
+        interrupted save leaves the guest as it was before."""
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
-                keep_ephemeral: bool = False
-                ) -> DomainState:
-        """Replace the disks by new ones from ``spec.image``, once for this fence. ``runs``: start the guest afterwards,
-        else leave it off. ``keep_ephemeral``: ephemeral disks that are here stay. Nothing of the old guest is given up
-        before the image is here and verified."""
+    def rebuild(
+        self,
+        spec: GuestSpec,
+        read_image: ImageReader,
+        runs: bool,
+        context: VerbContext,
+        keep_ephemeral: bool = False,
+    ) -> DomainState:
+        """Replace the disks by new ones from ``spec.image``, once for this fence. ``runs``: start
+        the guest afterwards, else leave it off. ``keep_ephemeral``: ephemeral disks that are here
+        stay. Nothing of the old guest is given up before the image is here and verified."""
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Boot from a disk made from ``image``, with the root disk as the second one. ``spec`` is the guest as it is;
-        its root disk is not changed. Repeatable."""
+    def rescue(
+        self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
+        """Boot from a disk made from ``image``, with the root disk as the second one. ``spec`` is
+        the guest as it is; its root disk is not changed. Repeatable."""
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         """Boot from the root disk again and remove the rescue disk. Repeatable."""
 
-    def attach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
-        """Attach the interface, identified by its MAC address, to the running domain and to its stored definition.
-        Repeatable."""
+    def attach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
+        """Attach the interface, identified by its MAC address, to the running domain and to its
+        stored definition. Repeatable."""
 
-    def detach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
-        """Detach the interface from both. VerbFailed when the running guest does not release it within 20 seconds: then
-        it stays in both. Repeatable."""
+    def detach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
+        """Detach the interface from both. VerbFailed when the running guest does not release it
+        within 20 seconds: then it stays in both. Repeatable."""
 
-    def attach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> DomainState:
-        """Add the share to the guest, which is off, under its tag. The host mounts it as long as the guest runs.
-        Repeatable."""
+    def attach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> DomainState:
+        """Add the share to the guest, which is off, under its tag. The host mounts it as long as
+        the guest runs. Repeatable."""
 
-    def detach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> None:
-        """Remove the share from the guest and unmount it. VerbFailed while the guest runs. A guest that is not here has
-        no share. Repeatable."""
+    def detach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> None:
+        """Remove the share from the guest and unmount it. VerbFailed while the guest runs. A guest
+        that is not here has no share. Repeatable."""
 
-    def snapshot(self, server: str, fence: int, write_image: ImageWriter, context: VerbContext) -> int:
-        """Give the bytes of the guest's disk as one moment saw it, a qcow2 that refers to nothing, to
-        ``write_image``; returns their number. The guest goes on (its file systems are frozen for the moment itself
-        when its agent can). Nothing is left on the host. ``context.phase`` tells "copying disk 40 %", "uploading 70
-        %"."""
+    def snapshot(
+        self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
+    ) -> int:
+        """Give the bytes of the guest's disk as one moment saw it, a qcow2 that refers to nothing,
+        to ``write_image``; returns their number. The guest goes on (its file systems are frozen for
+        the moment itself when its agent can). Nothing is left on the host. ``context.phase`` tells
+        "copying disk 40 %", "uploading 70 %"."""
 
     def inject_nmi(self, server: str) -> None:
-        """Inject an NMI, so that the guest's kernel dumps. Never repeated. VerbFailed when it does not run."""
+        """Inject an NMI, so that the guest's kernel dumps. Never repeated. VerbFailed when it does
+        not run."""
 
     def set_password(self, server: str, user: str, password: str) -> None:
-        """Set a password inside the guest, through its agent. Never repeated. VerbFailed when there is no agent
-        or it refuses."""
+        """Set a password inside the guest, through its agent. Never repeated. VerbFailed when there
+        is no agent or it refuses."""
 
     def diagnostics(self, server: str) -> dict[str, Any]:
-        """The guest's counters in the shape of the API's 2.48: state, driver, hypervisor, hypervisor_os, uptime,
-        config_drive, num_cpus, num_disks, num_nics, memory_details, cpu_details, disk_details, nic_details.
-        VerbFailed when it does not run."""
+        """The guest's counters in the shape of the API's 2.48: state, driver, hypervisor,
+        hypervisor_os, uptime, config_drive, num_cpus, num_disks, num_nics, memory_details,
+        cpu_details, disk_details, nic_details. VerbFailed when it does not run."""
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
-        """Destroy and undefine the domain, if there is one, and remove its disks and files. ``keep_files``: they belong
-        to the guest on another host, on shared storage."""
+        """Destroy and undefine the domain, if there is one, and remove its disks and files.
+        ``keep_files``: they belong to the guest on another host, on shared storage."""
 
     # --- a guest that moves while it is off ---
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
-        """Let a peer with the secret read the guest's files, until they are offered with another secret or the guest is
-        started or removed; returns {"bytes": of data}. Of a running guest only files that it cannot change are offered.
-        Repeatable."""
+        """Let a peer with the secret read the guest's files, until they are offered with another
+        secret or the guest is started or removed; returns {"bytes": of data}. Of a running guest
+        only files that it cannot change are offered. Repeatable."""
 
     def parts(self, server: str, secret: str) -> list[Part]:
         """The files that were offered under this secret; errors.Forbidden when none were."""
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-        """The data of one of ``parts``, as of ``Peer.read``; errors.NotFound when there is no such part."""
+        """The data of one of ``parts``, as of ``Peer.read``; errors.NotFound when there is no such
+        part."""
 
-    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
-        """Before the guest is stopped at its source: VerbFailed when ``receive`` or ``install`` could not succeed here
-        (hardware, space). The backing file of its disk is fetched as the source, the ``peer``, names it; None: it is on
-        shared storage. No guest is made. Repeatable."""
-
-    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
-        """Copy the guest's files from the ``peer``, and grow its disk to ``spec.flavor``; None: they are here, on
-        shared storage. No domain is made. Returns {"bytes": copied}. Stops within five seconds when cancelled.
+    def prepare(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
+        """Before the guest is stopped at its source: VerbFailed when ``receive`` or ``install``
+        could not succeed here (hardware, space). The backing file of its disk is fetched as the
+        source, the ``peer``, names it; None: it is on shared storage. No guest is made.
         Repeatable."""
 
+    def receive(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
+        """Copy the guest's files from the ``peer``, and grow its disk to ``spec.flavor``; None:
+        they are here, on shared storage. No domain is made. Returns {"bytes": copied}. Stops within
+        five seconds when cancelled. Repeatable."""
+
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Define the domain of ``spec`` with the files that are here, and start it if ``runs`` (with ``spec.paused``
-        its CPUs stay stopped). Repeatable. After VerbFailed nothing of it runs."""
+        """Define the domain of ``spec`` with the files that are here, and start it if ``runs``
+        (with ``spec.paused`` its CPUs stay stopped). Repeatable. After VerbFailed nothing of it
+        runs."""
 
     # --- a guest that is resized where it is ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Resize the guest, which is off, to ``spec``, once for this fence: keep copies of its disks, grow the root
-        disk, define the domain anew, and start it if ``runs``. Repeatable. After VerbFailed nothing runs."""
+        """Resize the guest, which is off, to ``spec``, once for this fence: keep copies of its
+        disks, grow the root disk, define the domain anew, and start it if ``runs``. Repeatable.
+        After VerbFailed nothing runs."""
 
-    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, context: VerbContext) -> DomainState:
-        """After ``resize_here`` under the fence ``resized``. ``back`` False: drop the kept disks; the guest stays as it
-        is. True: restore the kept disks of the guest, which is off, and define its domain by ``spec``; it stays off.
-        Repeatable: without disks kept under that fence the present ones are right. Disks that an older resize has kept
-        are never restored; the next resize drops them."""
+    def settle_resize(
+        self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
+    ) -> DomainState:
+        """After ``resize_here`` under the fence ``resized``. ``back`` False: drop the kept disks;
+        the guest stays as it is. True: restore the kept disks of the guest, which is off, and
+        define its domain by ``spec``; it stays off.
+        Repeatable: without disks kept under that fence the present ones are right. Disks that an
+        older resize has kept are never restored; the next resize drops them."""
 
     # --- a guest that moves while it runs ---
-    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        context: VerbContext, source: str = "") -> dict[str, Any]:
-        """At the destination: check that the guest, which runs on the CPU ``cpu`` (the ``cpu_info`` of a host), can
-        come here, and prepare what the migration does not transfer; without ``shared`` storage also an empty disk. Only
-        the host at the address ``source`` may send it. Returns what ``live_migrate`` must know of this host. VerbFailed
-        says why it cannot come. Repeatable."""
+    def prepare_incoming(
+        self,
+        spec: GuestSpec,
+        peer: Peer,
+        shared: bool,
+        cpu: dict[str, Any],
+        read_image: ImageReader,
+        context: VerbContext,
+        source: str = "",
+    ) -> dict[str, Any]:
+        """At the destination: check that the guest, which runs on the CPU ``cpu`` (the ``cpu_info``
+        of a host), can come here, and prepare what the migration does not transfer; without
+        ``shared`` storage also an empty disk. Only the host at the address ``source`` may send it.
+        Returns what ``live_migrate`` must know of this host. VerbFailed says why it cannot come.
+        Repeatable."""
 
-    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext) -> dict[str, Any]:
-        """At the source: migrate the running or paused guest. ``spec`` is the guest as it will be at the destination,
-        ``to`` what ``prepare_incoming`` returned. Returns {"bytes", "job_seconds"} when it is not here any more.
-        VerbFailed: it is here, as before. A migration that was begun before a crash is joined. Obeys
-        ``context.requested_control``; when cancelled the job is aborted."""
+    def live_migrate(
+        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
+    ) -> dict[str, Any]:
+        """At the source: migrate the running or paused guest. ``spec`` is the guest as it will be
+        at the destination, ``to`` what ``prepare_incoming`` returned. Returns {"bytes",
+        "job_seconds"} when it is not here any more.
+        VerbFailed: it is here, as before. A migration that was begun before a crash is joined.
+        Obeys ``context.requested_control``; when cancelled the job is aborted."""
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """At the destination: the guest runs (or is paused) here; define it by ``spec``, with its fence. VerbFailed: it
-        is not here, and nothing of it runs. Repeatable."""
+        """At the destination: the guest runs (or is paused) here; define it by ``spec``, with its
+        fence. VerbFailed: it is not here, and nothing of it runs. Repeatable."""
 
     def console_output(self, server: str, limit: int) -> str:
-        """The last ``limit`` bytes of the serial console, decoded with replacement; also of a domain that
-        is off. VerbFailed when the server has no console log here."""
+        """The last ``limit`` bytes of the serial console, decoded with replacement; also of a
+        domain that is off. VerbFailed when the server has no console log here."""
 
     def console(self, server: str, kind: str) -> socket.socket:
-        """A connection to the guest's console. ``kind`` VNC: RFB without a password; SERIAL: the first serial port, for
-        one reader at a time. VerbFailed when the guest does not run."""
+        """A connection to the guest's console. ``kind`` VNC: RFB without a password; SERIAL: the
+        first serial port, for one reader at a time. VerbFailed when the guest does not run."""
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver whenever a domain's state changed."""
+        """Call ``changed(server)`` from a thread of the driver whenever a domain's state
+        changed."""
 
     def close(self) -> None:
         """Close the connection to the hypervisor; guests run on."""

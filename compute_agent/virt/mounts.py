@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """File systems of shares that a host mounts for its guests, and whether it can.
 
-Called by ``virt.libvirt.shares``. Where systemd rules the host it is asked to mount: the agent itself may not, and what
-it mounted in its own namespace no guest would see. Elsewhere mount(8) does it. Programs are given arguments, never a
-shell's text. What is mounted is read from the kernel: a look at the folder would wait for a file server that is dead.
-Must stay true: nothing here removes a file; a folder that is not empty stays.
+Called by ``virt.libvirt.shares``. Where systemd rules the host it is asked to mount: the agent
+itself may not, and what it mounted in its own namespace no guest would see. Elsewhere mount(8) does
+it. Programs are given arguments, never a shell's text. What is mounted is read from the kernel: a
+look at the folder would wait for a file server that is dead. Must stay true: nothing here removes a
+file; a folder that is not empty stays.
 """
+
 from __future__ import annotations
 
 import re
@@ -31,18 +33,30 @@ Program = Callable[[Sequence[str]], None]
 def run(arguments: Sequence[str]) -> None:
     """Run a program to its end. VerbFailed when it fails."""
     try:
-        done = subprocess.run(list(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=PROGRAM_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            list(arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROGRAM_TIMEOUT_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise VerbFailed("The host could not mount or unmount a share.", details=f"{arguments[0]}: {error}") from error
+        raise VerbFailed(
+            "The host could not mount or unmount a share.", details=f"{arguments[0]}: {error}"
+        ) from error
     if done.returncode != 0:
-        raise VerbFailed("The host could not mount or unmount a share.",
-                         details=f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}")
+        raise VerbFailed(
+            "The host could not mount or unmount a share.",
+            details=f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}",
+        )
 
 
 @dataclass(frozen=True)
 class Mounts:
-    """``by_systemd``: does systemd mount here? ``run`` and ``mounted`` are the host's own unless a test says so."""
+    """``by_systemd``: does systemd mount here? ``run`` and ``mounted`` are the host's own unless a
+    test says so."""
 
     by_systemd: bool = False
     run: Program = run
@@ -54,13 +68,26 @@ class Mounts:
         if kind is None:
             raise VerbFailed(f"This host mounts no shares of protocol {protocol}.")
         if not LOCATION.fullmatch(location):
-            raise VerbFailed("The share's export location is none that a host could mount.", details=location[:200])
+            raise VerbFailed(
+                "The share's export location is none that a host could mount.",
+                details=location[:200],
+            )
         folder.mkdir(parents=True, exist_ok=True)
         if folder in self.mounted():
             return
         if self.by_systemd:
-            self.run(["systemd-mount", "--quiet", "--collect", f"--type={kind}", f"--options={OPTIONS}", "--",
-                      location, str(folder)])
+            self.run(
+                [
+                    "systemd-mount",
+                    "--quiet",
+                    "--collect",
+                    f"--type={kind}",
+                    f"--options={OPTIONS}",
+                    "--",
+                    location,
+                    str(folder),
+                ]
+            )
         else:
             self.run(["mount", "-t", kind, "-o", OPTIONS, "--", location, str(folder)])
 
@@ -68,8 +95,11 @@ class Mounts:
         """Have nothing mounted there; whatever still uses it keeps it until it ends. Repeatable."""
         if folder in self.mounted():
             try:
-                self.run(["systemd-umount", "--quiet", "--", str(folder)] if self.by_systemd else
-                         ["umount", "--", str(folder)])
+                self.run(
+                    ["systemd-umount", "--quiet", "--", str(folder)]
+                    if self.by_systemd
+                    else ["umount", "--", str(folder)]
+                )
             except VerbFailed:
                 if folder in self.mounted():
                     self.run(["umount", "--lazy", "--", str(folder)])

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host can do as traits, in the names of os-traits, and in one of our own where these have none.
+"""What a host can do as traits, in the names of os-traits, and in one of our own where these have
+none.
 
-Used by both drivers. A feature of the processor becomes a trait when os-traits has a name for it: nearly always the
-feature's own, else the table says which.
-Must stay true: nothing is promised that the driver does not carry out for a guest.
+Used by both drivers. A feature of the processor becomes a trait when os-traits has a name for it:
+nearly always the feature's own, else the table says which. Must stay true: nothing is promised that
+the driver does not carry out for a guest.
 """
+
 from __future__ import annotations
 
 import functools
@@ -17,19 +19,42 @@ from common.hardware import LOCAL_DISKS
 
 PREFIX = "HW_CPU_X86_"
 #: What every driver does.
-COMMON = frozenset({"COMPUTE_NODE", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_IMAGE_TYPE_RAW",
-                    "COMPUTE_NET_ATTACH_INTERFACE"})
+COMMON = frozenset(
+    {
+        "COMPUTE_NODE",
+        "COMPUTE_IMAGE_TYPE_QCOW2",
+        "COMPUTE_IMAGE_TYPE_RAW",
+        "COMPUTE_NET_ATTACH_INTERFACE",
+    }
+)
 #: The same, where os-traits has no name.
 OWN_TRAITS = frozenset({LOCAL_DISKS})
 #: What a guest with shares needs of its host.
 SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
 #: libvirt's name of a feature -> the ends of its traits, where they are called otherwise.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "aes": ("AESNI",), "amd-no-ssb": ("AMD_NO_SSB",), "amd-ssbd": ("AMD_SSBD",), "bmi1": ("BMI",), "fma": ("FMA3",),
-    "gfni": ("AVX512GFNI",), "hle": ("TSX",), "ibpb": ("AMD_IBPB",), "md-clear": ("INTEL_MD_CLEAR",),
-    "pcid": ("INTEL_PCID",), "pclmuldq": ("CLMUL",), "pni": ("SSE3",), "rtm": ("TSX",), "sha-ni": ("SHA",),
-    "spec-ctrl": ("INTEL_SPEC_CTRL",), "ssbd": ("INTEL_SSBD",), "svm": ("SVM", "AMD_SVM"), "vaes": ("AVX512VAES",),
-    "virt-ssbd": ("AMD_VIRT_SSBD",), "vmx": ("VMX", "INTEL_VMX"), "vpclmulqdq": ("AVX512VPCLMULQDQ",)}
+    "aes": ("AESNI",),
+    "amd-no-ssb": ("AMD_NO_SSB",),
+    "amd-ssbd": ("AMD_SSBD",),
+    "bmi1": ("BMI",),
+    "fma": ("FMA3",),
+    "gfni": ("AVX512GFNI",),
+    "hle": ("TSX",),
+    "ibpb": ("AMD_IBPB",),
+    "md-clear": ("INTEL_MD_CLEAR",),
+    "pcid": ("INTEL_PCID",),
+    "pclmuldq": ("CLMUL",),
+    "pni": ("SSE3",),
+    "rtm": ("TSX",),
+    "sha-ni": ("SHA",),
+    "spec-ctrl": ("INTEL_SPEC_CTRL",),
+    "ssbd": ("INTEL_SSBD",),
+    "svm": ("SVM", "AMD_SVM"),
+    "vaes": ("AVX512VAES",),
+    "virt-ssbd": ("AMD_VIRT_SSBD",),
+    "vmx": ("VMX", "INTEL_VMX"),
+    "vpclmulqdq": ("AVX512VPCLMULQDQ",),
+}
 
 
 def of_processor(features: Iterable[str]) -> set[str]:

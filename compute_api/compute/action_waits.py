@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait: for a step of the action that they began, or for another action of the server to end.
+"""Requests that wait: for a step of the action that they began, or for another action of the server
+to end.
 
-``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the request's error.
-When the time is over, the outcome is unknown and the caller answers 202, as for any other action. The interval of the
-polls grows from 20 to 200 ms. Only a share of the threads may wait."""
+``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the
+request's error. When the time is over, the outcome is unknown and the caller answers 202, as for
+any other action. The interval of the polls grows from 20 to 200 ms. Only a share of the threads may
+wait."""
+
 from __future__ import annotations
 
 import threading
@@ -22,7 +25,8 @@ T = TypeVar("T")
 
 STEP_TIMEOUT_SECONDS = 30.0
 _ENDED_EARLY = "The action was ended before it was done."
-#: Statuses with which another service refuses what its quota or policy forbids; the user gets the same.
+#: Statuses with which another service refuses what its quota or policy forbids; the user gets the
+#: same.
 _FORBIDDEN = (403, 413)
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
 
@@ -38,28 +42,40 @@ def slot(slots: threading.BoundedSemaphore) -> Iterator[bool]:
             slots.release()
 
 
-def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Problem] = errors.Conflict,
-             timeout_seconds: float = STEP_TIMEOUT_SECONDS, clock: Clock | None = None,
-             pause: Callable[[float], None] = time.sleep
-             ) -> StoreRow | None:
+def for_step(
+    store: Store,
+    action_id: str,
+    step: str,
+    *,
+    failure: type[errors.Problem] = errors.Conflict,
+    timeout_seconds: float = STEP_TIMEOUT_SECONDS,
+    clock: Clock | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> StoreRow | None:
     """The event of the step when it has succeeded; None when the time was over first.
 
     Raises:
-        Problem: of class ``failure``, with the journal's text: the step failed, or the action ended before it.
+        Problem: of class ``failure``, with the journal's text: the step failed, or the action ended
+        before it.
         Forbidden: another service forbids it, or its quota is used up.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + timeout_seconds, FIRST_POLL_SECONDS
     while True:
         # The action before its events: of one that has ended, all events are there.
-        action, event = store.read(lambda tx: (actions.show_by_id(tx, action_id),
-                                               actions.step_outcome(tx, action_id, step)))
+        action, event = store.read(
+            lambda tx: (
+                actions.show_by_id(tx, action_id),
+                actions.step_outcome(tx, action_id, step),
+            )
+        )
         if event is not None and event.event == "succeeded":
             return event
         if event is not None and action is not None and action.state == "failed":
             refused = ((action.data or {}).get("problem") or {}).get("status") in _FORBIDDEN
             raise (errors.Forbidden if refused else failure)(
-                event.message or action.message or f"The step {step} failed.")
+                event.message or action.message or f"The step {step} failed."
+            )
         if action is None or action.state in actions.ENDED:
             raise failure(action.message if action is not None and action.message else _ENDED_EARLY)
         if clock.monotonic() + delay > end:
@@ -68,8 +84,13 @@ def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Pr
         delay = min(delay * POLL_BACKOFF, MAX_POLL_SECONDS)
 
 
-def for_turn(begin: Callable[[], T], *, timeout_seconds: float = STEP_TIMEOUT_SECONDS, clock: Clock | None = None,
-             pause: Callable[[float], None] = time.sleep) -> T:
+def for_turn(
+    begin: Callable[[], T],
+    *,
+    timeout_seconds: float = STEP_TIMEOUT_SECONDS,
+    clock: Clock | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> T:
     """Begin an action as soon as the one before it has ended; what ``begin`` returns.
 
     Raises:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application of the Compute API, and the order of what it does to a request.
 
-``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks tokens says in the
-environment who the caller is; without a token only the version documents are served.
-The order: request id, size, root and project in the URL, caller, microversion, route of that version, query and body
-against their schemas, the server if the route is about one, policy, handler."""
+``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks
+tokens says in the environment who the caller is; without a token only the version documents are
+served. The order: request id, size, root and project in the URL, caller, microversion, route of
+that version, query and body against their schemas, the server if the route is about one, policy,
+handler."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -44,7 +46,9 @@ def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
         middleware.UrlProjects(),
         middleware.ComputeVersions(),
     ]
-    app: Any = falcon.App(media_type=JSON_TYPE, request_type=ComputeHttpRequest, middleware=in_order)
+    app: Any = falcon.App(
+        media_type=JSON_TYPE, request_type=ComputeHttpRequest, middleware=in_order
+    )
     answered_with(app, faults.handle)
     policy = policy or Policy(COMPUTE_RULES)
 
@@ -54,7 +58,10 @@ def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
     app.add_route("/v2.1/versions/{version_id}", versions.VersionDocument())
     known = by_path(routes.ROUTES)
     for path in [*known, *(path for path in routes.GONE if path not in known)]:
-        app.add_route("/v2.1" + path, ComputeEndpoint(known.get(path, []), routes.GONE.get(path, ""), services, policy))
+        app.add_route(
+            "/v2.1" + path,
+            ComputeEndpoint(known.get(path, []), routes.GONE.get(path, ""), services, policy),
+        )
     app.add_sink(versions.choices, r"/(?!v2)")
     application: WSGIApplication = app
     return application
@@ -65,7 +72,8 @@ def _is_public(req: ComputeHttpRequest) -> bool:
 
 
 class ComputeEndpoint(Endpoint[Route]):
-    """One path of the Compute API. gone: the methods that were removed from the API: 410, whatever is asked."""
+    """One path of the Compute API. gone: the methods that were removed from the API: 410, whatever
+    is asked."""
 
     def __init__(self, rows: list[Route], gone: str, services: Services, policy: Policy) -> None:
         super().__init__(rows, {row.method for row in rows})
@@ -87,9 +95,17 @@ class ComputeEndpoint(Endpoint[Route]):
         (route.query or NOTHING).at(state.version).check(query)
         caller = replace(state.caller, admin=self._policy.allows("context_is_admin", state.caller))
         request = Request(
-            context=caller, version=state.version, store=self._services.store, policy=self._policy, query=query,
-            services=self._services, route=route, links=Links(state.base, state.shown_version, state.url_project),
-            headers=req.headers, body=self._body(req, state, route))
+            context=caller,
+            version=state.version,
+            store=self._services.store,
+            policy=self._policy,
+            query=query,
+            services=self._services,
+            route=route,
+            links=Links(state.base, state.shown_version, state.url_project),
+            headers=req.headers,
+            body=self._body(req, state, route),
+        )
         arguments: list[StoreRow] = []
         if route.about_server:
             arguments.append(_server(request, route, params.pop("server_id")))
@@ -103,9 +119,12 @@ class ComputeEndpoint(Endpoint[Route]):
             return None
         media_type = request_data.media_type_of(req.content_type or JSON_TYPE)
         if media_type != JSON_TYPE:
-            raise errors.UnsupportedMediaType(f"Unsupported Content-Type {media_type[:80]}; send application/json")
-        body = request_data.json_of(req, self._services.settings.max_body_bytes,
-                                    lambda problem: "Malformed request body")
+            raise errors.UnsupportedMediaType(
+                f"Unsupported Content-Type {media_type[:80]}; send application/json"
+            )
+        body = request_data.json_of(
+            req, self._services.settings.max_body_bytes, lambda problem: "Malformed request body"
+        )
         schema = route.body.at(state.version)
         if state.is_legacy:
             body = schema.pruned(body)

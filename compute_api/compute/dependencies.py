@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API is given: the store and the other services, as the narrowest interfaces that it uses.
+"""What the API is given: the store and the other services, as the narrowest interfaces that it
+uses.
 
-``service.application`` builds the real ones after the fork; tests pass in-memory ones. The API has no globals."""
+``service.application`` builds the real ones after the fork; tests pass in-memory ones. The API has
+no globals."""
+
 from __future__ import annotations
 
 import threading
@@ -36,8 +39,9 @@ class HostAgents(Protocol):
 
 
 class TenantImages(Protocol):
-    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there for them. The others
-    take and tell records as the service has them; NotFound, Forbidden and BadRequest are its refusals."""
+    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there
+    for them. The others take and tell records as the service has them; NotFound, Forbidden and
+    BadRequest are its refusals."""
 
     def show(self, image_id: str, token: str) -> Image: ...
 
@@ -55,8 +59,9 @@ class TenantImages(Protocol):
 
 
 class TenantNetworks(Protocol):
-    """Reads and changes the network service with the caller's token; records are as the service has them. Raises
-    Unavailable when it does not answer, NotFound, Forbidden, Conflict and BadRequest when it refuses."""
+    """Reads and changes the network service with the caller's token; records are as the service has
+    them. Raises Unavailable when it does not answer, NotFound, Forbidden, Conflict and BadRequest
+    when it refuses."""
 
     def has_service(self) -> bool: ...
 
@@ -90,7 +95,8 @@ class TenantNetworks(Protocol):
 
 
 class TenantShares(Protocol):
-    """Looks shares up with the caller's token; raises Unavailable, and NotFound or Forbidden as the service does."""
+    """Looks shares up with the caller's token; raises Unavailable, and NotFound or Forbidden as the
+    service does."""
 
     def has_service(self) -> bool: ...
 
@@ -101,27 +107,37 @@ class TenantShares(Protocol):
 class ApiSettings:
     """The options that handlers need."""
 
-    max_limit: int = 1000                       #: items of a page
+    max_limit: int = 1000  #: items of a page
     max_body_bytes: int = 1024 * 1024
-    public_url: str | None = None               #: what links begin with; None: as the client reached us
-    default_zone: str = "nova"                  #: of hosts that are in no zone
-    default_schedule_zone: str | None = None    #: where servers go that name no zone
+    public_url: str | None = None  #: what links begin with; None: as the client reached us
+    default_zone: str = "nova"  #: of hosts that are in no zone
+    default_schedule_zone: str | None = None  #: where servers go that name no zone
     #: what flavors call PCI devices -> their (vendor, product)
     pci_aliases: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    threads: int = 16                           #: of this process
-    answer_timeout_seconds: float = 30.0        #: that an answer waits for a step of its action
-    reclaim_interval: int = 0                   #: seconds that a deleted server can be restored
+    threads: int = 16  #: of this process
+    answer_timeout_seconds: float = 30.0  #: that an answer waits for a step of its action
+    reclaim_interval: int = 0  #: seconds that a deleted server can be restored
     console_url: str = "http://127.0.0.1:6080"  #: where browsers reach the console service
     console_token_seconds: int = 600
-    fencing: bool = False                       #: can conductors make sure that a silent host's guests are dead?
-    max_local_disks: int = 3                    #: of one server, on its host
+    fencing: bool = False  #: can conductors make sure that a silent host's guests are dead?
+    max_local_disks: int = 3  #: of one server, on its host
     #: limits of what Keystone does not name
     unregistered: UnregisteredLimits = field(default_factory=UnregisteredLimits)
     #: this cloud's default limits
-    quota: Mapping[str, int] = field(default_factory=lambda: {
-        "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
-        "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,
-        "injected_file_path_bytes": 255})
+    quota: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "instances": 10,
+            "cores": 20,
+            "ram": 51200,
+            "metadata_items": 128,
+            "key_pairs": 100,
+            "server_groups": 10,
+            "server_group_members": 10,
+            "injected_files": 5,
+            "injected_file_content_bytes": 10240,
+            "injected_file_path_bytes": 255,
+        }
+    )
 
 
 @dataclass
@@ -133,13 +149,18 @@ class Services:
     agents: HostAgents
     images: TenantImages
     settings: ApiSettings = field(default_factory=ApiSettings)
-    vault: Vault | None = None                  #: encrypts passwords; None in a cloud without a key
-    networks: TenantNetworks | None = None      #: None: there is no network service, so no server has an interface
-    keystone: KeystoneLimits | None = None      #: whose limits are in force; None: those of our database
-    shares: TenantShares | None = None          #: None: there is no shared file system service
-    quota: Quota = field(init=False)            #: where all limits are read
-    creator: Creator = field(init=False)        #: makes all new servers
-    #: requests that may wait for a host at a time: a quarter of the threads, so that silent hosts cannot stop the API
+    vault: Vault | None = None  #: encrypts passwords; None in a cloud without a key
+    networks: TenantNetworks | None = (
+        None  #: None: there is no network service, so no server has an interface
+    )
+    keystone: KeystoneLimits | None = (
+        None  #: whose limits are in force; None: those of our database
+    )
+    shares: TenantShares | None = None  #: None: there is no shared file system service
+    quota: Quota = field(init=False)  #: where all limits are read
+    creator: Creator = field(init=False)  #: makes all new servers
+    #: requests that may wait for a host at a time: a quarter of the threads, so that silent hosts
+    #: cannot stop the API
     query_slots: threading.BoundedSemaphore = field(init=False)
     #: requests that may wait for a step of their action, as many
     wait_slots: threading.BoundedSemaphore = field(init=False)

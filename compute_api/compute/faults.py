@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults in the Compute API's shape: ``{"itemNotFound": {"code": 404, "message": "…"}}``."""
+
 from __future__ import annotations
 
 import logging
@@ -13,11 +14,24 @@ from compute_api.edge.response import JSON_TYPE
 
 log = logging.getLogger(__name__)
 
-KINDS = {400: "badRequest", 401: "unauthorized", 403: "forbidden", 404: "itemNotFound", 405: "badMethod",
-         409: "conflictingRequest", 413: "overLimit", 415: "badMediaType", 429: "overLimit",
-         501: "notImplemented", 503: "serviceUnavailable"}
-_TEXTS = {**faults.TEXTS, 410: "This resource is no longer available. No forwarding address is given.",
-          405: "The method is not allowed for this resource."}
+KINDS = {
+    400: "badRequest",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "itemNotFound",
+    405: "badMethod",
+    409: "conflictingRequest",
+    413: "overLimit",
+    415: "badMediaType",
+    429: "overLimit",
+    501: "notImplemented",
+    503: "serviceUnavailable",
+}
+_TEXTS = {
+    **faults.TEXTS,
+    410: "This resource is no longer available. No forwarding address is given.",
+    405: "The method is not allowed for this resource.",
+}
 
 
 def body(status: int, message: str) -> JsonObject:
@@ -25,7 +39,9 @@ def body(status: int, message: str) -> JsonObject:
     return {KINDS.get(status, "computeFault"): {"code": status, "message": message}}
 
 
-def handle(req: falcon.Request, resp: falcon.Response, problem: BaseException, params: object) -> None:
+def handle(
+    req: falcon.Request, resp: falcon.Response, problem: BaseException, params: object
+) -> None:
     """Falcon's error handler for everything that is raised."""
     fault = faults.fault_of(problem, _TEXTS)
     if fault.status >= 500 and fault.status != 501:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views as tables: one row for each field, with the versions and the policy rule that show it.
 
-``Field("description", since="2.19", get=…)``. The visible fields are chosen once for each version and set of rules;
-then the same short tuple of functions renders every row of a list."""
+``Field("description", since="2.19", get=…)``. The visible fields are chosen once for each version
+and set of rules; then the same short tuple of functions renders every row of a list."""
+
 from __future__ import annotations
 
 import functools
@@ -20,7 +21,8 @@ class Omitted:
 
 
 OMITTED = Omitted()
-#: Makes a field's value of a row and of what the view needs besides it; each view has its own types for both.
+#: Makes a field's value of a row and of what the view needs besides it; each view has its own types
+#: for both.
 Get = Callable[[Any, Any], object]
 
 
@@ -29,20 +31,22 @@ class Field:
     """One key of an answer."""
 
     name: str
-    get: str | Get | None                   #: the row's attribute that is shown as it is, or what makes the value
+    get: str | Get | None  #: the row's attribute that is shown as it is, or what makes the value
     since: str = "2.1"
-    until: str | None = None                #: the last version that has it
-    rule: str | None = None                 #: the policy rule that shows it
+    until: str | None = None  #: the last version that has it
+    rule: str | None = None  #: the policy rule that shows it
     #: the version since which answers to an update show it too; None: they never do
     in_updates_since: str | None = "2.1"
-    optional: bool = False                  #: ``get`` may return OMITTED
-    in_update: Get | None = None            #: makes the value in answers to an update before ``in_updates_since``
+    optional: bool = False  #: ``get`` may return OMITTED
+    in_update: Get | None = (
+        None  #: makes the value in answers to an update before ``in_updates_since``
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleFields:
-    """A view in force: names shown as they are with what reads them all at once, the made ones, and those that may be
-    left out."""
+    """A view in force: names shown as they are with what reads them all at once, the made ones, and
+    those that may be left out."""
 
     plain: tuple[str, ...]
     values: Callable[[Any], Iterable[Any]]
@@ -51,18 +55,33 @@ class VisibleFields:
 
 
 @functools.lru_cache(maxsize=1024)
-def visible_fields(fields: tuple[Field, ...], version: int, allowed: frozenset[str] = frozenset(),
-                   change: bool = False) -> VisibleFields:
-    """The fields that are shown at a version to who is allowed these rules; ``change``: in the answer to one."""
-    shown = [field if not change or field.in_updates_since is not None and version in Range(field.in_updates_since) else
-             replace(field, get=field.in_update) for field in fields
-             if version in Range(field.since, field.until) and (field.rule is None or field.rule in allowed)]
+def visible_fields(
+    fields: tuple[Field, ...],
+    version: int,
+    allowed: frozenset[str] = frozenset(),
+    change: bool = False,
+) -> VisibleFields:
+    """The fields that are shown at a version to who is allowed these rules; ``change``: in the
+    answer to one."""
+    shown = [
+        field
+        if not change
+        or field.in_updates_since is not None
+        and version in Range(field.in_updates_since)
+        else replace(field, get=field.in_update)
+        for field in fields
+        if version in Range(field.since, field.until)
+        and (field.rule is None or field.rule in allowed)
+    ]
     shown = [field for field in shown if field.get is not None]
     plain = {field.name: field.get for field in shown if isinstance(field.get, str)}
     made = [(field.optional, field.name, field.get) for field in shown if callable(field.get)]
-    return VisibleFields(tuple(plain), _reader(list(plain.values())),
-                         tuple((name, get) for optional, name, get in made if not optional),
-                         tuple((name, get) for optional, name, get in made if optional))
+    return VisibleFields(
+        tuple(plain),
+        _reader(list(plain.values())),
+        tuple((name, get) for optional, name, get in made if not optional),
+        tuple((name, get) for optional, name, get in made if optional),
+    )
 
 
 def _reader(attributes: list[str]) -> Callable[[Any], Iterable[Any]]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queries to a server's host that are answered at once; no action begins and nothing is written.
 
-Used for rows of ``states.ACTIONS`` with ``query``, and for what hosts report of themselves. Only a share of the threads
-may wait for hosts, so that silent hosts cannot stop the API. A host that is known to be down is not asked."""
+Used for rows of ``states.ACTIONS`` with ``query``, and for what hosts report of themselves. Only a
+share of the threads may wait for hosts, so that silent hosts cannot stop the API. A host that is
+known to be down is not asked."""
+
 from __future__ import annotations
 
 import time
@@ -15,30 +17,39 @@ from compute_api.compute.request import Request
 from compute_api.compute.rows import ServerRecord
 from compute_api.edge.json_types import JsonObject
 
-HOST_TIMEOUT_SECONDS = 2.0           #: seconds for the answer of one host of many
-TOTAL_TIMEOUT_SECONDS = 8.0             #: seconds for the answers of all of them
+HOST_TIMEOUT_SECONDS = 2.0  #: seconds for the answer of one host of many
+TOTAL_TIMEOUT_SECONDS = 8.0  #: seconds for the answers of all of them
 
 
-def query_host(request: Request, server: ServerRecord, verb: str, arguments: JsonObject) -> JsonObject:
+def query_host(
+    request: Request, server: ServerRecord, verb: str, arguments: JsonObject
+) -> JsonObject:
     """Ask the server's host, and answer what it says.
 
     Raises:
-        Conflict: the server is on no host, or its host is down or does not answer. Unavailable: too many wait.
+        Conflict: the server is on no host, or its host is down or does not answer. Unavailable: too
+        many wait.
     """
     if not server.host:
         raise errors.Conflict(f"Instance {server.id} is not ready")
     if not request.read(services.is_up, server.host):
-        raise errors.HostDown(f"Instance {server.id} is on a host that is down; try again when it is up.")
+        raise errors.HostDown(
+            f"Instance {server.id} is on a host that is down; try again when it is up."
+        )
     with _slot(request):
         try:
             return request.services.agents.query(server.host, verb, arguments)
         except errors.NoAnswer as problem:
-            raise errors.HostDown(f"The host of instance {server.id} does not answer; try again.") from problem
+            raise errors.HostDown(
+                f"The host of instance {server.id} does not answer; try again."
+            ) from problem
 
 
-def query_hosts(request: Request, hosts: Sequence[str], verb: str) -> dict[str, JsonObject | errors.Problem]:
-    """Ask these hosts, which are up, about themselves, one after the other; what each answered, or why it did not. Who
-    has not been asked when the time is over is left out.
+def query_hosts(
+    request: Request, hosts: Sequence[str], verb: str
+) -> dict[str, JsonObject | errors.Problem]:
+    """Ask these hosts, which are up, about themselves, one after the other; what each answered, or
+    why it did not. Who has not been asked when the time is over is left out.
 
     Raises:
         Unavailable: too many requests wait for hosts.
@@ -51,7 +62,9 @@ def query_hosts(request: Request, hosts: Sequence[str], verb: str) -> dict[str, 
             if left <= 0:
                 break
             try:
-                answers[host] = request.services.agents.query(host, verb, {}, timeout=min(HOST_TIMEOUT_SECONDS, left))
+                answers[host] = request.services.agents.query(
+                    host, verb, {}, timeout=min(HOST_TIMEOUT_SECONDS, left)
+                )
             except errors.Problem as problem:
                 answers[host] = problem
     return answers

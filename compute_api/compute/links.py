@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links: where a thing is, as the client reached us."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """base: scheme, host and prefix, without a slash at the end. version: v2.1 or v2. project: as in the URL of
-    the request, or ''."""
+    """base: scheme, host and prefix, without a slash at the end. version: v2.1 or v2. project: as
+    in the URL of the request, or ''."""
 
     base: str
     version: str = "v2.1"
@@ -38,9 +39,16 @@ class Links:
 
     def bookmark(self, collection: str, ident: str) -> dict[str, str]:
         """The unversioned link alone."""
-        return {"rel": "bookmark", "href": f"{self.bookmark_root}{collection}/{quote(ident, safe='')}"}
+        return {
+            "rel": "bookmark",
+            "href": f"{self.bookmark_root}{collection}/{quote(ident, safe='')}",
+        }
 
     def next(self, path: str, query: Mapping[str, list[str]], marker: str) -> list[dict[str, str]]:
         """The link to the page after this one."""
-        pairs = [(name, value) for name, values in query.items() if name != "marker" for value in values]
-        return [{"rel": "next", "href": f"{self.root}{path}?{urlencode([*pairs, ('marker', marker)])}"}]
+        pairs = [
+            (name, value) for name, values in query.items() if name != "marker" for value in values
+        ]
+        return [
+            {"rel": "next", "href": f"{self.root}{path}?{urlencode([*pairs, ('marker', marker)])}"}
+        ]

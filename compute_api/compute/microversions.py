@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The microversions: what each changes, which are served, and how a request chooses one.
 
-A version 2.N is the number N everywhere behind this module. What a version changes stands at the thing that
-changes (a route's, field's or schema's ``since`` and ``until``); here is only the list, for readers and for
-the limits. The maximum is the highest version for which everything that exists is exact.
+A version 2.N is the number N everywhere behind this module. What a version changes stands at the
+thing that changes (a route's, field's or schema's ``since`` and ``until``); here is only the list,
+for readers and for the limits. The maximum is the highest version for which everything that exists
+is exact.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -49,7 +51,10 @@ HISTORY: tuple[tuple[str, str], ...] = (
     ("2.34", "os-migrateLive checks in the background"),
     ("2.35", "pages of key pairs"),
     ("2.36", "proxies to other services end; network quotas leave limits and quota sets"),
-    ("2.37", "networks is required at create and may be auto or none; network tags are refused until 2.41"),
+    (
+        "2.37",
+        "networks is required at create and may be auto or none; network tags are refused until 2.41",
+    ),
     ("2.38", "an unknown status filter is refused"),
     ("2.39", "the image metadata proxy and its limit end"),
     ("2.40", "pages of os-simple-tenant-usage"),
@@ -148,22 +153,29 @@ def chosen(headers: Mapping[str, str]) -> int:
     if wanted == "latest":
         return MAX
     if not is_version(wanted) or wanted.startswith("0"):
-        raise errors.BadRequest(f"API Version String {wanted[:40]} is of invalid format. Must be of format "
-                                "MajorNum.MinorNum.")
+        raise errors.BadRequest(
+            f"API Version String {wanted[:40]} is of invalid format. Must be of format "
+            "MajorNum.MinorNum."
+        )
     major, minor = parsed(wanted) or (0, 0)
     if major != 2 or not MIN <= minor <= MAX:
-        raise errors.NotAcceptable(f"Version {wanted[:40]} is not supported by the API. Minimum is {text(MIN)} and "
-                                   f"maximum is {text(MAX)}.")
+        raise errors.NotAcceptable(
+            f"Version {wanted[:40]} is not supported by the API. Minimum is {text(MIN)} and "
+            f"maximum is {text(MAX)}."
+        )
     return minor
 
 
 def check_extension(headers: Mapping[str, str]) -> None:
-    """Kilonova's own operations have a namespace of their own; without the header its first version is meant.
+    """Kilonova's own operations have a namespace of their own; without the header its first version
+    is meant.
 
     Raises:
         NotAcceptable: another version is asked for.
     """
     wanted = requested(headers, EXTENSION)
     if wanted not in (None, "latest", EXTENSION_VERSION):
-        raise errors.NotAcceptable(f"Version {str(wanted)[:40]} of {EXTENSION} is not supported by the API. Minimum "
-                                   f"and maximum are {EXTENSION_VERSION}.")
+        raise errors.NotAcceptable(
+            f"Version {str(wanted)[:40]} of {EXTENSION} is not supported by the API. Minimum "
+            f"and maximum are {EXTENSION_VERSION}."
+        )

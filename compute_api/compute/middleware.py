@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Compute API does to every request beside what all services do (``edge.middleware``), in ``app``'s order.
+"""What the Compute API does to every request beside what all services do (``edge.middleware``), in
+``app``'s order.
 
-Each class is one concern and reads and writes ``req.context``, a ``ComputeState``. Nothing here knows an operation.
+Each class is one concern and reads and writes ``req.context``, a ``ComputeState``. Nothing here
+knows an operation.
 """
+
 from __future__ import annotations
 
 import falcon
@@ -16,12 +19,12 @@ from compute_api.edge.middleware import HttpRequest, RequestState
 class ComputeState(RequestState):
     """What is known of a request so far."""
 
-    base: str = ""                      #: scheme, host and prefix of links
-    shown_version: str = "v2.1"         #: the root that was asked for: v2.1 or v2
-    is_legacy: bool = False             #: below /v2
+    base: str = ""  #: scheme, host and prefix of links
+    shown_version: str = "v2.1"  #: the root that was asked for: v2.1 or v2
+    is_legacy: bool = False  #: below /v2
     url_project: str = ""
     ends_with_slash: bool = False
-    is_public: bool = False             #: no token is needed
+    is_public: bool = False  #: no token is needed
 
 
 class ComputeHttpRequest(HttpRequest):
@@ -34,9 +37,9 @@ class ComputeHttpRequest(HttpRequest):
 class ApiRoots:
     """Brings every way to write a URL to one: /v2.1/servers.
 
-    /v2 is the same API as it was before microversions. A project id may stand before the resource. As at Nova nothing
-    is found at a path that ends with a slash, but for the roots: an empty id must not turn one thing into the list of
-    all.
+    /v2 is the same API as it was before microversions. A project id may stand before the resource.
+    As at Nova nothing is found at a path that ends with a slash, but for the roots: an empty id
+    must not turn one thing into the list of all.
     """
 
     def __init__(self, public_url: str | None) -> None:
@@ -56,8 +59,13 @@ class ApiRoots:
         state.ends_with_slash = bool(parts) and req.path.endswith("/")
         req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
 
-    def process_resource(self, req: ComputeHttpRequest, resp: falcon.Response, resource: object,
-                         params: dict[str, str]) -> None:
+    def process_resource(
+        self,
+        req: ComputeHttpRequest,
+        resp: falcon.Response,
+        resource: object,
+        params: dict[str, str],
+    ) -> None:
         """Called by falcon."""
         if req.context.ends_with_slash:
             raise falcon.HTTPNotFound()
@@ -70,8 +78,10 @@ class UrlProjects:
         """Called by falcon."""
         given, caller = req.context.url_project, req.context.caller
         if given and not req.context.is_public and given != caller.project_id:
-            raise errors.BadRequest(f"Malformed request URL: URL's project_id '{given[:64]}' doesn't match "
-                                    f"Context's project_id '{caller.project_id}'")
+            raise errors.BadRequest(
+                f"Malformed request URL: URL's project_id '{given[:64]}' doesn't match "
+                f"Context's project_id '{caller.project_id}'"
+            )
 
 
 class ComputeVersions:
@@ -81,10 +91,13 @@ class ComputeVersions:
         """Called by falcon."""
         state = req.context
         if req.path.startswith("/v2.1"):
-            state.version = microversions.MIN if state.is_legacy else microversions.chosen(req.headers)
+            state.version = (
+                microversions.MIN if state.is_legacy else microversions.chosen(req.headers)
+            )
 
-    def process_response(self, req: ComputeHttpRequest, resp: falcon.Response, resource: object, succeeded: bool
-                         ) -> None:
+    def process_response(
+        self, req: ComputeHttpRequest, resp: falcon.Response, resource: object, succeeded: bool
+    ) -> None:
         """Called by falcon."""
         state = req.context
         if not state.version or state.is_legacy:

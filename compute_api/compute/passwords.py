@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords for guests, and files that are injected: shown once in the answer, encrypted until their action has ended.
+"""Passwords for guests, and files that are injected: shown once in the answer, encrypted until
+their action has ended.
 
-Used by what creates, rebuilds and rescues servers. A password is in no log, no journal and no argument of an action. In
-a cloud without a [DEFAULT] secret_key passwords are shown and not kept, and files are refused."""
+Used by what creates, rebuilds and rescues servers. A password is in no log, no journal and no
+argument of an action. In a cloud without a [DEFAULT] secret_key passwords are shown and not kept,
+and files are refused."""
+
 from __future__ import annotations
 
 import hashlib
@@ -24,7 +27,8 @@ def generate() -> str:
 
 
 def derived(server_id: str, key: str) -> str:
-    """The one of a server that was asked for with an Idempotency-Key: only who knows the key can make it again."""
+    """The one of a server that was asked for with an Idempotency-Key: only who knows the key can
+    make it again."""
     made = hmac.new(key.encode(), server_id.encode(), hashlib.sha256).digest()
     return "".join(_LETTERS[byte % len(_LETTERS)] for byte in made[:_LENGTH])
 
@@ -34,16 +38,19 @@ def sealed_text(vault: Vault | None, text: str | None) -> str | None:
     return vault.seal_text(text) if vault is not None and text else text or None
 
 
-def sealed(vault: Vault | None, password: str | None, files: Sequence[dict[str, str]] = (), **more: object
-           ) -> str | None:
+def sealed(
+    vault: Vault | None, password: str | None, files: Sequence[dict[str, str]] = (), **more: object
+) -> str | None:
     """What the action's row keeps of them; None when there is nothing, or no key.
 
     Raises:
         NotImplementedHere: there are files and no key.
     """
     if vault is None and files:
-        raise errors.NotImplementedHere("This cloud cannot keep injected files until they are written; its operator "
-                                        "can give it a [DEFAULT] secret_key.")
+        raise errors.NotImplementedHere(
+            "This cloud cannot keep injected files until they are written; its operator "
+            "can give it a [DEFAULT] secret_key."
+        )
     given = {"admin_pass": password, "files": list(files), **more}
     kept = {name: value for name, value in given.items() if value}
     return vault.seal(kept) if vault is not None and kept else None

@@ -2,6 +2,7 @@
 """One request of the Compute API as its handlers see it.
 
 Made by ``app.ComputeEndpoint``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -64,9 +65,12 @@ class Request(ApiRequest):
                 raise
 
     def begin(self, begin: Callable[..., str], rows: Any, server_id: str, **named: Any) -> str:
-        """Let an action take a server, by ``actions.begin`` or one that is called alike; returns its id."""
+        """Let an action take a server, by ``actions.begin`` or one that is called alike; returns
+        its id."""
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)
-        return self.make(is_begun, begin, rows, server_id, context=self.context, project_id=self.scope, **named)
+        return self.make(
+            is_begun, begin, rows, server_id, context=self.context, project_id=self.scope, **named
+        )
 
     # --- the query ---
     def first(self, name: str) -> str | None:
@@ -81,13 +85,18 @@ class Request(ApiRequest):
 
     @property
     def changed(self) -> tuple[int | None, int | None]:
-        """From when to when, in microseconds, something must have changed: changes-since and changes-before, as far as
-        the version has them. What is shown with the second that changes-before names is in it."""
+        """From when to when, in microseconds, something must have changed: changes-since and
+        changes-before, as far as the version has them. What is shown with the second that
+        changes-before names is in it."""
         known = self.parameters
-        since, before = (parse(text) if name in known and (text := self.first(name)) is not None else None
-                         for name in ("changes-since", "changes-before"))
+        since, before = (
+            parse(text) if name in known and (text := self.first(name)) is not None else None
+            for name in ("changes-since", "changes-before")
+        )
         if since is not None and before is not None and since > before:
-            raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
+            raise errors.BadRequest(
+                "The value of changes-since must be less than or equal to changes-before."
+            )
         return since, None if before is None else before // SECOND * SECOND + SECOND - 1
 
     @property

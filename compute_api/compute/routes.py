@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of the API: one row each, and nothing about an operation is said anywhere else but in its handler.
+"""Every operation of the API: one row each, and nothing about an operation is said anywhere else
+but in its handler.
 
-Several rows of one method and path differ by their versions. A path that no row knows is 404; a path that has
-another method is 405; a row outside its versions is 404. ``policy`` is the rule asked before the handler runs: for a
-route about a server with that server as target, else with the caller's own project; handlers with '' ask themselves.
+Several rows of one method and path differ by their versions. A path that no row knows is 404; a
+path that has another method is 405; a row outside its versions is 404. ``policy`` is the rule asked
+before the handler runs: for a route about a server with that server as target, else with the
+caller's own project; handlers with '' ask themselves.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -78,7 +81,7 @@ class Route(ApiRoute):
     """
 
     since: str = "2.1"
-    deleted: bool = False               #: also of a server that is gone
+    deleted: bool = False  #: also of a server that is gone
 
     @property
     def about_server(self) -> bool:
@@ -87,19 +90,28 @@ class Route(ApiRoute):
 
 
 _P = "os_compute_api:"
-_SERVER, _FLAVOR, _AGGREGATE = "/servers/{server_id}", "/flavors/{flavor_id}", "/os-aggregates/{aggregate_id}"
-_HOST_ACTIONS = "/os-services/{service_id}/actions"      # Kilonova's own, see resources.host_actions
-_PROXIED = "2.35"            # the last version that has proxies to other services
+_SERVER, _FLAVOR, _AGGREGATE = (
+    "/servers/{server_id}",
+    "/flavors/{flavor_id}",
+    "/os-aggregates/{aggregate_id}",
+)
+_HOST_ACTIONS = "/os-services/{service_id}/actions"  # Kilonova's own, see resources.host_actions
+_PROXIED = "2.35"  # the last version that has proxies to other services
 
 
 def operations() -> set[str]:
     """All that the API has or had: methods with paths, and keys of actions."""
     removed = {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
-    return {f"{route.method} {route.path}" for route in ROUTES} | removed | {row.key for row in states.ACTIONS}
+    return (
+        {f"{route.method} {route.path}" for route in ROUTES}
+        | removed
+        | {row.key for row in states.ACTIONS}
+    )
 
 
 _EXTENSIONS = Extensions(operations)
 
+# fmt: off
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/extensions", _EXTENSIONS.index, _P + "extensions"),
     Route("GET", "/extensions/{alias}", _EXTENSIONS.show, _P + "extensions"),
@@ -340,13 +352,19 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/images/{image_id}/metadata/{key}", images.remove, "", until="2.38", success=204),
     Route("GET", "/os-floating-ip-pools", floating_ips.pools, _P + "os-floating-ip-pools", until=_PROXIED),
 )
+# fmt: on
 
 #: The name under which servers were once booted from volumes; it is theirs until 2.102.
 _VOLUMES_BOOT = "/os-volumes_boot"
-ROUTES += tuple(replace(route, path=route.path.replace("/servers", _VOLUMES_BOOT, 1), until="2.102") for route in ROUTES
-                if route.path in ("/servers", "/servers/detail", _SERVER, f"{_SERVER}/action"))
+ROUTES += tuple(
+    replace(route, path=route.path.replace("/servers", _VOLUMES_BOOT, 1), until="2.102")
+    for route in ROUTES
+    if route.path in ("/servers", "/servers/detail", _SERVER, f"{_SERVER}/action")
+)
 
-#: Removed operations: path to methods; 410 at every microversion. Other methods of the path may have rows.
+# fmt: off
+#: Removed operations: path to methods; 410 at every microversion. Other methods of the path may
+#: have rows.
 GONE: dict[str, str] = {
     "/os-agents": "GET POST", "/os-agents/{id}": "PUT DELETE",
     "/os-cells": "GET POST", "/os-cells/capacities": "GET", "/os-cells/detail": "GET", "/os-cells/info": "GET",
@@ -365,6 +383,7 @@ GONE: dict[str, str] = {
     "/servers/{server_id}/consoles": "GET POST", "/servers/{server_id}/consoles/{id}": "GET DELETE",
     "/servers/{server_id}/os-virtual-interfaces": "GET",
 }
+# fmt: on
 
 #: The first part of every path: what can stand where a project id might.
 NOUNS = frozenset(path.split("/")[1] for path in (*(route.path for route in ROUTES), *GONE))

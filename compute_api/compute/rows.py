@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's row as handlers and views read it: the columns of the table, JSON as its text (``store.servers``)."""
+"""A server's row as handlers and views read it: the columns of the table, JSON as its text
+(``store.servers``)."""
+
 from __future__ import annotations
 
 from typing import Protocol
@@ -16,12 +18,12 @@ class ServerRecord(Protocol):
     description: str | None
     # who may change it, and its state
     fence: int
-    action: str | None                  #: that holds it
+    action: str | None  #: that holds it
     vm_state: str
     task_state: str | None
     power_state: int
     progress: int
-    fault: str | None                   #: JSON: code, message, details, created
+    fault: str | None  #: JSON: code, message, details, created
     locked: bool
     locked_by: str | None
     locked_reason: str | None
@@ -31,18 +33,18 @@ class ServerRecord(Protocol):
     pinned_availability_zone: str | None
     # what it is made of
     image_id: str | None
-    image: str | None                   #: JSON: models.ImageRef
-    flavor: str                         #: JSON: models.Flavor
+    image: str | None  #: JSON: models.ImageRef
+    flavor: str  #: JSON: models.Flavor
     flavor_id: str
     vcpus: int
     memory_mb: int
     disk_gb: int
     key_name: str | None
     config_drive: bool
-    meta: str                           #: JSON: a mapping of texts
-    tags: str                           #: JSON: a sorted list
-    scheduler_hints: str                #: JSON
-    security_groups: str                #: JSON: a list of names
+    meta: str  #: JSON: a mapping of texts
+    tags: str  #: JSON: a sorted list
+    scheduler_hints: str  #: JSON
+    security_groups: str  #: JSON: a list of names
     trusted_image_certificates: str | None
     access_ip_v4: str | None
     access_ip_v6: str | None
@@ -50,9 +52,9 @@ class ServerRecord(Protocol):
     root_device_name: str | None
     reservation_id: str
     launch_index: int
-    interfaces: str | None              #: JSON: a list of models.Interface
-    password: str | None                #: what the guest posted
-    disks: str | None                   #: JSON: asked for beside its root disk
+    interfaces: str | None  #: JSON: a list of models.Interface
+    password: str | None  #: what the guest posted
+    disks: str | None  #: JSON: asked for beside its root disk
     shares: int
     # times in microseconds
     created_at: int

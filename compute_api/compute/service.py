@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process kilonova-api: the real services behind the application.
 
-gunicorn's master reads the configuration. Several workers share the code that it imports for them; for a single one
-that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork.
+gunicorn's master reads the configuration. Several workers share the code that it imports for them;
+for a single one that would only keep a second copy. Each worker makes its own store, broker
+connection and threads after the fork.
 """
+
 from __future__ import annotations
 
 import gc
@@ -25,15 +27,22 @@ if TYPE_CHECKING:
     from compute_api.compute.dependencies import ApiSettings
 
 #: What several workers share.
-_SHARED = ("compute_api.compute.app", "compute_api.edge.authentication", "common.rpc.agent", "common.rpc.conductor",
-           "common.clients.identity")
+_SHARED = (
+    "compute_api.compute.app",
+    "compute_api.edge.authentication",
+    "common.rpc.agent",
+    "common.rpc.conductor",
+    "common.clients.identity",
+)
 
 _opened = ExitStack()
 
 
-def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None) -> WSGIApplication:
-    """The WSGI application over the real services; call it in the process that will serve it. ``policy``: as this
-    process's master has read it."""
+def application(
+    conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
+) -> WSGIApplication:
+    """The WSGI application over the real services; call it in the process that will serve it.
+    ``policy``: as this process's master has read it."""
     from common.broker_identities import API
     from common.clients import limits, network_records, shares
     from common.clients.identity import IdentityClient
@@ -49,9 +58,15 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from compute_api.compute import app, faults
     from compute_api.compute.dependencies import Services
     from compute_api.edge import authentication
+
     conf = conf or service.start("api")
-    store = guarded(Store.opened(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf)))
-    transport, link = Transport(conf, role=API), ControlSide(opener(conf), host_keys.of_all(store, conf), role=API)
+    store = guarded(
+        Store.opened(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf))
+    )
+    transport, link = (
+        Transport(conf, role=API),
+        ControlSide(opener(conf), host_keys.of_all(store, conf), role=API),
+    )
     for each in (store, link, transport):
         _opened.callback(each.close)
     identity = IdentityClient(conf)
@@ -60,39 +75,66 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     keystone = limits.configured(conf)
     if keystone is not None:
         _opened.callback(keystone.close)
-    services = Services(store, conductor.ConductorWakeup(transport), agent.AgentClient(link), images, settings(conf),
-                        vault,
-                        network_records.Records(identity.network_url, conf.network.timeout), keystone,
-                        shares.ShareClient(identity.share_url, conf.share.timeout))
+    services = Services(
+        store,
+        conductor.ConductorWakeup(transport),
+        agent.AgentClient(link),
+        images,
+        settings(conf),
+        vault,
+        network_records.Records(identity.network_url, conf.network.timeout),
+        keystone,
+        shares.ShareClient(identity.share_url, conf.share.timeout),
+    )
     made = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
     return authentication.authenticated(made, conf, faults.body)
 
 
 def image_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> ImageClient:
-    """The image service as tenants see it, of which hosts must be able to get what these may name."""
+    """The image service as tenants see it, of which hosts must be able to get what these may
+    name."""
     from common.clients.image import ImageClient
     from common.clients.own_images import OwnImages
-    return ImageClient(identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable)
+
+    return ImageClient(
+        identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable
+    )
 
 
 def settings(conf: cfg.ConfigOpts) -> ApiSettings:
     """The configuration in the API's words."""
     from compute_api.compute.dependencies import ApiSettings
     from compute_api.compute.quota import UnregisteredLimits
-    return ApiSettings(max_limit=conf.api.max_limit, max_body_bytes=conf.api.max_body, public_url=conf.api.public_url,
-                    default_zone=conf.scheduler.default_availability_zone,
-                    default_schedule_zone=conf.scheduler.default_schedule_zone, pci_aliases=conf.api.pci_alias,
-                    threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
-                    console_url=conf.console.public_url, console_token_seconds=conf.console.token_seconds,
-                    fencing=bool(conf.conductor.fencing_hook), max_local_disks=conf.max_local_block_devices,
-                    quota={name: conf.quota[name] for name in conf.quota if name != "driver" and "unified" not in name},
-                    unregistered=UnregisteredLimits(conf.quota.unified_limits_resource_strategy,
-                                         tuple(conf.quota.unified_limits_resource_list)))
+
+    return ApiSettings(
+        max_limit=conf.api.max_limit,
+        max_body_bytes=conf.api.max_body,
+        public_url=conf.api.public_url,
+        default_zone=conf.scheduler.default_availability_zone,
+        default_schedule_zone=conf.scheduler.default_schedule_zone,
+        pci_aliases=conf.api.pci_alias,
+        threads=conf.api.threads,
+        reclaim_interval=conf.reclaim_instance_interval,
+        console_url=conf.console.public_url,
+        console_token_seconds=conf.console.token_seconds,
+        fencing=bool(conf.conductor.fencing_hook),
+        max_local_disks=conf.max_local_block_devices,
+        quota={
+            name: conf.quota[name]
+            for name in conf.quota
+            if name != "driver" and "unified" not in name
+        },
+        unregistered=UnregisteredLimits(
+            conf.quota.unified_limits_resource_strategy,
+            tuple(conf.quota.unified_limits_resource_list),
+        ),
+    )
 
 
 def _check_quota(conf: cfg.ConfigOpts) -> None:
     """Is all there that [quota] driver needs? Raises ConfigError."""
     from common.clients import limits
+
     found = limits.configured(conf)
     if found is not None:
         found.close()
@@ -100,21 +142,34 @@ def _check_quota(conf: cfg.ConfigOpts) -> None:
 
 def _fault(status: int, text: str) -> object:
     from compute_api.compute import faults
+
     return faults.body(status, text)
 
 
 def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
-    policy = service.checked("api", lambda: configured(conf, "api", COMPUTE_RULES)) if conf.api.policy_file else None
+    policy = (
+        service.checked("api", lambda: configured(conf, "api", COMPUTE_RULES))
+        if conf.api.policy_file
+        else None
+    )
     service.checked("api", lambda: _check_quota(conf))
     if conf.api.workers > 1:
         for name in _SHARED:
             importlib.import_module(name)
         gc.freeze()
-    Server("kilonova-api", conf.api.host, conf.api.port, lambda: application(conf, policy), _opened.close,
-           workers=conf.api.workers, threads=conf.api.threads, limits=limits(conf, conf.api.max_body),
-           fault=_fault).run()
+    Server(
+        "kilonova-api",
+        conf.api.host,
+        conf.api.port,
+        lambda: application(conf, policy),
+        _opened.close,
+        workers=conf.api.workers,
+        threads=conf.api.threads,
+        limits=limits(conf, conf.api.max_body),
+        fault=_fault,
+    ).run()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A console's URL belongs to the first browser that fetches its page, known by a cookie from then on.
+"""A console's URL belongs to the first browser that fetches its page, known by a cookie from then
+on.
 
-Used by ``page_server`` for pages and by ``sessions`` for websockets. A program that fetches no page, or not as a
-browser does, gets no cookie and needs none: its token is good once, for whoever comes first. A page inside another one
-gets none either, since a browser may not keep it. Each token has a cookie of its own, so that nobody can plant one
-beforehand."""
+Used by ``page_server`` for pages and by ``sessions`` for websockets. A program that fetches no
+page, or not as a browser does, gets no cookie and needs none: its token is good once, for whoever
+comes first. A page inside another one gets none either, since a browser may not keep it. Each token
+has a cookie of its own, so that nobody can plant one beforehand."""
+
 from __future__ import annotations
 
 import logging
@@ -23,16 +25,16 @@ MAX_PARAMETERS = 20
 
 
 class BrowserCookies:
-    """``public_url`` decides how the cookie is kept; ``origins``: of pages that may show ours inside them; a cookie is
-    kept for ``seconds``."""
+    """``public_url`` decides how the cookie is kept; ``origins``: of pages that may show ours
+    inside them; a cookie is kept for ``seconds``."""
 
     def __init__(self, store: Store, public_url: str, origins: Iterable[str], seconds: int) -> None:
         self._store, self._seconds = store, seconds
         self._https, self._embedded = public_url.lower().startswith("https:"), bool(list(origins))
 
     def new_cookie(self, path: str, headers: Headers) -> str | None:
-        """What Set-Cookie says to who fetches a page; None: the token is none, is another browser's already, or the
-        cookie would not come back."""
+        """What Set-Cookie says to who fetches a page; None: the token is none, is another browser's
+        already, or the cookie would not come back."""
         token = token_of(path)
         if not token or not self._is_browser(headers):
             return None
@@ -46,7 +48,7 @@ class BrowserCookies:
             log.warning("a console's address was bound to no browser: %s", problem)
             return None
         secure = "; Secure" if self._https else ""
-        return (f"{self._name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; SameSite=Strict{secure}")
+        return f"{self._name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; SameSite=Strict{secure}"
 
     def cookie_of(self, path: str, headers: Headers) -> str:
         """The cookie that came for this path's token; empty: none."""
@@ -63,8 +65,8 @@ class BrowserCookies:
         return ("__Host-" if self._https else "") + f"console-{console_tokens.hashed(token)[:16]}"
 
     def _is_browser(self, headers: Headers) -> bool:
-        """Does a browser show this page by itself? It says so under https; else it is one that asks for HTML, where no
-        other page may show ours."""
+        """Does a browser show this page by itself? It says so under https; else it is one that asks
+        for HTML, where no other page may show ours."""
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return target == ["document"]
@@ -72,7 +74,8 @@ class BrowserCookies:
 
 
 def token_of(path: str) -> str:
-    """The token of ``/?token=…``, or of the path that noVNC was told: ``/websockify?path=?token=…``. Empty: none."""
+    """The token of ``/?token=…``, or of the path that noVNC was told:
+    ``/websockify?path=?token=…``. Empty: none."""
     try:
         query = parse_qs(urlsplit(path).query, max_num_fields=MAX_PARAMETERS)
         for inner in query.get("path", ()):

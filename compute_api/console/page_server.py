@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of the console service, and who may open a websocket.
 
-Called by ``service`` for every request, before any session begins. Pages are the files that were there at the start,
-known by name: no path that a request says ever becomes the name of a file, and nothing redirects.
-A websocket is opened for pages of our own and of ``allowed_origins``, compared letter by letter with what was
-configured and never with what a request says of itself. A request without Origin is let in: every browser sends one,
-so it comes from a program, which no foreign page can steer, and the token alone decides. Whoever fetches a page for a
-token is given the cookie that makes it his (``browser_cookies``).
+Called by ``service`` for every request, before any session begins. Pages are the files that were
+there at the start, known by name: no path that a request says ever becomes the name of a file, and
+nothing redirects. A websocket is opened for pages of our own and of ``allowed_origins``, compared
+letter by letter with what was configured and never with what a request says of itself. A request
+without Origin is let in: every browser sends one, so it comes from a program, which no foreign page
+can steer, and the token alone decides. Whoever fetches a page for a token is given the cookie that
+makes it his (``browser_cookies``).
 """
+
 from __future__ import annotations
 
 import logging
@@ -22,42 +24,78 @@ from websockets.http11 import Request, Response
 from compute_api.console.browser_cookies import BrowserCookies
 
 log = logging.getLogger(__name__)
-TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-         ".css": "text/css; charset=utf-8", ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png",
-         ".ico": "image/x-icon", ".mp3": "audio/mpeg", ".oga": "audio/ogg", ".ttf": "font/ttf", ".woff": "font/woff"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".mp3": "audio/mpeg",
+    ".oga": "audio/ogg",
+    ".ttf": "font/ttf",
+    ".woff": "font/woff",
+}
 MAX_FILE_BYTES = 4 * 1024 * 1024
-OWN_FOLDER = Path(__file__).parent                 #: with the page of the serial console
-SCREEN_PAGE = "vnc_lite.html"                    #: the page that URLs of screens name
+OWN_FOLDER = Path(__file__).parent  #: with the page of the serial console
+SCREEN_PAGE = "vnc_lite.html"  #: the page that URLs of screens name
 WEBSOCKETS = ("/", "/websockify")
 
 
 class PageServer:
     """``novnc``: the folder with noVNC. ``public_url``: where browsers reach us."""
 
-    def __init__(self, novnc: Path, public_url: str, browsers: BrowserCookies,
-                 allowed_origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        novnc: Path,
+        public_url: str,
+        browsers: BrowserCookies,
+        allowed_origins: Iterable[str] = (),
+    ) -> None:
         own, self._browsers = origin(public_url), browsers
         self._origins = frozenset((own, *allowed_origins))
         self._files = {**_files(novnc), **_files(OWN_FOLDER)}
         if f"/{SCREEN_PAGE}" not in self._files:
-            log.warning("there is no %s in %s: install novnc, or say in [console] novnc where it is; until then "
-                        "browsers see no screen", SCREEN_PAGE, novnc)
-        self._policy = "; ".join((
-            "default-src 'self'", "script-src 'self' 'unsafe-inline'", "style-src 'self' 'unsafe-inline'",
-            "img-src 'self' data:", f"connect-src 'self' {own.replace('http', 'ws', 1)}", "base-uri 'none'",
-            "form-action 'none'", f"frame-ancestors 'self' {' '.join(sorted(self._origins))}"))
+            log.warning(
+                "there is no %s in %s: install novnc, or say in [console] novnc where it is; until then "
+                "browsers see no screen",
+                SCREEN_PAGE,
+                novnc,
+            )
+        self._policy = "; ".join(
+            (
+                "default-src 'self'",
+                "script-src 'self' 'unsafe-inline'",
+                "style-src 'self' 'unsafe-inline'",
+                "img-src 'self' data:",
+                f"connect-src 'self' {own.replace('http', 'ws', 1)}",
+                "base-uri 'none'",
+                "form-action 'none'",
+                f"frame-ancestors 'self' {' '.join(sorted(self._origins))}",
+            )
+        )
 
     def answer(self, request: Request) -> Response | None:
         """The answer to a request; None: a websocket may be opened."""
         path = urlsplit(request.path).path if request.path.startswith("/") else ""
-        if "websocket" in request.headers.get_all("Upgrade") or "Sec-WebSocket-Key" in request.headers:
+        if (
+            "websocket" in request.headers.get_all("Upgrade")
+            or "Sec-WebSocket-Key" in request.headers
+        ):
             return self._websocket(path, request.headers)
         file = self._files.get(path)
         content = _content(file) if file is not None else None
         if file is None or content is None:
-            return self._said(HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8")
+            return self._said(
+                HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8"
+            )
         answer = self._said(HTTPStatus.OK, content, TYPES[file.suffix])
-        cookie = self._browsers.new_cookie(request.path, request.headers) if file.suffix == ".html" else None
+        cookie = (
+            self._browsers.new_cookie(request.path, request.headers)
+            if file.suffix == ".html"
+            else None
+        )
         if cookie is not None:
             answer.headers["Set-Cookie"] = cookie
         return answer
@@ -65,19 +103,32 @@ class PageServer:
     def _websocket(self, path: str, headers: Headers) -> Response | None:
         origins = headers.get_all("Origin")
         if path not in WEBSOCKETS:
-            return self._said(HTTPStatus.NOT_FOUND, b"There is no such console.\n", "text/plain; charset=utf-8")
+            return self._said(
+                HTTPStatus.NOT_FOUND, b"There is no such console.\n", "text/plain; charset=utf-8"
+            )
         if len(origins) > 1 or not self._origins.issuperset(origins):
-            return self._said(HTTPStatus.FORBIDDEN, b"Pages of this origin may not open consoles; an operator can add "
-                              b"it to [console] allowed_origins.\n", "text/plain; charset=utf-8")
+            return self._said(
+                HTTPStatus.FORBIDDEN,
+                b"Pages of this origin may not open consoles; an operator can add "
+                b"it to [console] allowed_origins.\n",
+                "text/plain; charset=utf-8",
+            )
         return None
 
     def _said(self, status: HTTPStatus, content: bytes, kind: str) -> Response:
-        """The URL of a page contains a token: it goes to no other site, and the page is not kept."""
-        headers = Headers({
-            "Content-Type": kind, "Content-Length": str(len(content)), "Connection": "close",
-            "Cache-Control": "no-store" if kind.startswith("text/html") else "no-cache",
-            "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
-            "Content-Security-Policy": self._policy})
+        """The URL of a page contains a token: it goes to no other site, and the page is not
+        kept."""
+        headers = Headers(
+            {
+                "Content-Type": kind,
+                "Content-Length": str(len(content)),
+                "Connection": "close",
+                "Cache-Control": "no-store" if kind.startswith("text/html") else "no-cache",
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "Content-Security-Policy": self._policy,
+            }
+        )
         return Response(status.value, status.phrase, headers, content)
 
 
@@ -92,7 +143,8 @@ def origin(url: str) -> str:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """URL path -> file, for what may be served; a link that leads out of the folder is none of it."""
+    """URL path -> file, for what may be served; a link that leads out of the folder is none of
+    it."""
     home = folder.resolve()
     found = {}
     for path in home.rglob("*"):

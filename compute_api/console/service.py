@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-console: a thread for each connection, one that accepts, and two that check the sessions.
+"""The process kilonova-console: a thread for each connection, one that accepts, and two that check
+the sessions.
 
-Any number of them may run; each counts its own sessions. It keeps nothing: after a crash users ask for new URLs. URLs
-contain tokens, so no request is ever logged."""
+Any number of them may run; each counts its own sessions. It keeps nothing: after a crash users ask
+for new URLs. URLs contain tokens, so no request is ever logged."""
+
 from __future__ import annotations
 
 import logging
@@ -27,27 +29,37 @@ from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.edge.limits import origin
 
 log = logging.getLogger(__name__)
-RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = 1.0, 20.0   # seconds: of the sessions' records, and of their users' tokens
-MAX_OTHER_CONNECTIONS = 64                # connections that fetch pages or shake hands
+RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = (
+    1.0,
+    20.0,
+)  # seconds: of the sessions' records, and of their users' tokens
+MAX_OTHER_CONNECTIONS = 64  # connections that fetch pages or shake hands
 MAX_MESSAGE_BYTES, MAX_QUEUED_MESSAGES = 256 * 1024, 4
-TCP_USER_TIMEOUT_MILLISECONDS = 30_000       # that what was sent may stay unacknowledged or unread
+TCP_USER_TIMEOUT_MILLISECONDS = 30_000  # that what was sent may stay unacknowledged or unread
 BINARY = "binary"
 
 
 class ConsoleServer:
-    """The threads around ``ConsoleSessions``. ``most`` is how many connections there may be at a time. One more takes
-    the place of the oldest that is no session yet, of the address that has the most of these."""
+    """The threads around ``ConsoleSessions``. ``most`` is how many connections there may be at a
+    time. One more takes the place of the oldest that is no session yet, of the address that has the
+    most of these."""
 
-    def __init__(self, listener: socket.socket, pages: PageServer, sessions: ConsoleSessions, most: int,
-                 ask_every: float = TOKEN_CHECK_SECONDS) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        pages: PageServer,
+        sessions: ConsoleSessions,
+        most: int,
+        ask_every: float = TOKEN_CHECK_SECONDS,
+    ) -> None:
         self._listener, self._sessions = listener, sessions
         self._most, self._ask_every = most, ask_every
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, str] = {}           # -> address; in the order in which they came
-        self._sessions_of: set[socket.socket] = set()       # those that are websockets by now
+        self._open: dict[socket.socket, str] = {}  # -> address; in the order in which they came
+        self._sessions_of: set[socket.socket] = set()  # those that are websockets by now
         self._stop = threading.Event()
         quiet = logging.getLogger("kilonova.websockets")
-        quiet.setLevel(logging.CRITICAL)        # it would log requests, and with them tokens
+        quiet.setLevel(logging.CRITICAL)  # it would log requests, and with them tokens
 
         def answer(connection: websockets.ServerConnection, request: Request) -> Response | None:
             return pages.answer(request)
@@ -59,20 +71,38 @@ class ConsoleServer:
             except Exception:
                 log.exception("a console's session failed unexpectedly")
                 raise
+
         self._server = websockets.serve(
-            serve, sock=listener, process_request=answer, select_subprotocol=_subprotocol, compression=None,
-            max_size=MAX_MESSAGE_BYTES, max_queue=MAX_QUEUED_MESSAGES, open_timeout=10, close_timeout=5,
+            serve,
+            sock=listener,
+            process_request=answer,
+            select_subprotocol=_subprotocol,
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=MAX_QUEUED_MESSAGES,
+            open_timeout=10,
+            close_timeout=5,
             server_header=None,
-            logger=quiet)
+            logger=quiet,
+        )
 
     def start(self) -> list[threading.Thread]:
         """Start the threads."""
-        threads = [threading.Thread(target=self._accept, name="accept", daemon=True),
-                   threading.Thread(target=self._look, args=(RECORD_CHECK_SECONDS, self._sessions.check_records),
-                                    name="look",
-                                    daemon=True),
-                   threading.Thread(target=self._look, args=(self._ask_every, self._sessions.check_tokens),
-                                    name="callers", daemon=True)]
+        threads = [
+            threading.Thread(target=self._accept, name="accept", daemon=True),
+            threading.Thread(
+                target=self._look,
+                args=(RECORD_CHECK_SECONDS, self._sessions.check_records),
+                name="look",
+                daemon=True,
+            ),
+            threading.Thread(
+                target=self._look,
+                args=(self._ask_every, self._sessions.check_tokens),
+                name="callers",
+                daemon=True,
+            ),
+        ]
         for thread in threads:
             thread.start()
         return threads
@@ -81,7 +111,7 @@ class ConsoleServer:
         """Accept nobody, and end the sessions."""
         self._stop.set()
         try:
-            self._listener.shutdown(socket.SHUT_RDWR)       # wakes accept()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
         except OSError as error:
             log.debug("the listener was closed: %s", error)
         self._sessions.close()
@@ -95,18 +125,22 @@ class ConsoleServer:
             try:
                 channel, address = self._listener.accept()
             except OSError as error:
-                if not self._stop.wait(0.1):        # out of descriptors, say: it passes
+                if not self._stop.wait(0.1):  # out of descriptors, say: it passes
                     log.warning("no connection could be accepted: %s", error)
                 continue
             self._make_room()
             with self._lock:
                 self._open[channel] = origin(address)
-            threading.Thread(target=self._serve, args=(channel, address), name="connection", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(channel, address), name="connection", daemon=True
+            ).start()
 
     def _serve(self, channel: socket.socket, address: Any) -> None:
         try:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MILLISECONDS)
+            channel.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MILLISECONDS
+            )
             self._server.handler(channel, address)
         finally:
             with self._lock:
@@ -119,12 +153,14 @@ class ConsoleServer:
                 return
             waiting = [channel for channel in self._open if channel not in self._sessions_of]
             each = Counter(self._open[channel] for channel in waiting)
-            late = max(waiting, key=lambda channel: each[self._open[channel]], default=None)    # the first of equals
+            late = max(
+                waiting, key=lambda channel: each[self._open[channel]], default=None
+            )  # the first of equals
             if late is None:
                 return
             del self._open[late]
         try:
-            late.shutdown(socket.SHUT_RDWR)         # its thread ends
+            late.shutdown(socket.SHUT_RDWR)  # its thread ends
         except OSError as error:
             log.debug("it had ended by itself: %s", error)
 
@@ -133,7 +169,8 @@ class ConsoleServer:
             try:
                 look()
             except errors.Problem as problem:
-                # A guest's own connection ends with the guest, so that its sessions may wait for who was asked.
+                # A guest's own connection ends with the guest, so that its sessions may wait for
+                # who was asked.
                 log.warning("the sessions could not be looked after: %s", problem)
             except Exception:
                 log.exception("the sessions could not be looked after")
@@ -147,11 +184,14 @@ def _subprotocol(connection: websockets.ServerConnection, offered: Sequence[Any]
 def listen(host: str, port: int) -> socket.socket:
     """The socket that connections come to; the process ends when it cannot be had."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                                    backlog=128)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
     except OSError as problem:
-        sys.exit(f"kilonova-console: [console] host {host}, port {port}: {problem}; give an address of this machine "
-                 "and a port that is free")
+        sys.exit(
+            f"kilonova-console: [console] host {host}, port {port}: {problem}; give an address of this machine "
+            "and a port that is free"
+        )
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
@@ -165,19 +205,37 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.store.hosts import host_keys
     from common.store.version import guarded
     from common.vault import Vault
+
     options = conf.console
-    tls.protecting(conf, "hosts' consoles", [], listens=True)       # where TLS is used, hosts want a certificate
+    tls.protecting(
+        conf, "hosts' consoles", [], listens=True
+    )  # where TLS is used, hosts want a certificate
     store = guarded(Store.opened(conf))
-    browsers = BrowserCookies(store, options.public_url, options.allowed_origins, options.token_seconds)
+    browsers = BrowserCookies(
+        store, options.public_url, options.allowed_origins, options.token_seconds
+    )
     pages = PageServer(Path(options.novnc), options.public_url, browsers, options.allowed_origins)
-    callers = TokenChecker(Vault(conf.secret_key), keystone(IdentityClient(conf), conf.identity.auth_url))
+    callers = TokenChecker(
+        Vault(conf.secret_key), keystone(IdentityClient(conf), conf.identity.auth_url)
+    )
     link = ControlSide(opener(conf), host_keys.of_all(store, conf), role=CONSOLE)
-    sessions = ConsoleSessions(store, agent.AgentClient(link), callers, browsers, most=options.sessions,
-                        per_server=options.sessions_per_server, per_user=options.sessions_per_user,
-                        seconds=options.token_seconds,
-                        protect=lambda host: tls.protecting(conf, "a host's console", [host]))
-    running = ConsoleServer(listen(options.host, options.port), pages, sessions,
-                            options.sessions + MAX_OTHER_CONNECTIONS)
+    sessions = ConsoleSessions(
+        store,
+        agent.AgentClient(link),
+        callers,
+        browsers,
+        most=options.sessions,
+        per_server=options.sessions_per_server,
+        per_user=options.sessions_per_user,
+        seconds=options.token_seconds,
+        protect=lambda host: tls.protecting(conf, "a host's console", [host]),
+    )
+    running = ConsoleServer(
+        listen(options.host, options.port),
+        pages,
+        sessions,
+        options.sessions + MAX_OTHER_CONNECTIONS,
+    )
     threads = running.start()
 
     def close() -> None:
@@ -186,6 +244,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
             thread.join(timeout=2)
         link.close()
         store.close()
+
     return close
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions: a browser's websocket joined with a guest's console.
 
-``service`` calls ``ConsoleSessions.serve`` on the thread of each websocket, ``check_records`` every second, which ends
-sessions whose guest is gone, and ``check_tokens`` more rarely, which ends those whose user has lost the right to them.
-The bytes are opaque. Sockets block on both sides: a slow reader slows the writer.
-Must stay true: nothing of a session outlives the process, so that after a crash users ask for a new URL."""
+``service`` calls ``ConsoleSessions.serve`` on the thread of each websocket, ``check_records`` every
+second, which ends sessions whose guest is gone, and ``check_tokens`` more rarely, which ends those
+whose user has lost the right to them. The bytes are opaque. Sockets block on both sides: a slow
+reader slows the writer. Must stay true: nothing of a session outlives the process, so that after a
+crash users ask for a new URL."""
+
 from __future__ import annotations
 
 import logging
@@ -32,8 +34,8 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 CONNECT_SECONDS = 5.0
-ENDING_SECONDS = 5.0            #: that a browser has to take in the end
-KEEP_INTERVAL_SECONDS = 600.0              #: seconds at most, well below the time that expired rows are kept
+ENDING_SECONDS = 5.0  #: that a browser has to take in the end
+KEEP_INTERVAL_SECONDS = 600.0  #: seconds at most, well below the time that expired rows are kept
 #: Close codes: all is well, not allowed (any more), it failed, we restart, try again later.
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
 _REVOKED = "Your token was revoked, or your user or project is disabled."
@@ -60,7 +62,8 @@ class SessionRefused(Exception):
 
 
 class ConsoleSession:
-    """One that is open. ``caller``: the encrypted token of its user. ``end`` may be called from any thread."""
+    """One that is open. ``caller``: the encrypted token of its user. ``end`` may be called from any
+    thread."""
 
     def __init__(self, browser: ServerConnection, guest: Side, caller: str | None = None) -> None:
         self._browser, self._guest, self.caller = browser, guest, caller
@@ -98,18 +101,33 @@ class ConsoleSession:
 
 
 class ConsoleSessions:
-    """All of this process. ``most`` in all, ``per_server`` of one server, ``per_user`` of one user; ``seconds``: how
-    long a token's row stands without word from us; ``protect``: what proves a host's address, None: plain text is all
-    right; may raise ConfigError."""
+    """All of this process. ``most`` in all, ``per_server`` of one server, ``per_user`` of one user;
+    ``seconds``: how long a token's row stands without word from us; ``protect``: what proves a
+    host's address, None: plain text is all right; may raise ConfigError."""
 
-    def __init__(self, store: Store, agents: ConsoleAgents, callers: TokenChecker, browsers: BrowserCookies, *,
-                 most: int, per_server: int, per_user: int, seconds: int,
-                 protect: Callable[[str], Tls | None] = lambda host: None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        agents: ConsoleAgents,
+        callers: TokenChecker,
+        browsers: BrowserCookies,
+        *,
+        most: int,
+        per_server: int,
+        per_user: int,
+        seconds: int,
+        protect: Callable[[str], Tls | None] = lambda host: None,
+    ) -> None:
         self._store, self._agents, self._callers, self._browsers = store, agents, callers, browsers
-        self._most, self._per_server, self._per_user, self._seconds = most, per_server, per_user, seconds
+        self._most, self._per_server, self._per_user, self._seconds = (
+            most,
+            per_server,
+            per_user,
+            seconds,
+        )
         self._protect = protect
         self._lock = threading.Lock()
-        self._places: dict[str, tuple[str, str]] = {}           # hash of the token -> server, user
+        self._places: dict[str, tuple[str, str]] = {}  # hash of the token -> server, user
         self._open: dict[str, ConsoleSession] = {}
         self._kept_at = time.monotonic()
 
@@ -143,11 +161,17 @@ class ConsoleSessions:
                 raise BadToken
             servers, users = zip(*self._places.values(), strict=True) if self._places else ((), ())
             if len(self._places) >= self._most:
-                raise SessionRefused(BUSY, "Too many consoles are open; try this address again later.")
+                raise SessionRefused(
+                    BUSY, "Too many consoles are open; try this address again later."
+                )
             if servers.count(record.server_id) >= self._per_server:
-                raise SessionRefused(BUSY, "Too many consoles of this server are open: close one and try again.")
+                raise SessionRefused(
+                    BUSY, "Too many consoles of this server are open: close one and try again."
+                )
             if users.count(record.user_id) >= self._per_user:
-                raise SessionRefused(BUSY, "You have too many consoles open: close one and try again.")
+                raise SessionRefused(
+                    BUSY, "You have too many consoles open: close one and try again."
+                )
             self._places[record.hash] = (record.server_id, record.user_id)
 
     def _join(self, browser: ServerConnection, token: str, cookie: str) -> None:
@@ -159,7 +183,12 @@ class ConsoleSessions:
             session = ConsoleSession(browser, self._reach(record), record.caller)
             with self._lock:
                 self._open[record.hash] = session
-            log.info("console %s of server %s opened by user %s", record.kind, record.server_id, record.user_id)
+            log.info(
+                "console %s of server %s opened by user %s",
+                record.kind,
+                record.server_id,
+                record.user_id,
+            )
             session.carry()
             log.info("console %s of server %s closed", record.kind, record.server_id)
         finally:
@@ -167,8 +196,9 @@ class ConsoleSessions:
 
     def _reach(self, record: Any) -> Side:
         """The guest's console, through its host's agent."""
-        offer = self._agents.query(record.host, "console", {"server": record.server_id,
-                                                            "kind": HOST_KINDS[record.kind]})
+        offer = self._agents.query(
+            record.host, "console", {"server": record.server_id, "kind": HOST_KINDS[record.kind]}
+        )
         try:
             guest = self._connected(offer["host"], offer["port"])
             guest.sendall(offer["secret"].encode())
@@ -176,10 +206,16 @@ class ConsoleSessions:
             guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except (OSError, ConfigError) as error:
-            log.warning("the consoles of host %s cannot be reached at %s port %s: %s; see [agent] console_host there",
-                        record.host, offer["host"], offer["port"], error)
-            raise SessionRefused(FAILED,
-                                 "The server's host cannot be reached: ask for a new address, try again.") from error
+            log.warning(
+                "the consoles of host %s cannot be reached at %s port %s: %s; see [agent] console_host there",
+                record.host,
+                offer["host"],
+                offer["port"],
+                error,
+            )
+            raise SessionRefused(
+                FAILED, "The server's host cannot be reached: ask for a new address, try again."
+            ) from error
         return guest
 
     def _connected(self, host: str, port: int) -> Side:
@@ -197,7 +233,8 @@ class ConsoleSessions:
             log.warning("the record of a console's session stays until it expires: %s", problem)
 
     def check_records(self) -> None:
-        """End the sessions that may not go on, keep the records of the others. Raises Unavailable."""
+        """End the sessions that may not go on, keep the records of the others. Raises
+        Unavailable."""
         with self._lock:
             found = dict(self._open)
         if not found:
@@ -205,12 +242,15 @@ class ConsoleSessions:
         alive = self._store.read(lambda tx: console_tokens.alive(tx, list(found)))
         for token_hash in found.keys() - alive:
             found[token_hash].end(REFUSED, _GONE)
-        if alive and time.monotonic() > self._kept_at + min(self._seconds / 4, KEEP_INTERVAL_SECONDS):
+        if alive and time.monotonic() > self._kept_at + min(
+            self._seconds / 4, KEEP_INTERVAL_SECONDS
+        ):
             self._store.write(lambda tx: console_tokens.keep(tx, sorted(alive), self._seconds))
             self._kept_at = time.monotonic()
 
     def check_tokens(self) -> None:
-        """End the sessions of users who may not have them any more. Raises Unavailable, which ends none."""
+        """End the sessions of users who may not have them any more. Raises Unavailable, which ends
+        none."""
         with self._lock:
             found = list(self._open.values())
         stands: dict[str | None, bool] = {}
@@ -229,10 +269,12 @@ class ConsoleSessions:
 
 
 def _refuse(browser: ServerConnection, why: BadToken | SessionRefused | errors.Problem) -> None:
-    """Close with a reason; it holds 123 bytes at most. Without a good token there is no reason: the connection
-    ends without a frame, as Nova's proxies end it."""
+    """Close with a reason; it holds 123 bytes at most. Without a good token there is no reason: the
+    connection ends without a frame, as Nova's proxies end it."""
     if isinstance(why, BadToken):
-        log.info("a console was refused: its token is none, was used or has expired, or its server has moved")
+        log.info(
+            "a console was refused: its token is none, was used or has expired, or its server has moved"
+        )
         _shut(browser.socket)
         return
     if isinstance(why, SessionRefused):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authentication: keystonemiddleware around an application, which says in the WSGI environment who the caller is.
+"""Authentication: keystonemiddleware around an application, which says in the WSGI environment who
+the caller is.
 
-It leaves the refusal to the application, so that version documents need no token. An identity service that does not
-answer is a 503, not a wrong token. Tokens are cached for ``CACHE_SECONDS`` seconds for all threads; a revoked token is
-good for as long."""
+It leaves the refusal to the application, so that version documents need no token. An identity
+service that does not answer is a 503, not a wrong token. Tokens are cached for ``CACHE_SECONDS``
+seconds for all threads; a revoked token is good for as long."""
+
 from __future__ import annotations
 
 import logging
@@ -26,12 +28,17 @@ from common.clients import http
 CACHE_SECONDS = 60
 MAX_CACHED_TOKENS = 10_000
 _CACHE = "kilonova.tokens"
-_SILENT = (identity_exceptions.ConnectFailure, identity_exceptions.DiscoveryFailure,
-           identity_exceptions.RequestTimeout, middleware_exceptions.ServiceError)
+_SILENT = (
+    identity_exceptions.ConnectFailure,
+    identity_exceptions.DiscoveryFailure,
+    identity_exceptions.RequestTimeout,
+    middleware_exceptions.ServiceError,
+)
 
 
 class TokenCache:
-    """What keystonemiddleware asks of a cache, bounded, for all threads. Keys are hashes of tokens."""
+    """What keystonemiddleware asks of a cache, bounded, for all threads. Keys are hashes of
+    tokens."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -42,7 +49,8 @@ class TokenCache:
         return len(self._known)
 
     def __bool__(self) -> bool:
-        """Also while it is empty: the library takes a cache that is false for none, and its own for ever."""
+        """Also while it is empty: the library takes a cache that is false for none, and its own for
+        ever."""
         return True
 
     def get(self, key: str) -> bytes | None:
@@ -62,8 +70,8 @@ class TokenCache:
 
 
 class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the library has no types
-    """The library's middleware, asking the identity service where the catalogue says that it is. A service that does
-    not answer is no wrong token."""
+    """The library's middleware, asking the identity service where the catalogue says that it is. A
+    service that does not answer is no wrong token."""
 
     refusal: Callable[[str], str]
 
@@ -77,23 +85,46 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
         except middleware_exceptions.InvalidToken as problem:
             if not isinstance(problem.__context__, _SILENT):
                 raise
-            raise errors.Unavailable("The identity service does not answer; try again later.") from problem
+            raise errors.Unavailable(
+                "The identity service does not answer; try again later."
+            ) from problem
 
 
-def authenticated(application: WSGIApplication, conf: cfg.ConfigOpts, fault: Callable[[int, str], object],
-                  cache: TokenCache | None = None) -> WSGIApplication:
-    """The application behind tokens that [identity] can check; ``fault`` makes the body of an error."""
+def authenticated(
+    application: WSGIApplication,
+    conf: cfg.ConfigOpts,
+    fault: Callable[[int, str], object],
+    cache: TokenCache | None = None,
+) -> WSGIApplication:
+    """The application behind tokens that [identity] can check; ``fault`` makes the body of an
+    error."""
     # It warns of every option of the password plugin, which it then uses.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     own = conf.identity
     tls.of_neighbour(conf, "[identity] auth_url", own.auth_url)
-    judge = partial(tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue")
-    protocol = type("AuthProtocol", (_AuthProtocol,), {"refusal": staticmethod(judge)})(application, {
-        "auth_type": "password", "auth_url": own.auth_url, "username": own.username, "password": own.password,
-        "user_domain_name": own.domain, "project_name": own.project_name, "project_domain_name": own.domain,
-        "www_authenticate_uri": own.auth_url, "delay_auth_decision": True, "include_service_catalog": False,
-        "service_token_roles_required": True, "token_cache_time": CACHE_SECONDS, "cache": _CACHE,
-        "region_name": own.region, "http_connect_timeout": 10})
+    judge = partial(
+        tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue"
+    )
+    protocol = type("AuthProtocol", (_AuthProtocol,), {"refusal": staticmethod(judge)})(
+        application,
+        {
+            "auth_type": "password",
+            "auth_url": own.auth_url,
+            "username": own.username,
+            "password": own.password,
+            "user_domain_name": own.domain,
+            "project_name": own.project_name,
+            "project_domain_name": own.domain,
+            "www_authenticate_uri": own.auth_url,
+            "delay_auth_decision": True,
+            "include_service_catalog": False,
+            "service_token_roles_required": True,
+            "token_cache_time": CACHE_SECONDS,
+            "cache": _CACHE,
+            "region_name": own.region,
+            "http_connect_timeout": 10,
+        },
+    )
     cache = TokenCache() if cache is None else cache
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -102,6 +133,10 @@ def authenticated(application: WSGIApplication, conf: cfg.ConfigOpts, fault: Cal
             answer: Iterable[bytes] = protocol(environ, start_response)
             return answer
         except errors.Unavailable as problem:
-            start_response("503 Service Unavailable", [("Content-Type", "application/json"), ("Retry-After", "1")])
+            start_response(
+                "503 Service Unavailable",
+                [("Content-Type", "application/json"), ("Retry-After", "1")],
+            )
             return [orjson.dumps(fault(503, problem.text))]
+
     return entry

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connections of a process: one thread has all of them and waits for none.
 
-A request gets a thread when it is whole, and its answer leaves the thread. A slow client is disconnected at its
-deadline. Where there are too many connections, the address with the most loses the one that has waited longest, so that
-a new client always gets in."""
+A request gets a thread when it is whole, and its answer leaves the thread. A slow client is
+disconnected at its deadline. Where there are too many connections, the address with the most loses
+the one that has waited longest, so that a new client always gets in."""
+
 from __future__ import annotations
 
 import contextlib
@@ -27,9 +28,12 @@ from compute_api.edge.request_buffer import RequestBuffer
 from compute_api.edge.response_buffer import FULL_BYTES, ResponseBuffer
 
 log = logging.getLogger(__name__)
-ACCEPT_BATCH, READ_BYTES = 64, 256 * 1024         # connections accepted, bytes read, before others have their turn
-LINGER_SECONDS = 2.0                            # seconds for who still sends what nobody reads
-SPARE_DESCRIPTORS = 256                             # file descriptors that are no client's
+ACCEPT_BATCH, READ_BYTES = (
+    64,
+    256 * 1024,
+)  # connections accepted, bytes read, before others have their turn
+LINGER_SECONDS = 2.0  # seconds for who still sends what nobody reads
+SPARE_DESCRIPTORS = 256  # file descriptors that are no client's
 #: What accept says when the process or the machine has too many open files.
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -46,8 +50,8 @@ class ConnectionPhase(Enum):
 
 
 class ClientConnection:
-    """One connection. Belongs to the thread of ``ClientConnections``; ``incoming`` and ``answer`` to who answers it
-    meanwhile."""
+    """One connection. Belongs to the thread of ``ClientConnections``; ``incoming`` and ``answer``
+    to who answers it meanwhile."""
 
     def __init__(self, sock: Any, peer: Any, tag: Any, clients: ClientConnections) -> None:
         self.sock, self.peer, self.tag = sock, peer, tag
@@ -57,27 +61,34 @@ class ClientConnection:
         self.phase, self.deadline, self.since, self.from_byte = ConnectionPhase.IDLE, 0.0, 0.0, 0
         self.events = selectors.EVENT_READ
         self.held, self.is_open = 0, True
-        self.answer: Any = None             #: for who answers
+        self.answer: Any = None  #: for who answers
         self.stream: BodyStream | None = None
         self.is_given = self.is_paused = self.has_ended = self.is_last = False
 
 
 class ClientConnections:
-    """``begin`` is called with a request that is whole, ``go_on`` with an answer that has room again; both hand it to
-    a thread. ``refuse`` words an error; ``defer`` runs a function in this thread; ``secure`` makes of a connection one
-    that speaks TLS."""
+    """``begin`` is called with a request that is whole, ``go_on`` with an answer that has room
+    again; both hand it to a thread. ``refuse`` words an error; ``defer`` runs a function in this
+    thread; ``secure`` makes of a connection one that speaks TLS."""
 
-    def __init__(self, selector: selectors.BaseSelector, config: Config, limits: ClientLimits,
-                 defer: Callable[..., None], begin: Callable[[ClientConnection], None],
-                 go_on: Callable[[ClientConnection], None],
-                 refuse: Callable[[int, str], bytes], secure: Callable[[socket.socket], Any] | None = None) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        config: Config,
+        limits: ClientLimits,
+        defer: Callable[..., None],
+        begin: Callable[[ClientConnection], None],
+        go_on: Callable[[ClientConnection], None],
+        refuse: Callable[[int, str], bytes],
+        secure: Callable[[socket.socket], Any] | None = None,
+    ) -> None:
         self._secure = secure
         self.selector, self.config, self.limits, self.defer = selector, config, limits, defer
         self._begin, self._go_on, self._refuse = begin, go_on, refuse
         self._most = min(limits.max_connections, _descriptors() - SPARE_DESCRIPTORS)
         self._clients: dict[Any, dict[ClientConnection, None]] = {}
         self._count = self._held = 0
-        self._streaming: Counter[Any] = Counter()           # by address
+        self._streaming: Counter[Any] = Counter()  # by address
         self._turns: list[ClientConnection] = []
         self._next_check = 0.0
         self.is_ending = False
@@ -99,7 +110,9 @@ class ClientConnections:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                self._add(ClientConnection(self._secure(sock) if self._secure else sock, peer, tag, self))
+                self._add(
+                    ClientConnection(self._secure(sock) if self._secure else sock, peer, tag, self)
+                )
             except (OSError, ValueError) as problem:
                 log.warning("no TLS is spoken: %s", problem)
                 sock.close()
@@ -115,7 +128,9 @@ class ClientConnections:
         elif self._count > self._most:
             self._make_room(self._heaviest(len), client)
 
-    def _make_room(self, clients: Iterable[ClientConnection], newest: ClientConnection | None) -> bool:
+    def _make_room(
+        self, clients: Iterable[ClientConnection], newest: ClientConnection | None
+    ) -> bool:
         """Drop who has waited longest without anything in hand, or else the newest."""
         for client in clients:
             if client.phase is not ConnectionPhase.ANSWER and client is not newest:
@@ -125,8 +140,12 @@ class ClientConnections:
             self.drop(newest)
         return newest is not None
 
-    def _heaviest(self, weight: Callable[[dict[ClientConnection, None]], int]) -> list[ClientConnection]:
-        heaviest: dict[ClientConnection, None] = max(self._clients.values(), key=weight) if self._clients else {}
+    def _heaviest(
+        self, weight: Callable[[dict[ClientConnection, None]], int]
+    ) -> list[ClientConnection]:
+        heaviest: dict[ClientConnection, None] = (
+            max(self._clients.values(), key=weight) if self._clients else {}
+        )
         return list(heaviest)
 
     # --- what sockets say ---
@@ -196,7 +215,9 @@ class ClientConnections:
             incoming.request._expected_100_continue = False
         if client.phase is ConnectionPhase.BODY:
             client.deadline = (
-                client.since + self.limits.patience_seconds + len(incoming.arrived) / self.limits.bytes_per_second
+                client.since
+                + self.limits.patience_seconds
+                + len(incoming.arrived) / self.limits.bytes_per_second
             )
         if is_whole:
             self._start(client)
@@ -205,7 +226,10 @@ class ClientConnections:
         incoming = client.incoming
         if incoming.is_cut and self.limits.max_streams and not client.has_ended:
             if not self._may_stream(client):
-                client.phase, client.deadline = ConnectionPhase.TURN, time.monotonic() + self.limits.idle_seconds
+                client.phase, client.deadline = (
+                    ConnectionPhase.TURN,
+                    time.monotonic() + self.limits.idle_seconds,
+                )
                 self._turns.append(client)
                 self._listen(client, 0)
                 return
@@ -220,11 +244,16 @@ class ClientConnections:
 
     def _may_stream(self, client: ClientConnection) -> bool:
         each = self.limits.max_streams_per_address or self.limits.max_streams
-        return self._streaming.total() < self.limits.max_streams and self._streaming[client.key] < each
+        return (
+            self._streaming.total() < self.limits.max_streams and self._streaming[client.key] < each
+        )
 
     def _refused(self, client: ClientConnection, problem: Exception) -> None:
-        status = {"LimitRequestLine": 414, "LimitRequestHeaders": 431, "ExpectationFailed": 417}.get(
-            type(problem).__name__, 400)
+        status = {
+            "LimitRequestLine": 414,
+            "LimitRequestHeaders": 431,
+            "ExpectationFailed": 417,
+        }.get(type(problem).__name__, 400)
         self.refuse(client, status, f"{str(problem)[:200]}.")
 
     def refuse(self, client: ClientConnection, status: int, text: str) -> None:
@@ -232,7 +261,10 @@ class ClientConnections:
         with contextlib.suppress(BrokenPipeError):
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
-        client.phase, client.deadline = ConnectionPhase.LINGER_SECONDS, time.monotonic() + LINGER_SECONDS
+        client.phase, client.deadline = (
+            ConnectionPhase.LINGER_SECONDS,
+            time.monotonic() + LINGER_SECONDS,
+        )
         with contextlib.suppress(OSError):
             client.sock.shutdown(socket.SHUT_WR)
         client.incoming.arrived.clear()
@@ -255,7 +287,9 @@ class ClientConnections:
             if not client.since:
                 client.since, client.from_byte = now, client.out.sent
             went = client.out.sent - client.from_byte
-            client.deadline = client.since + self.limits.patience_seconds + went / self.limits.bytes_per_second
+            client.deadline = (
+                client.since + self.limits.patience_seconds + went / self.limits.bytes_per_second
+            )
             self._listen(client, client.events | selectors.EVENT_WRITE)
         if client.is_paused and client.out.held < FULL_BYTES:
             client.is_paused = False
@@ -274,7 +308,7 @@ class ClientConnections:
         if client.stream is not None:
             client.stream.close()
             self._streaming[client.key] -= 1
-            self._streaming += Counter()        # drops addresses without any
+            self._streaming += Counter()  # drops addresses without any
             if following := next(filter(self._may_stream, self._turns), None):
                 self._turns.remove(following)
                 self._start(following)
@@ -283,14 +317,21 @@ class ClientConnections:
 
     def _answered(self, client: ClientConnection) -> None:
         """The client has all of the answer."""
-        if client.is_last or client.out.is_broken or not client.incoming.arrived and (
-                client.has_ended or self.is_ending):
+        if (
+            client.is_last
+            or client.out.is_broken
+            or not client.incoming.arrived
+            and (client.has_ended or self.is_ending)
+        ):
             self._hang_up(client)
             return
         own = self._clients[client.key]
-        own[client] = own.pop(client)           # the newest: it was used just now
+        own[client] = own.pop(client)  # the newest: it was used just now
         client.incoming.forget()
-        client.phase, client.deadline = ConnectionPhase.IDLE, time.monotonic() + self.limits.idle_seconds
+        client.phase, client.deadline = (
+            ConnectionPhase.IDLE,
+            time.monotonic() + self.limits.idle_seconds,
+        )
         self._listen(client, selectors.EVENT_READ)
         if client.incoming.arrived:
             self._advance(client)
@@ -299,7 +340,10 @@ class ClientConnections:
         if not client.incoming.is_cut or client.out.is_broken or client.has_ended:
             self.drop(client)
             return
-        client.phase, client.deadline = ConnectionPhase.LINGER_SECONDS, time.monotonic() + LINGER_SECONDS
+        client.phase, client.deadline = (
+            ConnectionPhase.LINGER_SECONDS,
+            time.monotonic() + LINGER_SECONDS,
+        )
         client.incoming.arrived.clear()
         with contextlib.suppress(OSError):
             client.sock.shutdown(socket.SHUT_WR)
@@ -312,7 +356,9 @@ class ClientConnections:
         if now < self._next_check:
             return
         self._next_check = now + (0.1 if self.is_ending else 1.0)
-        for client in [client for own in self._clients.values() for client in own if client.deadline < now]:
+        for client in [
+            client for own in self._clients.values() for client in own if client.deadline < now
+        ]:
             if client.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY):
                 self.refuse(client, 408, "The request did not come in time.")
             else:
@@ -346,7 +392,7 @@ class ClientConnections:
         client.sock.close()
         if client.is_paused:
             client.is_paused = False
-            self._go_on(client)             # whoever makes the answer hears that the client has gone
+            self._go_on(client)  # whoever makes the answer hears that the client has gone
 
     def _listen(self, client: ClientConnection, events: int) -> None:
         if events == client.events or not client.is_open:
@@ -377,11 +423,17 @@ class BodyStream:
 
     def read(self) -> bytes:
         """The next bytes; empty: the end. Raises OSError when they do not come in time."""
-        end = self._begun + self._limits.patience_seconds + self._read / self._limits.bytes_per_second
+        end = (
+            self._begun + self._limits.patience_seconds + self._read / self._limits.bytes_per_second
+        )
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, selectors.EVENT_READ)
-            while selector.select(max(0.0, min(self._limits.patience_seconds, end - time.monotonic()))):
-                with contextlib.suppress(BlockingIOError):      # of TLS less may have come than can be read
+            while selector.select(
+                max(0.0, min(self._limits.patience_seconds, end - time.monotonic()))
+            ):
+                with contextlib.suppress(
+                    BlockingIOError
+                ):  # of TLS less may have come than can be read
                     data: bytes = self._sock.recv(READ_BYTES)
                     self._read += len(data)
                     return data
@@ -393,7 +445,8 @@ class BodyStream:
 
 
 def _descriptors() -> int:
-    """How many files this process may have open, after it was allowed as many as the machine lets it."""
+    """How many files this process may have open, after it was allowed as many as the machine lets
+    it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20

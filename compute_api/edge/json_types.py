@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of JSON: bodies of requests and responses, records of other services."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

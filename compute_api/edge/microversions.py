@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Microversions as all services have them: 2.53 is the number 53 everywhere behind the headers.
 
-Each service keeps its own list, limits and texts (``compute.microversions``, ``placement.microversions``).
+Each service keeps its own list, limits and texts (``compute.microversions``,
+``placement.microversions``).
 """
+
 from __future__ import annotations
 
 import re
@@ -23,23 +25,29 @@ def number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``since`` to ``until``, both included; without ``since`` from the first version, without ``until`` to the
-    last."""
+    """From ``since`` to ``until``, both included; without ``since`` from the first version, without
+    ``until`` to the last."""
 
     since: str = _FIRST
     until: str | None = None
 
     def __contains__(self, version: object) -> bool:
-        return (isinstance(version, int) and number(self.since) <= version
-                and (self.until is None or version <= number(self.until)))
+        return (
+            isinstance(version, int)
+            and number(self.since) <= version
+            and (self.until is None or version <= number(self.until))
+        )
 
 
-def requested(headers: Mapping[str, str], service: str, older_header: str | None = None) -> str | None:
+def requested(
+    headers: Mapping[str, str], service: str, older_header: str | None = None
+) -> str | None:
     """The version that the headers ask of a service, in lower case; None: they ask for none.
 
     Args:
         headers: by their names in capitals.
-        older_header: the name of the service's own header, from before there was one for several services.
+        older_header: the name of the service's own header, from before there was one for several
+        services.
     """
     for item in headers.get(HEADER.upper(), "").split(","):
         name, _, version = item.strip().partition(" ")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every API does to a request before its route is found: request id, size, caller.
 
-Each class is one concern and reads and writes ``req.context``, a ``RequestState``. ``authentication`` says in the WSGI
-environment who the caller is; headers of a client are never taken for it."""
+Each class is one concern and reads and writes ``req.context``, a ``RequestState``.
+``authentication`` says in the WSGI environment who the caller is; headers of a client are never
+taken for it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -43,7 +45,9 @@ class RequestIds:
         """Called by falcon."""
         req.context.request_id = ids.new_request()
 
-    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool) -> None:
+    def process_response(
+        self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
+    ) -> None:
         """Called by falcon."""
         for header in self._headers:
             resp.set_header(header, req.context.request_id)
@@ -69,10 +73,14 @@ class Authentication:
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
         """Called by falcon."""
         if not self._is_public(req):
-            req.context.caller = authenticated_context(req.env, req.context.request_id, req.remote_addr)
+            req.context.caller = authenticated_context(
+                req.env, req.context.request_id, req.remote_addr
+            )
 
 
-def authenticated_context(environ: Mapping[str, Any], request_id: str, remote_address: str | None) -> RequestContext:
+def authenticated_context(
+    environ: Mapping[str, Any], request_id: str, remote_address: str | None
+) -> RequestContext:
     """The caller, with the token.
 
     Raises:
@@ -84,11 +92,18 @@ def authenticated_context(environ: Mapping[str, Any], request_id: str, remote_ad
     if not project:
         raise errors.Forbidden("The token has no project scope; ask for one with a project.")
     return RequestContext(
-        user_id=user, project_id=project, request_id=request_id, token=environ.get("HTTP_X_AUTH_TOKEN", ""),
+        user_id=user,
+        project_id=project,
+        request_id=request_id,
+        token=environ.get("HTTP_X_AUTH_TOKEN", ""),
         project_name=environ.get("HTTP_X_PROJECT_NAME"),
-        roles=_roles(environ.get("HTTP_X_ROLES", "")), service_roles=_roles(environ.get("HTTP_X_SERVICE_ROLES", "")),
-        user_domain_id=environ.get("HTTP_X_USER_DOMAIN_ID"), project_domain_id=environ.get("HTTP_X_PROJECT_DOMAIN_ID"),
-        system_scope=environ.get("HTTP_OPENSTACK_SYSTEM_SCOPE"), remote_address=remote_address)
+        roles=_roles(environ.get("HTTP_X_ROLES", "")),
+        service_roles=_roles(environ.get("HTTP_X_SERVICE_ROLES", "")),
+        user_domain_id=environ.get("HTTP_X_USER_DOMAIN_ID"),
+        project_domain_id=environ.get("HTTP_X_PROJECT_DOMAIN_ID"),
+        system_scope=environ.get("HTTP_OPENSTACK_SYSTEM_SCOPE"),
+        remote_address=remote_address,
+    )
 
 
 def _roles(text: str) -> tuple[str, ...]:

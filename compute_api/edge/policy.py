@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: the rules of a service with an operator's file over them; unknown rules deny.
 
-Endpoints ask for the rule of a route, handlers for parts of an operation, views for single fields. The target is what
-the database has (project and user), never what a request claims. Roles imply one another: admin is a manager, a manager
-a member, a member a reader."""
+Endpoints ask for the rule of a route, handlers for parts of an operation, views for single fields.
+The target is what the database has (project and user), never what a request claims. Roles imply one
+another: admin is a manager, a manager a member, a member a reader."""
+
 from __future__ import annotations
 
 import functools
@@ -22,7 +23,11 @@ from compute_api.edge.policy_rules import RuleSet
 
 logger = logging.getLogger(__name__)
 
-_IMPLIED = {"admin": ("manager", "member", "reader"), "manager": ("member", "reader"), "member": ("reader",)}
+_IMPLIED = {
+    "admin": ("manager", "member", "reader"),
+    "manager": ("member", "reader"),
+    "member": ("reader",),
+}
 
 
 @functools.lru_cache(maxsize=256)
@@ -43,12 +48,13 @@ class EffectiveRule:
 class Policy:
     """The rules in force in this process.
 
-    A file that changes is read again, by the next question; one that is broken then, or gone, leaves the rules as they
-    were, and is told of once.
+    A file that changes is read again, by the next question; one that is broken then, or gone,
+    leaves the rules as they were, and is told of once.
 
     Args:
         rules: the service's.
-        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the same name.
+        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the
+        same name.
             None: the defaults.
 
     Raises:
@@ -57,6 +63,7 @@ class Policy:
 
     def __init__(self, rules: RuleSet, policy_file: str | None = None) -> None:
         from oslo_policy import opts, policy
+
         conf = cfg.ConfigOpts()
         conf([], project="kilonova", default_config_files=[], default_config_dirs=[])
         opts.set_defaults(conf, policy_file="")
@@ -64,7 +71,11 @@ class Policy:
         self._enforcer = policy.Enforcer(conf, use_conf=False)
         self._rules = rules
         self._enforcer.register_defaults(
-            [policy.RuleDefault(name, check, scope_types=["project"]) for name, check in rules.defaults.items()])
+            [
+                policy.RuleDefault(name, check, scope_types=["project"])
+                for name, check in rules.defaults.items()
+            ]
+        )
         self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
         self._file, self._reading = policy_file, threading.Lock()
         self._stamp = self._stamp_now()
@@ -79,7 +90,8 @@ class Policy:
         return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
 
     def _read_again(self) -> None:
-        """Take a changed file over; one thread does, the others go on under the rules that they have."""
+        """Take a changed file over; one thread does, the others go on under the rules that they
+        have."""
         if self._stamp_now() == self._stamp or not self._reading.acquire(blocking=False):
             return
         try:
@@ -87,35 +99,60 @@ class Policy:
             self._take_over()
             logger.info("%s has changed and is in force", self._file)
         except ConfigError as problem:
-            logger.error("the policy file has changed and cannot be used, the rules stay as they were: %s", problem)
+            logger.error(
+                "the policy file has changed and cannot be used, the rules stay as they were: %s",
+                problem,
+            )
         finally:
             self._reading.release()
 
     def _take_over(self) -> None:
         from compute_api.edge import policy_file
-        taken = (policy_file.merged(self._file, self._rules) if self._file
-                 else policy_file.MergedRules(self._rules.all_defaults, {}, ()))
+
+        taken = (
+            policy_file.merged(self._file, self._rules)
+            if self._file
+            else policy_file.MergedRules(self._rules.all_defaults, {}, ())
+        )
         for warning in taken.warnings:
             logger.warning(warning)
-        self._enforcer.set_rules({name: policy_file.parsed(name, check) for name, check in taken.checks.items()})
-        self._in_force = {name: EffectiveRule(str(check), f"{self._file}:{taken.lines[name]}" if name in taken.lines
-                                        else "default") for name, check in taken.checks.items()}
+        self._enforcer.set_rules(
+            {name: policy_file.parsed(name, check) for name, check in taken.checks.items()}
+        )
+        self._in_force = {
+            name: EffectiveRule(
+                str(check),
+                f"{self._file}:{taken.lines[name]}" if name in taken.lines else "default",
+            )
+            for name, check in taken.checks.items()
+        }
 
     @property
     def in_force(self) -> Mapping[str, EffectiveRule]:
-        """Every rule as it holds now, in the order of the operations; an operator's own ones come last."""
+        """Every rule as it holds now, in the order of the operations; an operator's own ones come
+        last."""
         return self._in_force
 
-    def allows(self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None) -> bool:
-        """May the caller do it to the target (without one: to things of their own)? Unknown rules deny."""
+    def allows(
+        self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
+    ) -> bool:
+        """May the caller do it to the target (without one: to things of their own)? Unknown rules
+        deny."""
         if self._file:
             self._read_again()
         if rule not in self._in_force:
             return False
-        caller = {"user_id": context.user_id, "project_id": context.project_id, "roles": list(implied(context.roles)),
-                  "user_domain_id": context.user_domain_id, "project_domain_id": context.project_domain_id,
-                  "domain_id": context.domain_id, "system_scope": context.system_scope,
-                  "service_roles": list(context.service_roles), "is_admin_project": True}
+        caller = {
+            "user_id": context.user_id,
+            "project_id": context.project_id,
+            "roles": list(implied(context.roles)),
+            "user_domain_id": context.user_domain_id,
+            "project_domain_id": context.project_domain_id,
+            "domain_id": context.domain_id,
+            "system_scope": context.system_scope,
+            "service_roles": list(context.service_roles),
+            "is_admin_project": True,
+        }
         if target is None:
             target = {"project_id": context.project_id, "user_id": context.user_id}
         try:
@@ -123,14 +160,17 @@ class Policy:
         except self._refusals:
             return False
 
-    def require(self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None) -> None:
+    def require(
+        self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
+    ) -> None:
         """Raises Forbidden when they may not."""
         if not self.allows(rule, context, target):
             raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")
 
 
 def configured(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
-    """The policy that the option policy_file of this section names; a relative path begins at the configuration file.
+    """The policy that the option policy_file of this section names; a relative path begins at the
+    configuration file.
 
     Raises:
         ConfigError: the file cannot be taken over.

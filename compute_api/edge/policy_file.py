@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator's policy file: its rules with their lines.
 
-oslo.policy takes what it cannot parse for "nobody may" and an empty value for "everybody may", and never returns from
-rules that refer to one another. Here such a file is refused with its line, so that a mistake neither locks everybody
-out nor lets anybody in. A valid file means what it means to oslo.policy."""
+oslo.policy takes what it cannot parse for "nobody may" and an empty value for "everybody may", and
+never returns from rules that refer to one another. Here such a file is refused with its line, so
+that a mistake neither locks everybody out nor lets anybody in. A valid file means what it means to
+oslo.policy."""
+
 from __future__ import annotations
 
 import difflib
@@ -24,8 +26,16 @@ from compute_api.edge.policy_rules import RuleSet
 logging.getLogger("oslo_policy._parser").setLevel(logging.CRITICAL)
 #: A caller as checks see one.
 SOMEBODY: dict[str, Any] = {
-    "user_id": "", "project_id": "", "user_domain_id": None, "project_domain_id": None, "domain_id": None,
-    "system_scope": None, "roles": [], "service_roles": [], "is_admin_project": True}
+    "user_id": "",
+    "project_id": "",
+    "user_domain_id": None,
+    "project_domain_id": None,
+    "domain_id": None,
+    "system_scope": None,
+    "roles": [],
+    "service_roles": [],
+    "is_admin_project": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,13 @@ class FileRule:
 class IsAdmin(policy.Check):
     """Nova's check: whether the caller is an admin, as the rule context_is_admin has it."""
 
-    def __call__(self, target: Any, creds: MutableMapping[str, Any], enforcer: policy.Enforcer,
-                 current_rule: str | None = None) -> bool:
+    def __call__(
+        self,
+        target: Any,
+        creds: MutableMapping[str, Any],
+        enforcer: policy.Enforcer,
+        current_rule: str | None = None,
+    ) -> bool:
         own = {"user_id": creds["user_id"], "project_id": creds["project_id"]}
         is_admin = policy.RuleCheck("rule", "context_is_admin")(own, creds, enforcer)
         return bool(is_admin) == (self.match.lower() == "true")
@@ -56,7 +71,8 @@ def read(path: str) -> dict[str, FileRule]:
     """What the file says.
 
     Raises:
-        ConfigError: it is not there, is no YAML, or one of its rules cannot be; the text begins with file and line.
+        ConfigError: it is not there, is no YAML, or one of its rules cannot be; the text begins
+        with file and line.
     """
     try:
         text = Path(path).read_text()
@@ -64,13 +80,15 @@ def read(path: str) -> dict[str, FileRule]:
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
-        line = problem.object[:problem.start].count(b"\n") + 1
+        line = problem.object[: problem.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: this is no UTF-8") from problem
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {problem.problem}") from problem
+        raise ConfigError(
+            f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {problem.problem}"
+        ) from problem
     except yaml.reader.ReaderError as problem:
-        line = text[:problem.position].count("\n") + 1
+        line = text[: problem.position].count("\n") + 1
         raise ConfigError(f"{path}:{line}: this is no YAML: {problem.reason}") from problem
     if node is None:
         return {}
@@ -97,7 +115,8 @@ def _rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode,
 
 
 def _value(node: yaml.Node) -> Any:
-    """A rule's text, or oslo.policy's older form: a list of alternatives, each a check or a list of checks."""
+    """A rule's text, or oslo.policy's older form: a list of alternatives, each a check or a list of
+    checks."""
     if isinstance(node, yaml.SequenceNode):
         return [_value(part) for part in node.value]
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"
@@ -115,14 +134,17 @@ def words(check: Any) -> list[str]:
 
 
 def _check(check: Any) -> None:
-    """Raises ValueError for what oslo.policy does not understand: of that it keeps other words, or cannot evaluate it
-    for anybody."""
+    """Raises ValueError for what oslo.policy does not understand: of that it keeps other words, or
+    cannot evaluate it for anybody."""
     wanted = words(check)
-    if isinstance(check, list) and any(isinstance(deep, list) for part in check if isinstance(part, list)
-                                       for deep in part):
+    if isinstance(check, list) and any(
+        isinstance(deep, list) for part in check if isinstance(part, list) for deep in part
+    ):
         raise ValueError("lists in lists in lists mean nothing")
     if check and wanted != words(parsed("", check)):
-        raise ValueError(f"{check!r} cannot be parsed; join checks like role:member with and, or, not and brackets")
+        raise ValueError(
+            f"{check!r} cannot be parsed; join checks like role:member with and, or, not and brackets"
+        )
     for word in wanted:
         kind, _, match = word.partition(":")
         try:
@@ -137,17 +159,21 @@ def _check(check: Any) -> None:
 def references(check: Any) -> list[str]:
     """The rules that a rule refers to."""
     found = (word.partition(":") for word in words(check))
-    return ["context_is_admin" if kind == "is_admin" else name for kind, _, name in found
-            if kind in ("rule", "is_admin")]
+    return [
+        "context_is_admin" if kind == "is_admin" else name
+        for kind, _, name in found
+        if kind in ("rule", "is_admin")
+    ]
 
 
 def cycle(rules: Mapping[str, Any]) -> list[str]:
-    """Rules that are made of one another, the first one again at the end; [] when there are none."""
+    """Rules that are made of one another, the first one again at the end; [] when there are
+    none."""
     done: set[str] = set()
 
     def walk(name: str, way: list[str]) -> list[str]:
         if name in way:
-            return [*way[way.index(name):], name]
+            return [*way[way.index(name) :], name]
         if name in done or name not in rules:
             return []
         for part in references(rules[name]):
@@ -155,6 +181,7 @@ def cycle(rules: Mapping[str, Any]) -> list[str]:
                 return found
         done.add(name)
         return []
+
     for name in rules:
         if found := walk(name, []):
             return found
@@ -163,7 +190,8 @@ def cycle(rules: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MergedRules:
-    """The defaults with a file over them: who may, the line of those that the file says, and what it says in vain."""
+    """The defaults with a file over them: who may, the line of those that the file says, and what
+    it says in vain."""
 
     checks: Mapping[str, Any]
     lines: Mapping[str, int]
@@ -173,33 +201,47 @@ class MergedRules:
 def merged(path: str, rules: RuleSet) -> MergedRules:
     """Put what the file says over the defaults.
 
-    As oslo.policy has it, a former name counts for the new ones that the file does not name, unless it is there with
-    its default of then, or as what the new one is.
+    As oslo.policy has it, a former name counts for the new ones that the file does not name, unless
+    it is there with its default of then, or as what the new one is.
 
     Raises:
         ConfigError: as of ``read``, or rules are made of one another without end.
     """
     said, defaults = read(path), rules.all_defaults
-    renamed = {name: old for name in defaults if name not in said for old, default in rules.former(name)
-               if old in said and said[old].check not in (default, f"rule:{name}")}
+    renamed = {
+        name: old
+        for name in defaults
+        if name not in said
+        for old, default in rules.former(name)
+        if old in said and said[old].check not in (default, f"rule:{name}")
+    }
     sources = {**renamed, **{name: name for name in said}}
     checks = {**defaults, **{name: said[source].check for name, source in sources.items()}}
     if found := cycle(checks):
         line = min(said[sources[name]].line for name in found if name in sources)
         raise ConfigError(f"{path}:{line}: these rules are made of one another: {', '.join(found)}")
-    warnings = [f"{path}:{line}: {text}" for line, text in _warnings(said, checks, rules, set(renamed.values()))]
-    return MergedRules(checks, {name: said[source].line for name, source in sources.items()}, warnings)
+    warnings = [
+        f"{path}:{line}: {text}"
+        for line, text in _warnings(said, checks, rules, set(renamed.values()))
+    ]
+    return MergedRules(
+        checks, {name: said[source].line for name, source in sources.items()}, warnings
+    )
 
 
-def _warnings(said: Mapping[str, FileRule], checks: Mapping[str, Any], rules: RuleSet,
-              meant: Collection[str]) -> Iterator[tuple[int, str]]:
+def _warnings(
+    said: Mapping[str, FileRule], checks: Mapping[str, Any], rules: RuleSet, meant: Collection[str]
+) -> Iterator[tuple[int, str]]:
     """What the file says in vain, or under a former name; ``meant``: former names that count."""
     used = {part for check in checks.values() for part in references(check)}
     defaults = rules.all_defaults
     for name, rule in said.items():
         for part in references(rule.check):
             if part not in checks:
-                yield rule.line, f"{name}: there is no rule {part}, so nobody passes it{_nearest(part, checks)}"
+                yield (
+                    rule.line,
+                    f"{name}: there is no rule {part}, so nobody passes it{_nearest(part, checks)}",
+                )
         if name in defaults or name in used:
             continue
         if name in rules.former_names:
@@ -208,7 +250,10 @@ def _warnings(said: Mapping[str, FileRule], checks: Mapping[str, Any], rules: Ru
         elif name in rules.unsupported:
             yield rule.line, f"{name} has no effect: this cloud has no such operation"
         else:
-            yield rule.line, f"{name} has no effect: there is no such rule{_nearest(name, defaults)}"
+            yield (
+                rule.line,
+                f"{name} has no effect: there is no such rule{_nearest(name, defaults)}",
+            )
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

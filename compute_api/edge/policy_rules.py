@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What policy rules are made of: Nova's roles, and the set of rules of a service."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -32,10 +33,10 @@ BASES: dict[str, str] = {
 class RuleSet:
     """The rules of a service, without those that they are made of."""
 
-    defaults: Mapping[str, str]                 #: rule -> who may
+    defaults: Mapping[str, str]  #: rule -> who may
     #: former name -> its default then, and the names that stand for it now
     former_names: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    unsupported: frozenset[str] = frozenset()   #: rules of operations that this cloud does not have
+    unsupported: frozenset[str] = frozenset()  #: rules of operations that this cloud does not have
 
     @property
     def all_defaults(self) -> dict[str, str]:
@@ -44,4 +45,6 @@ class RuleSet:
 
     def former(self, name: str) -> Iterator[tuple[str, str]]:
         """What a rule was once called, and what was the default under that name."""
-        return ((old, default) for old, (default, names) in self.former_names.items() if name in names)
+        return (
+            (old, default) for old, (default, names) in self.former_names.items() if name in names
+        )

@@ -2,6 +2,7 @@
 """One request as handlers see it: caller, version, query, body, store and policy.
 
 Made by a service's endpoint; handlers know nothing else of HTTP."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -22,11 +23,11 @@ class ApiRequest:
     """What every service's handlers are given."""
 
     context: RequestContext
-    version: int                        #: the number of the microversion
+    version: int  #: the number of the microversion
     store: Store
     policy: Policy
     query: Query
-    body: Any = field(default=None)     #: as its schema has it
+    body: Any = field(default=None)  #: as its schema has it
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
         """May the caller do this (to that)?"""
@@ -44,7 +45,13 @@ class ApiRequest:
         """``work(tx, …)`` in one transaction."""
         return self.store.write(lambda tx: work(tx, *arguments, **named))
 
-    def make(self, is_there: Callable[[Connection, T], bool], work: Callable[..., T], *arguments: object,
-             **named: object) -> T:
-        """As ``write``, for what is new: whether it ``is_there`` is looked up when COMMIT was not answered."""
+    def make(
+        self,
+        is_there: Callable[[Connection, T], bool],
+        work: Callable[..., T],
+        *arguments: object,
+        **named: object,
+    ) -> T:
+        """As ``write``, for what is new: whether it ``is_there`` is looked up when COMMIT was not
+        answered."""
         return self.store.write(lambda tx: work(tx, *arguments, **named), is_there)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request while it arrives, and whether it is whole.
 
-gunicorn's parser reads the head once all of it is here, and later the body, from exactly the bytes that were counted
-here. So there is one parser, and what follows a request is the next one."""
+gunicorn's parser reads the head once all of it is here, and later the body, from exactly the bytes
+that were counted here. So there is one parser, and what follows a request is the next one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from gunicorn.http.errors import (
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
-MAX_HEAD_BYTES, MAX_LINE_BYTES = 64 * 1024, 8190         #: bytes
+MAX_HEAD_BYTES, MAX_LINE_BYTES = 64 * 1024, 8190  #: bytes
 _END = b"\r\n\r\n"
 
 
@@ -44,7 +45,8 @@ class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no typ
 
 
 class RequestBuffer:
-    """The requests of one connection, one after the other. ``most``: the bytes of a body that are waited for."""
+    """The requests of one connection, one after the other. ``most``: the bytes of a body that are
+    waited for."""
 
     def __init__(self, config: Config, peer: Any, most: int) -> None:
         self._config, self._peer, self._most = config, peer, most
@@ -52,8 +54,8 @@ class RequestBuffer:
         self._chunks: ChunkedBody | None = None
         self._length = 0
         self.arrived = bytearray()
-        self.request: Any = None            #: its head is here
-        self.is_cut = False                 #: its body is not all here, and what follows is no request
+        self.request: Any = None  #: its head is here
+        self.is_cut = False  #: its body is not all here, and what follows is no request
 
     def advance(self) -> bool:
         """Is a request whole? Raises what gunicorn's parser raises for a wrong one."""
@@ -85,8 +87,8 @@ class RequestBuffer:
             raise LimitRequestHeaders("the head is too long")
         if end < 0:
             return False
-        head = bytes(self.arrived[:end + len(_END)])
-        del self.arrived[:end + len(_END)]
+        head = bytes(self.arrived[: end + len(_END)])
+        del self.arrived[: end + len(_END)]
         self._count += 1
         self.request = Request(self._config, BufferedUnreader(head), self._peer, self._count)
         _check_coding(self.request.headers)
@@ -105,16 +107,16 @@ class RequestBuffer:
 
 
 def _check_coding(headers: list[tuple[str, str]]) -> None:
-    """Raises UnsupportedTransferCoding for all but chunks. gunicorn takes more codings, which nobody here decodes, and
-    which servers before us may understand in another way."""
+    """Raises UnsupportedTransferCoding for all but chunks. gunicorn takes more codings, which
+    nobody here decodes, and which servers before us may understand in another way."""
     for name, value in headers:
         if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
             raise UnsupportedTransferCoding(value)
 
 
 class ChunkedBody:
-    """Finds the end of a chunked body, however it arrives. As strict as gunicorn's reader: who stands before us must
-    not count otherwise."""
+    """Finds the end of a chunked body, however it arrives. As strict as gunicorn's reader: who
+    stands before us must not count otherwise."""
 
     def __init__(self) -> None:
         self._at = self._left = 0
@@ -128,14 +130,14 @@ class ChunkedBody:
                 self._at, self._left = self._at + step, self._left - step
                 if self._left:
                     return None
-                if data[self._at - 2:self._at] != b"\r\n":
-                    raise ChunkMissingTerminator(bytes(data[self._at - 2:self._at]))
+                if data[self._at - 2 : self._at] != b"\r\n":
+                    raise ChunkMissingTerminator(bytes(data[self._at - 2 : self._at]))
             line = data.find(b"\r\n", self._at)
             if line < 0 or line - self._at > MAX_LINE_BYTES:
                 if max(line, len(data)) - self._at > MAX_LINE_BYTES:
                     raise InvalidChunkSize(b"the line is too long")
                 return None
-            text, self._at = bytes(data[self._at:line]), line + 2
+            text, self._at = bytes(data[self._at : line]), line + 2
             if self._is_last and not text:
                 return self._at
             if not self._is_last:

@@ -2,6 +2,7 @@
 """Queries and bodies, read within bounds.
 
 Must stay true: no more than allowed is ever read, and a broken request is a 400, never a 500."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -25,7 +26,9 @@ def query_of(text: str) -> dict[str, list[str]]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
     except ValueError as problem:
-        raise errors.BadRequest(f"Too many query parameters: at most {MAX_PARAMETERS} are accepted.") from problem
+        raise errors.BadRequest(
+            f"Too many query parameters: at most {MAX_PARAMETERS} are accepted."
+        ) from problem
     for name, value in pairs:
         if "\x00" in value or "\x00" in name:
             raise errors.BadRequest("A query parameter holds the character NUL.")
@@ -86,10 +89,13 @@ def check_length(req: falcon.Request, most: int) -> None:
 
 
 def refuse_unfit(data: bytes, body: object) -> None:
-    """Raises BadRequest for a body, which was ``data``, that is deeper than anything we know, so that no schema and no
-    view recurses without bound; and for one with a text that no database keeps."""
+    """Raises BadRequest for a body, which was ``data``, that is deeper than anything we know, so
+    that no schema and no view recurses without bound; and for one with a text that no database
+    keeps."""
     if is_too_deep(data, body):
-        raise errors.BadRequest(f"The request body is nested too deeply: at most {MAX_DEPTH} levels are accepted.")
+        raise errors.BadRequest(
+            f"The request body is nested too deeply: at most {MAX_DEPTH} levels are accepted."
+        )
     if b"\\u0000" in data and _holds_nul(body):
         raise errors.BadRequest("The request body holds the character NUL.")
 
@@ -100,8 +106,12 @@ def is_too_deep(data: bytes, body: object) -> bool:
         return False
     level = [body]
     for _ in range(MAX_DEPTH):
-        level = [item for one in level if isinstance(one, (dict, list))
-                 for item in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            item
+            for one in level
+            if isinstance(one, (dict, list))
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
     return any(isinstance(one, (dict, list)) for one in level)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a handler returns beside a body, and how it becomes an HTTP response."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -16,9 +17,9 @@ class ApiResponse:
     """A body with another status than the route's, or with headers."""
 
     body: object = None
-    status: int | None = None                                       #: None: the route's
+    status: int | None = None  #: None: the route's
     headers: Mapping[str, str] = field(default_factory=dict)
-    modified: int | None = None         #: microseconds; when what is shown last changed, None: now
+    modified: int | None = None  #: microseconds; when what is shown last changed, None: now
 
 
 def send(resp: falcon.Response, outcome: object, success: int) -> ApiResponse:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A response on its way to the client: what the socket does not take at once waits here, without a thread.
+"""A response on its way to the client: what the socket does not take at once waits here, without a
+thread.
 
-gunicorn writes to it as to a socket, in the thread that makes the response; the thread that has the sockets sends the
-rest. Thread-safe."""
+gunicorn writes to it as to a socket, in the thread that makes the response; the thread that has the
+sockets sends the rest. Thread-safe."""
+
 from __future__ import annotations
 
 import errno
@@ -11,12 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-GATHERED_BYTES = 64 * 1024        #: bytes that are sent together
-FULL_BYTES = 1024 * 1024          #: bytes above which whoever makes the answer shall pause
+GATHERED_BYTES = 64 * 1024  #: bytes that are sent together
+FULL_BYTES = 1024 * 1024  #: bytes above which whoever makes the answer shall pause
 
 
 class ResponseBuffer:
-    """Of one connection. ``wait`` is called, in any thread, when something begins to wait for the client."""
+    """Of one connection. ``wait`` is called, in any thread, when something begins to wait for the
+    client."""
 
     def __init__(self, sock: socket.socket, wait: Callable[[], None]) -> None:
         self._sock, self._wait = sock, wait
@@ -24,7 +27,7 @@ class ResponseBuffer:
         self._gathered: list[bytes] = []
         self._unsent: deque[memoryview] = deque()
         self._size = 0
-        self.held = self.sent = 0           #: bytes that wait; bytes that went
+        self.held = self.sent = 0  #: bytes that wait; bytes that went
         self.is_broken = False
 
     def sendall(self, data: bytes) -> None:

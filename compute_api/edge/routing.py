@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routes: one row for each operation, with its microversions, policy rule and schemas.
 
-A service lists its rows (``compute.routes``, ``placement.routes``); an ``Endpoint`` serves those of one path."""
+A service lists its rows (``compute.routes``, ``placement.routes``); an ``Endpoint`` serves those of
+one path."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +23,11 @@ class ApiRoute:
     method: str
     path: str
     handler: Callable[..., Any]
-    policy: str                                 #: the rule asked for before the handler runs; empty: the handler asks
+    policy: str  #: the rule asked for before the handler runs; empty: the handler asks
     since: str = "0.0"
-    until: str | None = None                    #: included; None: the last version
-    success: int = 200                          #: the status when all is well
-    body: VersionedSchema | None = None         #: what it may hold; None: there is none
+    until: str | None = None  #: included; None: the last version
+    success: int = 200  #: the status when all is well
+    body: VersionedSchema | None = None  #: what it may hold; None: there is none
     query: VersionedSchema | None = None
 
     @property
@@ -46,7 +48,8 @@ def by_path(routes: Iterable[RouteT]) -> dict[str, list[RouteT]]:
 
 
 class Endpoint(Generic[RouteT]):
-    """One path: among its rows the method and the microversion choose, and the row says the rest."""
+    """One path: among its rows the method and the microversion choose, and the row says the
+    rest."""
 
     def __init__(self, rows: Sequence[RouteT], methods: Iterable[str]) -> None:
         self.rows = rows
@@ -59,4 +62,6 @@ class Endpoint(Generic[RouteT]):
 
     def row(self, method: str, version: int) -> RouteT | None:
         """The row of this method at this version."""
-        return next((row for row in self.rows if row.method == method and version in row.versions), None)
+        return next(
+            (row for row in self.rows if row.method == method and version in row.versions), None
+        )

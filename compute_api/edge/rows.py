@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of the store as handlers and views read them."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """gunicorn with a worker of ours, configured here alone: no command line, no file of its own.
 
-Used by the ``service.py`` of the API, placement, metadata and image gateway. Each worker makes its application after
-the fork. On SIGTERM a worker finishes its requests and ends at once, whatever threads of libraries still run."""
+Used by the ``service.py`` of the API, placement, metadata and image gateway. Each worker makes its
+application after the fork. On SIGTERM a worker finishes its requests and ends at once, whatever
+threads of libraries still run."""
+
 from __future__ import annotations
 
 import logging
@@ -20,47 +22,79 @@ from common.tls import Tls
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.worker import Worker
 
-BODY_MARGIN_BYTES = 64 * 1024       # bytes by which a body may be too long and is still read, to be told so
-WORKER_TIMEOUT_SECONDS = 120            # seconds after which a worker that does not answer the master is replaced
-GRACE_SECONDS = 8                # seconds for requests in hand after TERM
+BODY_MARGIN_BYTES = (
+    64 * 1024
+)  # bytes by which a body may be too long and is still read, to be told so
+WORKER_TIMEOUT_SECONDS = (
+    120  # seconds after which a worker that does not answer the master is replaced
+)
+GRACE_SECONDS = 8  # seconds for requests in hand after TERM
 
 
 def worker(limits: ClientLimits, fault: Callable[[int, str], object] | None = None) -> type[Worker]:
-    """A class for gunicorn, which makes the objects. ``fault``: the body of an error before the application."""
+    """A class for gunicorn, which makes the objects. ``fault``: the body of an error before the
+    application."""
     more = {"fault": staticmethod(fault)} if fault else {}
     return type("Worker", (Worker,), {"limits": limits, **more})
 
 
 def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
-    """What clients of an HTTP service may take; ``body``: the bytes of the longest that it reads."""
+    """What clients of an HTTP service may take; ``body``: the bytes of the longest that it
+    reads."""
     own = conf.http
-    return ClientLimits(head_seconds=own.head_seconds, patience_seconds=own.patience_seconds,
-                        idle_seconds=own.idle_seconds,
-                  max_connections=own.connections, max_connections_per_address=own.connections_per_address,
-                  max_body_bytes=body + BODY_MARGIN_BYTES)
+    return ClientLimits(
+        head_seconds=own.head_seconds,
+        patience_seconds=own.patience_seconds,
+        idle_seconds=own.idle_seconds,
+        max_connections=own.connections,
+        max_connections_per_address=own.connections_per_address,
+        max_body_bytes=body + BODY_MARGIN_BYTES,
+    )
 
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
-    """A master and its workers on one address. ``load`` makes the application in a worker, ``close`` is its end."""
+    """A master and its workers on one address. ``load`` makes the application in a worker,
+    ``close`` is its end."""
 
-    def __init__(self, name: str, host: str, port: int, load: Callable[[], WSGIApplication], close: Callable[[], None],
-                 workers: int = 1, threads: int = 16, limits: ClientLimits | None = None,
-                 fault: Callable[[int, str], object] | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        load: Callable[[], WSGIApplication],
+        close: Callable[[], None],
+        workers: int = 1,
+        threads: int = 16,
+        limits: ClientLimits | None = None,
+        fault: Callable[[int, str], object] | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         def ended(server: Any, worker: Any) -> None:
             close()
             logging.shutdown()
-            os._exit(0)             # threads of the libraries may linger
+            os._exit(0)  # threads of the libraries may linger
+
         self._load, self._name = load, name
         self._settings = {
-            "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "workers": workers,
-            "worker_class": worker(limits or ClientLimits(), fault), "threads": threads,
+            "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "workers": workers,
+            "worker_class": worker(limits or ClientLimits(), fault),
+            "threads": threads,
             "timeout": WORKER_TIMEOUT_SECONDS,
-            "graceful_timeout": GRACE_SECONDS, "limit_request_line": 8190, "control_socket_disable": True,
+            "graceful_timeout": GRACE_SECONDS,
+            "limit_request_line": 8190,
+            "control_socket_disable": True,
             "proc_name": name,
-            "sendfile": False, "backlog": 2048, "worker_exit": ended}
-        if tls is not None:         # who asks is known by what it brings: a signature, a ticket
-            self._settings |= {"certfile": tls.cert, "keyfile": tls.key,
-                               "ssl_context": lambda conf, usual: tls.for_server(proved=False)}
+            "sendfile": False,
+            "backlog": 2048,
+            "worker_exit": ended,
+        }
+        if tls is not None:  # who asks is known by what it brings: a signature, a ticket
+            self._settings |= {
+                "certfile": tls.cert,
+                "keyfile": tls.key,
+                "ssl_context": lambda conf, usual: tls.for_server(proved=False),
+            }
         super().__init__()
 
     def load_config(self) -> None:
@@ -73,4 +107,6 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         try:
             return self._load()
         except ConfigError as problem:
-            raise AppImportError(f"{self._name}: {problem}") from problem       # which ends the master too
+            raise AppImportError(
+                f"{self._name}: {problem}"
+            ) from problem  # which ends the master too

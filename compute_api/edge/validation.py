@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas that change with the microversion, and checks of bodies and queries against them.
 
-A schema is written once, as it was at 2.1, followed by its differences: ``VersionedSchema(base, ("2.19", put(…)), …)``.
-A compiled validator decides; only when it refuses, a slower one finds the words. Under the legacy root /v2 unknown keys
-are dropped instead of refused. A refused password is never repeated in the text."""
+A schema is written once, as it was at 2.1, followed by its differences: ``VersionedSchema(base,
+("2.19", put(…)), …)``. A compiled validator decides; only when it refuses, a slower one finds the
+words. Under the legacy root /v2 unknown keys are dropped instead of refused. A refused password is
+never repeated in the text."""
+
 from __future__ import annotations
 
 import base64
@@ -23,7 +25,7 @@ from compute_api.edge.microversions import number
 
 Document = dict[str, Any]
 Change = Callable[[Document], None]
-MAX_SHOWN_CHARACTERS = 300              #: how much of a refused value the error repeats
+MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
 _SECRET = {"adminPass", "user_data", "personality", "contents", "private_key"}
 
 
@@ -33,11 +35,14 @@ def _is_name(text: str) -> bool:
 
 
 def _is_printable(text: str) -> bool:
-    return all((kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp") for letter in text)
+    return all(
+        (kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp")
+        for letter in text
+    )
 
 
 def _is_int32(text: str) -> bool:
-    return re.fullmatch("-?[0-9]{1,10}", text) is not None and abs(int(text)) < 2 ** 31
+    return re.fullmatch("-?[0-9]{1,10}", text) is not None and abs(int(text)) < 2**31
 
 
 def _is_base64(text: str) -> bool:
@@ -55,47 +60,67 @@ def _parses(parse: Callable[[str], object], *refusals: type[Exception]) -> Calla
         except refusals:
             return False
         return True
+
     return check
 
 
 FORMATS: dict[str, Callable[[str], bool]] = {
-    "name": _is_name, "printable": _is_printable, "uuid": ids.spells_uuid, "base64": _is_base64, "int32": _is_int32,
+    "name": _is_name,
+    "printable": _is_printable,
+    "uuid": ids.spells_uuid,
+    "base64": _is_base64,
+    "int32": _is_int32,
     "line": lambda text: "\n" not in text,
-    "ipv4": _parses(ipaddress.IPv4Address, ValueError), "ipv6": _parses(ipaddress.IPv6Address, ValueError),
+    "ipv4": _parses(ipaddress.IPv4Address, ValueError),
+    "ipv6": _parses(ipaddress.IPv6Address, ValueError),
     "regex": lambda text: bool(text) and patterns.is_pattern(text),
-    "date-time": _parses(clock.parse, ValueError, OverflowError)}
+    "date-time": _parses(clock.parse, ValueError, OverflowError),
+}
 _SAYS = {
     "name": "must not be empty, hold only printable characters, and neither begin nor end with white space",
-    "printable": "must hold only printable characters", "uuid": "is not a UUID",
-    "line": "is more than one line", "base64": "is not base64", "int32": "is not a whole number, or too large",
-    "ipv4": "is not an IPv4 address", "ipv6": "is not an IPv6 address",
+    "printable": "must hold only printable characters",
+    "uuid": "is not a UUID",
+    "line": "is more than one line",
+    "base64": "is not base64",
+    "int32": "is not a whole number, or too large",
+    "ipv4": "is not an IPv4 address",
+    "ipv6": "is not an IPv6 address",
     "regex": "is not a regular expression, or has look-around, back references or too many repeats",
-    "date-time": "is not an ISO 8601 time"}
+    "date-time": "is not an ISO 8601 time",
+}
 
 
 # --- differences ---
 def put(path: str, value: Document) -> Change:
     """At ``path`` (keys, or * for the items of a list) stands ``value`` from now on."""
+
     def change(document: Document) -> None:
         *way, last = path.split("/")
-        _walk(document, way)["properties"][last] = copy.deepcopy(value)     # a later change is made in it
+        _walk(document, way)["properties"][last] = copy.deepcopy(
+            value
+        )  # a later change is made in it
+
     return change
 
 
 def drop(path: str) -> Change:
     """The key at ``path`` is unknown from now on."""
+
     def change(document: Document) -> None:
         *way, last = path.split("/")
         del _walk(document, way)["properties"][last]
+
     return change
 
 
 def require(path: str) -> Change:
     """The key at ``path`` must be there from now on."""
+
     def change(document: Document) -> None:
         *way, last = path.split("/")
         parent = _walk(document, way)
         parent["required"] = [*parent.get("required", ()), last]
+
     return change
 
 
@@ -106,9 +131,11 @@ def strict(document: Document) -> None:
 
 def replace(value: Document) -> Change:
     """The whole is ``value`` from now on."""
+
     def change(document: Document) -> None:
         document.clear()
         document.update(copy.deepcopy(value))
+
     return change
 
 
@@ -147,11 +174,14 @@ class Schema:
 
     @functools.cached_property
     def _compiled(self) -> jsonschema_rs.Draft202012Validator:
-        return jsonschema_rs.Draft202012Validator(self.document, formats=FORMATS, validate_formats=True)
+        return jsonschema_rs.Draft202012Validator(
+            self.document, formats=FORMATS, validate_formats=True
+        )
 
     @functools.cached_property
     def _explaining(self) -> Any:
         import jsonschema
+
         return jsonschema.Draft202012Validator(self.document, format_checker=format_checker())
 
     def is_valid(self, value: object) -> bool:
@@ -178,7 +208,9 @@ class Schema:
         if problem is None:
             return "The request does not fit its schema."
         path = list(problem.absolute_path)
-        name = next((step for step in reversed(path) if isinstance(step, str)), "")     # not its place in a list
+        name = next(
+            (step for step in reversed(path) if isinstance(step, str)), ""
+        )  # not its place in a list
         if _SECRET.intersection(path):
             return f"Invalid input for field/attribute {name}. The value is not repeated here."
         shown = _masked(problem.instance)
@@ -187,8 +219,10 @@ class Schema:
             message = f"{_short(shown)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
         if not name:
             return _short(message, quote=False)
-        return (f"Invalid input for field/attribute {name}. Value: {_short(shown, quote=False)}. "
-                f"{_short(message, quote=False)}")
+        return (
+            f"Invalid input for field/attribute {name}. Value: {_short(shown, quote=False)}. "
+            f"{_short(message, quote=False)}"
+        )
 
 
 def _masked(value: Any) -> Any:
@@ -207,6 +241,7 @@ def _short(value: object, quote: bool = True) -> str:
 def format_checker() -> Any:
     """What jsonschema knows our formats by."""
     import jsonschema
+
     checker = jsonschema.FormatChecker(formats=())
     for name, check in FORMATS.items():
         checker.checks(name)(lambda value, check=check: not isinstance(value, str) or check(value))
@@ -217,14 +252,23 @@ def _pruned(schema: Document, value: Any) -> Any:
     if isinstance(value, list) and "items" in schema:
         return [_pruned(schema["items"], item) for item in value]
     if isinstance(value, dict) and "anyOf" in schema:
-        schema = next((choice for choice in schema["anyOf"] if choice.get("type") == "object"), schema)
-    if not isinstance(value, dict) or "properties" not in schema and "patternProperties" not in schema:
+        schema = next(
+            (choice for choice in schema["anyOf"] if choice.get("type") == "object"), schema
+        )
+    if (
+        not isinstance(value, dict)
+        or "properties" not in schema
+        and "patternProperties" not in schema
+    ):
         return value
     known: Document = schema.get("properties", {})
     patterns = [re.compile(pattern) for pattern in schema.get("patternProperties", {})]
     closed = schema.get("additionalProperties") is False
-    return {key: _pruned(known.get(key, {}), item) for key, item in value.items()
-            if not closed or key in known or any(pattern.search(key) for pattern in patterns)}
+    return {
+        key: _pruned(known.get(key, {}), item)
+        for key, item in value.items()
+        if not closed or key in known or any(pattern.search(key) for pattern in patterns)
+    }
 
 
 def is_true(value: object) -> bool:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gunicorn's worker with threads, which only make responses: ``ClientConnections`` waits for the network.
+"""gunicorn's worker with threads, which only make responses: ``ClientConnections`` waits for the
+network.
 
-What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI environment stay."""
+What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI
+environment stay."""
+
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +26,7 @@ from compute_api.edge.limits import ClientLimits
 from compute_api.edge.response_buffer import FULL_BYTES
 
 log = logging.getLogger(__name__)
-_BLOCK_BYTES = 256 * 1024         # bytes of a file that are read at a time
+_BLOCK_BYTES = 256 * 1024  # bytes of a file that are read at a time
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
@@ -39,11 +42,22 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     def run(self) -> None:
         """Called by gunicorn: serve until it says that it is over."""
-        self.cfg.set("forwarder_headers", "")       # no client says where in the URLs we are: SCRIPT_NAME
-        self.clients = ClientConnections(self.poller, self.cfg, self.limits, self.method_queue.defer, self._begin,
-                                         self._go_on,
-                               self._refusal, self._secured if self.cfg.is_ssl else None)
-        self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
+        self.cfg.set(
+            "forwarder_headers", ""
+        )  # no client says where in the URLs we are: SCRIPT_NAME
+        self.clients = ClientConnections(
+            self.poller,
+            self.cfg,
+            self.limits,
+            self.method_queue.defer,
+            self._begin,
+            self._go_on,
+            self._refusal,
+            self._secured if self.cfg.is_ssl else None,
+        )
+        self.poller.register(
+            self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
+        )
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
             self._turn(1.0)
@@ -95,7 +109,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     def _answer(self, client: ClientConnection) -> bool:
         """Make the answer, and give as much of it to the client as it takes; is that all?"""
         self.nr += 1
-        response, environ = wsgi.create(client.incoming.request, client.out, client.peer, client.tag, self.cfg)
+        response, environ = wsgi.create(
+            client.incoming.request, client.out, client.peer, client.tag, self.cfg
+        )
         client.answer = PendingResponse(response)
         environ["wsgi.multithread"] = True
         if client.is_last or not self.alive:
@@ -116,10 +132,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         return True
 
     def _fail(self, client: ClientConnection) -> None:
-        """Say that it went wrong, where nothing else was said; else what was said is all, and breaks off."""
+        """Say that it went wrong, where nothing else was said; else what was said is all, and
+        breaks off."""
         with contextlib.suppress(BrokenPipeError):
             if client.answer is None or not client.answer.response.headers_sent:
-                client.out.sendall(self._refusal(500, "Unexpected error. Tell your operator when it was."))
+                client.out.sendall(
+                    self._refusal(500, "Unexpected error. Tell your operator when it was.")
+                )
             client.out.flush()
 
     def _refusal(self, status: int, text: str) -> bytes:
@@ -129,8 +148,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 def refusal(status: int, body: object) -> bytes:
     """A whole answer, after which the connection is closed."""
     content = orjson.dumps(body)
-    return (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n").encode() + content
+    return (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    ).encode() + content
 
 
 class PendingResponse:

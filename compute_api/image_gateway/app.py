@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application of the image gateway: the part of the image API that hosts use, for those who have a ticket.
+"""The WSGI application of the image gateway: the part of the image API that hosts use, for those
+who have a ticket.
 
-``create`` is called once a process by ``service.application``, and by tests. The order for every request: is it one of
-the three that are answered, may this ticket do that with this image, and only then the image service is asked, with
-Kilonova's own token (``images``). Bytes are passed on as they come, a MiB at a time.
-Must stay true: what breaks off at one end breaks off at the other, never ends; no answer names where the image service
-keeps an image; every refusal is logged, without tickets.
+``create`` is called once a process by ``service.application``, and by tests. The order for every
+request: is it one of the three that are answered, may this ticket do that with this image, and only
+then the image service is asked, with Kilonova's own token (``images``). Bytes are passed on as they
+come, a MiB at a time. Must stay true: what breaks off at one end breaks off at the other, never
+ends; no answer names where the image service keeps an image; every refusal is logged, without
+tickets.
 """
+
 from __future__ import annotations
 
 import logging
@@ -30,8 +33,19 @@ from compute_api.edge.json_types import JsonObject
 logger = logging.getLogger(__name__)
 TOKEN = "X-AUTH-TOKEN"
 PATH = re.compile(r"/v2/images/([0-9A-Za-z-]{1,64})(/file)?")
-SHOWN_KEYS = ("id", "status", "size", "virtual_size", "disk_format", "container_format", "checksum", "os_hash_algo",
-        "os_hash_value", "min_disk", "min_ram")
+SHOWN_KEYS = (
+    "id",
+    "status",
+    "size",
+    "virtual_size",
+    "disk_format",
+    "container_format",
+    "checksum",
+    "os_hash_algo",
+    "os_hash_value",
+    "min_disk",
+    "min_ram",
+)
 
 
 def create(images: OwnImages, tickets: Tickets) -> WSGIApplication:
@@ -60,10 +74,17 @@ class ImageGateway:
         _admit(ticket, found[1], *kind)
         match kind:
             case "GET", False:
-                resp.data, resp.content_type = orjson.dumps(self._shown(found[1])), falcon.MEDIA_JSON
+                resp.data, resp.content_type = (
+                    orjson.dumps(self._shown(found[1])),
+                    falcon.MEDIA_JSON,
+                )
             case "GET", True:
                 data = self._images.ask(lambda client, token: client.open(found[1], token))
-                resp.content_type, resp.content_length, resp.stream = "application/octet-stream", data.size, data
+                resp.content_type, resp.content_length, resp.stream = (
+                    "application/octet-stream",
+                    data.size,
+                    data,
+                )
             case _:
                 self._images.ask(lambda client, token: client.put(found[1], token, _body(req)))
                 resp.status = falcon.HTTP_204
@@ -74,28 +95,42 @@ class ImageGateway:
 
 
 def _admit(ticket: Ticket, image: str, method: str, of_bytes: bool) -> None:
-    """Raises Unauthorized unless the ticket opens this image for that: with another one it may be opened."""
-    opens = ticket.writes if method == "PUT" else ticket.reads if of_bytes else ticket.reads | ticket.writes
+    """Raises Unauthorized unless the ticket opens this image for that: with another one it may be
+    opened."""
+    opens = (
+        ticket.writes
+        if method == "PUT"
+        else ticket.reads
+        if of_bytes
+        else ticket.reads | ticket.writes
+    )
     if image not in opens:
         raise errors.Unauthorized("The ticket does not open this image for that.")
 
 
 def _body(req: falcon.Request) -> Iterator[bytes]:
-    """The bytes that a host sends; BadRequest when they break off, so that the image service is not told of an end."""
+    """The bytes that a host sends; BadRequest when they break off, so that the image service is not
+    told of an end."""
     stream, size = request_data.stream_of(req), 0
     try:
         while chunk := stream.read(CHUNK):
             size += len(chunk)
             yield chunk
     except (OSError, ParseException) as problem:
-        raise errors.BadRequest("The image broke off while it was being sent, or is badly chunked.") from problem
+        raise errors.BadRequest(
+            "The image broke off while it was being sent, or is badly chunked."
+        ) from problem
     if size < (req.content_length or 0):
         raise errors.BadRequest(f"The image broke off: {size} of {req.content_length} bytes came.")
 
 
 def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
     """A refusal of ours, or the image service's own."""
-    found = PATH.fullmatch(req.path)            # of another path nothing is logged: who knows what stands in it
+    found = PATH.fullmatch(
+        req.path
+    )  # of another path nothing is logged: who knows what stands in it
     host = str(getattr(req.context, "host", "?"))[:64]
-    return (f"{req.method} of image {found[1] if found else '?'} to host {host!r}: {problem.text} "
-            f"{problem.__cause__ or ''}")
+    return (
+        f"{req.method} of image {found[1] if found else '?'} to host {host!r}: {problem.text} "
+        f"{problem.__cause__ or ''}"
+    )

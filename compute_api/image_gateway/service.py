@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-image-gateway: hosts read and store images here, each with a ticket for just these images.
+"""The process kilonova-image-gateway: hosts read and store images here, each with a ticket for just
+these images.
 
-It asks the identity and the image service, and nobody else; it has no database. Any number may run side by side.
+It asks the identity and the image service, and nobody else; it has no database. Any number may run
+side by side.
 """
+
 from __future__ import annotations
 
 import sys
@@ -24,29 +27,47 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from common.clients.own_images import OwnImages
     from common.image_tickets import configured
     from compute_api.image_gateway import app
+
     return app.create(OwnImages(IdentityClient(conf)), configured(conf))
 
 
 def limits(conf: cfg.ConfigOpts) -> ClientLimits:
-    """What hosts may take. Half of the threads may read images from them, half of these from one address; a host may
-    also stall for a while."""
+    """What hosts may take. Half of the threads may read images from them, half of these from one
+    address; a host may also stall for a while."""
     streams = max(1, conf.image_gateway.threads // 2)
     usual = server.limits(conf, body=0)
-    return replace(usual, patience_seconds=max(usual.patience_seconds, STALL_SECONDS), max_streams=streams,
-                   max_streams_per_address=max(1, streams // 2))
+    return replace(
+        usual,
+        patience_seconds=max(usual.patience_seconds, STALL_SECONDS),
+        max_streams=streams,
+        max_streams_per_address=max(1, streams // 2),
+    )
 
 
 def main() -> None:
     """The console script kilonova-image-gateway."""
     conf = service.start("image-gateway")
     if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
-        sys.exit("kilonova-image-gateway: no ticket can be checked: set [image_gateway] ticket_secret, the same as "
-                 "conductors have")
+        sys.exit(
+            "kilonova-image-gateway: no ticket can be checked: set [image_gateway] ticket_secret, the same as "
+            "conductors have"
+        )
     own = conf.image_gateway
-    proof = service.checked("image-gateway", lambda: tls.protecting(conf, "[image_gateway] host", [own.host],
-                                                                    listens=True))
-    server.Server("kilonova-image-gateway", own.host, own.port, lambda: application(conf), lambda: None,
-                   workers=own.workers, threads=own.threads, limits=limits(conf), tls=proof).run()
+    proof = service.checked(
+        "image-gateway",
+        lambda: tls.protecting(conf, "[image_gateway] host", [own.host], listens=True),
+    )
+    server.Server(
+        "kilonova-image-gateway",
+        own.host,
+        own.port,
+        lambda: application(conf),
+        lambda: None,
+        workers=own.workers,
+        threads=own.threads,
+        limits=limits(conf),
+        tls=proof,
+    ).run()
 
 
 if __name__ == "__main__":

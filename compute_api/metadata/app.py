@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application of the metadata service: what guests find at 169.254.169.254.
 
-``create`` is called once a process by ``service.application``, and by tests. The order for every request: who asks
-(signed by the proxy), how often, which guest that is, and only then what it asks for. What is answered comes from
-``common.instance_data``; a path without a first part that we know is one of EC2's tree.
-Must stay true: a guest is told of nobody but itself; every refusal is logged, without secrets.
+``create`` is called once a process by ``service.application``, and by tests. The order for every
+request: who asks (signed by the proxy), how often, which guest that is, and only then what it asks
+for. What is answered comes from ``common.instance_data``; a path without a first part that we know
+is one of EC2's tree. Must stay true: a guest is told of nobody but itself; every refusal is logged,
+without secrets.
 """
+
 from __future__ import annotations
 
 import logging
@@ -38,7 +40,7 @@ from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
 from compute_api.metadata.rate_limit import RateLimiter
 
 logger = logging.getLogger(__name__)
-MAX_PASSWORD_BYTES = 4 * 255          # bytes, as guests' agents know it
+MAX_PASSWORD_BYTES = 4 * 255  # bytes, as guests' agents know it
 READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
 
 
@@ -64,7 +66,9 @@ class MetadataResource:
         if is_news:
             logger.warning("server %r asks more often than [metadata] rate allows", identity.server)
         if wait:
-            raise falcon.HTTPTooManyRequests(description="Too many requests.", retry_after=math.ceil(wait))
+            raise falcon.HTTPTooManyRequests(
+                description="Too many requests.", retry_after=math.ceil(wait)
+            )
         guest = self._guests.find(identity)
         parts = [part for part in req.path.split("/") if part]
         if _is_password(parts):
@@ -77,7 +81,9 @@ class MetadataResource:
             raise falcon.HTTPNotFound(description="There is nothing of that name.")
         resp.data, resp.content_type = found
 
-    def _password(self, req: falcon.Request, resp: falcon.Response, server: str, guest: GuestRecord) -> None:
+    def _password(
+        self, req: falcon.Request, resp: falcon.Response, server: str, guest: GuestRecord
+    ) -> None:
         if req.method in READ_METHODS:
             resp.text = guest.password
         elif req.method == WRITE_METHOD:
@@ -108,14 +114,21 @@ def look_up(data: InstanceData, parts: Sequence[str]) -> tuple[bytes, str] | Non
 
 
 def _is_password(parts: Sequence[str]) -> bool:
-    return len(parts) == 3 and parts[0] == "openstack" and parts[2] == PASSWORD and parts[1] in VERSIONS \
+    return (
+        len(parts) == 3
+        and parts[0] == "openstack"
+        and parts[2] == PASSWORD
+        and parts[1] in VERSIONS
         and DOCUMENTS[PASSWORD] <= parts[1] <= LATEST
+    )
 
 
 def _posted(req: falcon.Request) -> str:
     """The password in the body. Raises BadRequest."""
     if (req.content_length or 0) > MAX_PASSWORD_BYTES:
-        raise errors.BadRequest(f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes.")
+        raise errors.BadRequest(
+            f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
+        )
     try:
         body = request_data.stream_of(req).read(MAX_PASSWORD_BYTES + 1)
         password = body.decode()
@@ -124,7 +137,9 @@ def _posted(req: falcon.Request) -> str:
     except UnicodeDecodeError as problem:
         raise errors.BadRequest("The password is not text in UTF-8.") from problem
     if len(body) > MAX_PASSWORD_BYTES:
-        raise errors.BadRequest(f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes.")
+        raise errors.BadRequest(
+            f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
+        )
     if len(body) < (req.content_length or 0):
         raise errors.BadRequest("The request body ended early.")
     if not password or "\x00" in password:
@@ -133,5 +148,7 @@ def _posted(req: falcon.Request) -> str:
 
 
 def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
-    return (f"{req.method} {req.path[:200]!r}, said to be of server {str(req.headers.get(SERVER))[:64]!r} at "
-            f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}")
+    return (
+        f"{req.method} {req.path[:200]!r}, said to be of server {str(req.headers.get(SERVER))[:64]!r} at "
+        f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}"
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guests of requests, as the database has them, cached for a few seconds.
 
-Used by ``metadata.app``. One statement reads all about a guest; a cached guest costs none. Only the password that a
-guest posts is ever written."""
+Used by ``metadata.app``. One statement reads all about a guest; a cached guest costs none. Only the
+password that a guest posts is ever written."""
+
 from __future__ import annotations
 
 import threading
@@ -20,12 +21,13 @@ from common.store.servers import metadata
 from common.vault import Vault
 from compute_api.metadata.proxy_headers import GuestIdentity, canonical_address
 
-MAX_GUESTS = 1000              # guests that are remembered; each with up to 64 KiB of user data
+MAX_GUESTS = 1000  # guests that are remembered; each with up to 64 KiB of user data
 
 
 @dataclass(frozen=True, slots=True)
 class GuestRecord:
-    """What is told to a guest, and what tells it from others; ``hosts``: where it is, or is being moved."""
+    """What is told to a guest, and what tells it from others; ``hosts``: where it is, or is being
+    moved."""
 
     data: InstanceData
     project: str
@@ -49,10 +51,13 @@ class CachedVendorData:
         self._known: JSON | None = None
 
     def __call__(self) -> JSON:
-        """Raises Unavailable: they do not say it, or another request of the guest is waiting for it already."""
+        """Raises Unavailable: they do not say it, or another request of the guest is waiting for it
+        already."""
         if self._known is None:
             if not self._lock.acquire(blocking=False):
-                raise errors.Unavailable("The vendor data of the server is being asked for; try again later.")
+                raise errors.Unavailable(
+                    "The vendor data of the server is being asked for; try again later."
+                )
             try:
                 self._known = self._ask() if self._known is None else self._known
             finally:
@@ -61,12 +66,21 @@ class CachedVendorData:
 
 
 class GuestCache:
-    """Guests by their servers' ids. ``vendor`` is what the operator tells all, ``dynamic`` who is asked for each;
-    ``vault`` opens user data; ``seconds`` is how long one is known, ``most`` how many are."""
+    """Guests by their servers' ids. ``vendor`` is what the operator tells all, ``dynamic`` who is
+    asked for each; ``vault`` opens user data; ``seconds`` is how long one is known, ``most`` how
+    many are."""
 
-    def __init__(self, store: Store, vendor: JSON | None, vault: Vault, seconds: float,
-                 monotonic: Callable[[], float] = time.monotonic, most: int = MAX_GUESTS, *,
-                 dynamic: VendorDataSource | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        vendor: JSON | None,
+        vault: Vault,
+        seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        most: int = MAX_GUESTS,
+        *,
+        dynamic: VendorDataSource | None = None,
+    ) -> None:
         self._store, self._vendor, self._vault, self._dynamic = store, vendor, vault, dynamic
         self._seconds, self._monotonic, self._most = seconds, monotonic, most
         self._known: dict[str, tuple[float, GuestRecord]] = {}
@@ -75,13 +89,19 @@ class GuestCache:
         """The guest that asks.
 
         Raises:
-            NotFound: there is no such server in that project or on that host, or the address is not one of its
+            NotFound: there is no such server in that project or on that host, or the address is not
+            one of its
                 interfaces'.
         """
         until, guest = self._known.get(identity.server, (0.0, None))
-        # An address that is not known may be of an interface that was attached a moment ago; it may have moved as well.
-        if guest is None or self._monotonic() >= until or identity.address not in guest.addresses \
-                or not _is_there(guest, identity):
+        # An address that is not known may be of an interface that was attached a moment ago; it may
+        # have moved as well.
+        if (
+            guest is None
+            or self._monotonic() >= until
+            or identity.address not in guest.addresses
+            or not _is_there(guest, identity)
+        ):
             guest = self._read(identity.server)
         if not _is_there(guest, identity):
             raise errors.NotFound("The server is not on the host that asks for it.")
@@ -114,8 +134,11 @@ class GuestCache:
         spec = guest_spec(row, row.fence)
         if spec.user_data:
             spec = replace(spec, user_data=self._vault.open_text(spec.user_data))
-        addresses = frozenset(canonical_address(address["address"]) for interface in spec.interfaces
-                              for address in interface.addresses)
+        addresses = frozenset(
+            canonical_address(address["address"])
+            for interface in spec.interfaces
+            for address in interface.addresses
+        )
         hosts = frozenset(host for host in (row.host, row.source_host, row.dest_host) if host)
         data = InstanceData(spec, self._vendor)
         if self._dynamic is not None:

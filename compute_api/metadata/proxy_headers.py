@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which guest a request comes from: the headers of the network service's metadata proxy, if they are signed.
+"""Which guest a request comes from: the headers of the network service's metadata proxy, if they
+are signed.
 
-Pure. The proxy knows the guest by the network and the source address of its packet, removes such headers of the guest's
-own, and signs the server's id. Neutron's proxies sign with the secret that they share with us. A host of the standalone
-network service has a key of its own, names itself, and is believed for guests on it alone.
-Must stay true: without the secret nobody is believed; signatures are compared in constant time; nothing here or in a
-log shows the secret or a right signature."""
+Pure. The proxy knows the guest by the network and the source address of its packet, removes such
+headers of the guest's own, and signs the server's id. Neutron's proxies sign with the secret that
+they share with us. A host of the standalone network service has a key of its own, names itself, and
+is believed for guests on it alone. Must stay true: without the secret nobody is believed;
+signatures are compared in constant time; nothing here or in a log shows the secret or a right
+signature."""
+
 from __future__ import annotations
 
 import hashlib
@@ -16,15 +19,21 @@ from dataclasses import dataclass
 
 from common import errors
 
-SERVER, PROJECT, ADDRESS, SIGNATURE = ("X-INSTANCE-ID", "X-TENANT-ID", "X-FORWARDED-FOR", "X-INSTANCE-ID-SIGNATURE")
+SERVER, PROJECT, ADDRESS, SIGNATURE = (
+    "X-INSTANCE-ID",
+    "X-TENANT-ID",
+    "X-FORWARDED-FOR",
+    "X-INSTANCE-ID-SIGNATURE",
+)
 HOST = "X-INSTANCE-HOST"
-MAX_LENGTH = 64             # of an id or an address
+MAX_LENGTH = 64  # of an id or an address
 
 
 @dataclass(frozen=True, slots=True)
 class GuestIdentity:
-    """The server, its project, and the address that it sent from, as the proxy knows them; ``host``: on which host the
-    proxy is, "" for one that is believed for the guests of all hosts."""
+    """The server, its project, and the address that it sent from, as the proxy knows them;
+    ``host``: on which host the proxy is, "" for one that is believed for the guests of all
+    hosts."""
 
     server: str
     project: str
@@ -41,7 +50,9 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
         NotFound: the address is none.
     """
     if not secret:
-        raise errors.Forbidden("This cloud has no [metadata] proxy_shared_secret; its operator has to set one.")
+        raise errors.Forbidden(
+            "This cloud has no [metadata] proxy_shared_secret; its operator has to set one."
+        )
     for name in (SERVER, PROJECT, SIGNATURE):
         if not headers.get(name):
             raise errors.BadRequest(f"{name.title()} header is missing from request.")
@@ -69,4 +80,6 @@ def canonical_address(address: str) -> str:
     try:
         return str(ipaddress.ip_address(address[:MAX_LENGTH].strip()))
     except ValueError as problem:
-        raise errors.NotFound("The request does not come from an address of the server.") from problem
+        raise errors.NotFound(
+            "The request does not come from an address of the server."
+        ) from problem

@@ -2,6 +2,7 @@
 """The rate limit of each guest, so that a guest in a loop takes nothing from the others.
 
 Used by ``metadata.app``. Thread-safe; guests that are quiet are forgotten."""
+
 from __future__ import annotations
 
 import math
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-MAX_KEYS = 10_000            # guests that are remembered before the quiet ones are forgotten
+MAX_KEYS = 10_000  # guests that are remembered before the quiet ones are forgotten
 
 
 class RateLimiter:
@@ -18,18 +19,22 @@ class RateLimiter:
     def __init__(self, rate: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._monotonic = rate, monotonic
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, float, float]] = {}      # key -> requests left, when that was, last news
+        self._known: dict[
+            str, tuple[float, float, float]
+        ] = {}  # key -> requests left, when that was, last news
 
     def __len__(self) -> int:
         return len(self._known)
 
     def take(self, key: str) -> tuple[float, bool]:
-        """0.0 when this request may pass, else in how many seconds one may; and whether that is worth telling, which
-        it is once a second."""
+        """0.0 when this request may pass, else in how many seconds one may; and whether that is
+        worth telling, which it is once a second."""
         with self._lock:
             now = self._monotonic()
             if key not in self._known and len(self._known) >= MAX_KEYS:
-                self._known = {known: item for known, item in self._known.items() if now - item[1] < 1}
+                self._known = {
+                    known: item for known, item in self._known.items() if now - item[1] < 1
+                }
             left, at, told = self._known.get(key, (float(self._rate), now, -math.inf))
             left = min(float(self._rate), left + (now - at) * self._rate)
             passes = left >= 1

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-metadata: metadata for guests over HTTP, through the network service's proxy.
+"""The process kilonova-metadata: metadata for guests over HTTP, through the network service's
+proxy.
 
-It reads the database, and asks nobody else but the operator's services of [vendor_data] dynamic_targets."""
+It reads the database, and asks nobody else but the operator's services of [vendor_data]
+dynamic_targets."""
+
 from __future__ import annotations
 
 import logging
@@ -28,11 +31,17 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
     from compute_api.metadata.rate_limit import RateLimiter
+
     own = conf.metadata
     store = guarded(Store.opened(conf, pool=own.threads))
     _opened.callback(store.close)
-    guests = GuestCache(store, vendor_data.static(conf), Vault(conf.secret_key), own.cache_seconds,
-                    dynamic=vendor_data.configured(conf))
+    guests = GuestCache(
+        store,
+        vendor_data.static(conf),
+        Vault(conf.secret_key),
+        own.cache_seconds,
+        dynamic=vendor_data.configured(conf),
+    )
     return app.create(guests, own.proxy_shared_secret, RateLimiter(own.rate))
 
 
@@ -45,12 +54,24 @@ def main() -> None:
     except config.ConfigError as problem:
         sys.exit(f"kilonova-metadata: {problem}")
     if not conf.metadata.proxy_shared_secret:
-        logger.warning("no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
-                       "service's proxies have")
-    proof = service.checked("metadata", lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host],
-                                                               listens=True))
-    Server("kilonova-metadata", conf.metadata.host, conf.metadata.port, lambda: application(conf), _opened.close,
-           threads=conf.metadata.threads, limits=limits(conf), tls=proof).run()
+        logger.warning(
+            "no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
+            "service's proxies have"
+        )
+    proof = service.checked(
+        "metadata",
+        lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True),
+    )
+    Server(
+        "kilonova-metadata",
+        conf.metadata.host,
+        conf.metadata.port,
+        lambda: application(conf),
+        _opened.close,
+        threads=conf.metadata.threads,
+        limits=limits(conf),
+        tls=proof,
+    ).run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/resource_providers/UUID/aggregates: those set by hand, and those of the provider's host."""
+
 from __future__ import annotations
 
 from common import ids
@@ -15,9 +16,11 @@ WITH_GENERATION = 19
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Two statements."""
+
     def work(tx: Connection) -> tuple[StoreRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
         return provider, providers.aggregates_of(tx, [provider.id])[provider.id]
+
     return _view(request, *request.read(work))
 
 
@@ -27,10 +30,13 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     wanted = [_usual(item) for item in (request.body["aggregates"] if strict else request.body)]
 
     def work(tx: Connection) -> tuple[StoreRow, list[str]]:
-        provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"] if strict else None)
+        provider = providers.lock(
+            tx, provider_uuid, request.body["resource_provider_generation"] if strict else None
+        )
         found = providers.set_aggregates(tx, provider, wanted)
         allocations.touch(tx, [provider.id])
         return providers.show(tx, provider_uuid), found
+
     return _view(request, *request.write(work))
 
 

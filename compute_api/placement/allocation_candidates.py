@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """/allocation_candidates: which providers could give all that is requested, each alone.
 
-A host of Kilonova has everything in one provider. Requests that only several providers together could meet are refused:
-more than one group of resources, same_subtree. A sharing provider counts as any other."""
+A host of Kilonova has everything in one provider. Requests that only several providers together
+could meet are refused: more than one group of resources, same_subtree. A sharing provider counts as
+any other."""
+
 from __future__ import annotations
 
 import re
@@ -19,7 +21,7 @@ from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.resource_providers import refuse_unknown
 
 DICTS, TRAITS, ALL_CLASSES, TREES, MAPPINGS = 12, 17, 27, 29, 34
-MOST = 10_000                # candidates of one answer
+MOST = 10_000  # candidates of one answer
 _KEY = re.compile(r"(resources|required|member_of|in_tree)(.*)\Z")
 _ALONE = "Kilonova looks for providers that can give everything alone, as its hosts do."
 
@@ -32,11 +34,22 @@ def index(request: PlacementRequest) -> ApiResponse:
     def work(tx: Connection) -> tuple[list[StoreRow], JsonObject]:
         refuse_unknown(tx, wanted)
         found = provider_search.find(tx, wanted, min(int(limit[:9]), MOST) if limit else MOST)
-        shown = found if request.version < TREES else provider_search.trees(tx, {row.root_uuid for row in found})
+        shown = (
+            found
+            if request.version < TREES
+            else provider_search.trees(tx, {row.root_uuid for row in found})
+        )
         return found, _summaries(tx, request.version, shown, wanted)
+
     found, summaries = request.read(work)
-    return ApiResponse({"allocation_requests": [_request(request.version, row.uuid, suffix, wanted) for row in found],
-                   "provider_summaries": summaries})
+    return ApiResponse(
+        {
+            "allocation_requests": [
+                _request(request.version, row.uuid, suffix, wanted) for row in found
+            ],
+            "provider_summaries": summaries,
+        }
+    )
 
 
 def _wanted(request: PlacementRequest) -> tuple[str, ProviderFilters]:
@@ -47,37 +60,61 @@ def _wanted(request: PlacementRequest) -> tuple[str, ProviderFilters]:
         if match:
             groups.setdefault(match[2], {})[match[1]] = values
     _check(request, groups)
-    (suffix, parts), = groups.items()
+    ((suffix, parts),) = groups.items()
     members = queries.members(parts.get("member_of", []), request.version, f"member_of{suffix}")
     required = queries.traits(parts.get("required", []), request.version, f"required{suffix}")
     if len(request.query.get("root_required", [])) > 1:
-        raise BadQuery("Query parameter 'root_required' may be specified only once.", "placement.query.duplicate_key")
-    root = queries.traits(request.query.get("root_required", []), min(request.version, queries.ANY_TRAITS - 1),
-                          "root_required")
+        raise BadQuery(
+            "Query parameter 'root_required' may be specified only once.",
+            "placement.query.duplicate_key",
+        )
+    root = queries.traits(
+        request.query.get("root_required", []),
+        min(request.version, queries.ANY_TRAITS - 1),
+        "root_required",
+    )
     return suffix, ProviderFilters(
-        in_tree=queries.tree(parts["in_tree"][-1], f"in_tree{suffix}") if "in_tree" in parts else None,
-        member_of=members.wanted, not_member_of=members.unwanted, required=required.wanted,
-        forbidden=required.unwanted, resources=queries.resources(parts["resources"][-1]),
-        root_required=root.wanted, root_forbidden=root.unwanted)
+        in_tree=queries.tree(parts["in_tree"][-1], f"in_tree{suffix}")
+        if "in_tree" in parts
+        else None,
+        member_of=members.wanted,
+        not_member_of=members.unwanted,
+        required=required.wanted,
+        forbidden=required.unwanted,
+        resources=queries.resources(parts["resources"][-1]),
+        root_required=root.wanted,
+        root_forbidden=root.unwanted,
+    )
 
 
 def _check(request: PlacementRequest, groups: dict[str, dict[str, list[str]]]) -> None:
     given = [suffix for suffix, parts in groups.items() if "resources" in parts]
     for part, word in (("required", "traits"), ("member_of", "member_of")):
-        orphans = sorted(part + suffix for suffix, parts in groups.items() if part in parts and suffix not in given)
+        orphans = sorted(
+            part + suffix
+            for suffix, parts in groups.items()
+            if part in parts and suffix not in given
+        )
         if orphans and "same_subtree" not in request.query:
-            raise BadQuery(f"Found the following orphaned {word} keys: {', '.join(orphans)}. All {part} parameters "
-                           "must be associated with resources.")
+            raise BadQuery(
+                f"Found the following orphaned {word} keys: {', '.join(orphans)}. All {part} parameters "
+                "must be associated with resources."
+            )
     if not given:
-        raise BadQuery("At least one request group (`resources` or `resources{$S}`) is required.",
-                       "placement.query.missing_value")
+        raise BadQuery(
+            "At least one request group (`resources` or `resources{$S}`) is required.",
+            "placement.query.missing_value",
+        )
     if "same_subtree" in request.query:
         raise errors.BadRequest(f"same_subtree is not supported. {_ALONE}")
     if len(given) < len(groups):
         raise BadQuery("All request groups must specify resources.")
     if len([suffix for suffix in given if suffix]) > 1 and "group_policy" not in request.query:
-        raise BadQuery('The "group_policy" parameter is required when specifying more than one "resources{N}" '
-                       "parameter.", "placement.query.missing_value")
+        raise BadQuery(
+            'The "group_policy" parameter is required when specifying more than one "resources{N}" '
+            "parameter.",
+            "placement.query.missing_value",
+        )
     if len(groups) > 1:
         names = ", ".join(f"resources{suffix}" for suffix in sorted(groups))
         raise errors.BadRequest(f"Several groups of resources are not supported: {names}. {_ALONE}")
@@ -86,23 +123,31 @@ def _check(request: PlacementRequest, groups: dict[str, dict[str, list[str]]]) -
 def _request(version: int, provider_uuid: str, suffix: str, wanted: ProviderFilters) -> JsonObject:
     resources = dict(wanted.resources)
     if version < DICTS:
-        return {"allocations": [{"resource_provider": {"uuid": provider_uuid}, "resources": resources}]}
+        return {
+            "allocations": [{"resource_provider": {"uuid": provider_uuid}, "resources": resources}]
+        }
     body: JsonObject = {"allocations": {provider_uuid: {"resources": resources}}}
     if version >= MAPPINGS:
         body["mappings"] = {suffix: [provider_uuid]}
     return body
 
 
-def _summaries(tx: Connection, version: int, shown: list[StoreRow], wanted: ProviderFilters) -> JsonObject:
+def _summaries(
+    tx: Connection, version: int, shown: list[StoreRow], wanted: ProviderFilters
+) -> JsonObject:
     """Providers by their uuid: what they have and hold; three statements."""
     numbers = [row.id for row in shown]
     stock, used = inventories.of(tx, numbers), inventories.usages(tx, numbers)
     held = traits.of(tx, numbers) if version >= TRAITS else {}
     found: JsonObject = {}
     for row in shown:
-        body: JsonObject = {"resources": {
-            name: {"capacity": inventories.capacity(one), "used": used.get((row.id, name), 0)}
-            for name, one in stock[row.id].items() if version >= ALL_CLASSES or name in wanted.resources}}
+        body: JsonObject = {
+            "resources": {
+                name: {"capacity": inventories.capacity(one), "used": used.get((row.id, name), 0)}
+                for name, one in stock[row.id].items()
+                if version >= ALL_CLASSES or name in wanted.resources
+            }
+        }
         if version >= TRAITS:
             body["traits"] = held[row.id]
         if version >= TREES:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/allocations: read only, since only the conductor's claim writes allocations."""
+
 from __future__ import annotations
 
 from common import errors
@@ -21,7 +22,8 @@ def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
     held: dict[str, JsonObject] = {}
     for row in rows:
         held.setdefault(row.uuid, {"generation": row.generation, "resources": {}})["resources"][
-            row.resource_class] = row.used
+            row.resource_class
+        ] = row.used
     body: JsonObject = {"allocations": held}
     if rows and request.version >= OWNERS:
         body |= {"project_id": rows[0].project_id, "user_id": rows[0].user_id}
@@ -34,9 +36,11 @@ def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """What is held of a provider; two statements."""
+
     def work(tx: Connection) -> tuple[StoreRow, list[StoreRow]]:
         provider = providers.show(tx, provider_uuid)
         return provider, consumers.of_provider(tx, provider.id)
+
     provider, rows = request.read(work)
     held: dict[str, JsonObject] = {}
     for row in rows:
@@ -44,8 +48,10 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
         entry["resources"][row.resource_class] = row.used
         if request.version >= CONSUMER_GENERATION:
             entry["consumer_generation"] = row.consumer_generation
-    return ApiResponse({"allocations": held, "resource_provider_generation": provider.generation},
-                  modified=provider.changed_at)
+    return ApiResponse(
+        {"allocations": held, "resource_provider_generation": provider.generation},
+        modified=provider.changed_at,
+    )
 
 
 def type_of(kind: str) -> str:
@@ -55,5 +61,7 @@ def type_of(kind: str) -> str:
 
 def refuse(request: PlacementRequest, **params: str) -> None:
     """Every way to write."""
-    raise errors.Forbidden("Allocations are written by Kilonova's own claim alone, when servers are placed and moved; "
-                           "they cannot be changed from outside. Change the server instead.")
+    raise errors.Forbidden(
+        "Allocations are written by Kilonova's own claim alone, when servers are placed and moved; "
+        "they cannot be changed from outside. Change the server instead."
+    )

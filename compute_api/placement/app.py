@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application of the placement service, and the order of what it does to a request.
 
-``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks tokens says in the
-environment who the caller is; without a token only the version document is served.
-The order: request id, microversion, caller, path, method, route of that version, content type, policy, accepted type,
-query and body against their schemas, handler."""
+``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks
+tokens says in the environment who the caller is; without a token only the version document is
+served. The order: request id, microversion, caller, path, method, route of that version, content
+type, policy, accepted type, query and body against their schemas, handler."""
+
 from __future__ import annotations
 
 import email.utils
@@ -61,9 +62,13 @@ class PlacementVersions:
         """Called by falcon."""
         req.context.version = microversions.chosen(req.headers)
 
-    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool) -> None:
+    def process_response(
+        self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
+    ) -> None:
         """Called by falcon."""
-        resp.set_header(HEADER, f"{microversions.SERVICE} {microversions.text(req.context.version)}")
+        resp.set_header(
+            HEADER, f"{microversions.SERVICE} {microversions.text(req.context.version)}"
+        )
         resp.append_header("Vary", HEADER.lower())
 
 
@@ -80,15 +85,23 @@ class PlacementEndpoint(Endpoint[PlacementRoute]):
         version = req.context.version
         route = self._known_row(req.method, version)
         request_data.check_path(params.values())
-        request = PlacementRequest(context=req.context.caller, version=version, store=self._store, policy=self._policy,
-                                   query=request_data.query_of(req.query_string), base=req.prefix,
-                                   prefix=req.root_path)
+        request = PlacementRequest(
+            context=req.context.caller,
+            version=version,
+            store=self._store,
+            policy=self._policy,
+            query=request_data.query_of(req.query_string),
+            base=req.prefix,
+            prefix=req.root_path,
+        )
         _check_type(req, route)
         if route.policy:
             request.require(route.policy)
         if route.success == 200 and not req.client_accepts(JSON_TYPE):
             raise falcon.HTTPNotAcceptable()
-        route.query.check_query(version, {name: values[-1] for name, values in request.query.items()})
+        route.query.check_query(
+            version, {name: values[-1] for name, values in request.query.items()}
+        )
         if route.body is not None:
             request.body = self._body(req, request, route.body, params)
         answer = send(resp, route.handler(request, **params), route.success)
@@ -97,12 +110,19 @@ class PlacementEndpoint(Endpoint[PlacementRoute]):
             resp.set_header("Last-Modified", email.utils.formatdate(at, usegmt=True))
             resp.set_header("Cache-Control", "no-cache")
 
-    def _body(self, req: HttpRequest, request: PlacementRequest, schema: PlacementSchema, params: dict[str, str]
-              ) -> Any:
-        body = request_data.json_of(req, MAX_BODY_BYTES, lambda problem: f"Malformed JSON: {problem}")
+    def _body(
+        self,
+        req: HttpRequest,
+        request: PlacementRequest,
+        schema: PlacementSchema,
+        params: dict[str, str],
+    ) -> Any:
+        body = request_data.json_of(
+            req, MAX_BODY_BYTES, lambda problem: f"Malformed JSON: {problem}"
+        )
         try:
             schema.check_body(request.version, body)
-        except errors.BadRequest:       # what is not there is said first
+        except errors.BadRequest:  # what is not there is said first
             if "provider_uuid" in params:
                 request.read(providers.show, params["provider_uuid"])
             raise
@@ -110,12 +130,15 @@ class PlacementEndpoint(Endpoint[PlacementRoute]):
 
     def _known_row(self, method: str, version: int) -> PlacementRoute:
         if method not in self._methods:
-            raise falcon.HTTPMethodNotAllowed(self._methods,
-                                              description=f"The method {method} is not allowed for this resource.")
+            raise falcon.HTTPMethodNotAllowed(
+                self._methods, description=f"The method {method} is not allowed for this resource."
+            )
         if row := self.row(method, version):
             return row
         if any(row.path in routes.OLD_PATHS for row in self.rows):
-            raise falcon.HTTPMethodNotAllowed([row.method for row in self.rows if version in row.versions])
+            raise falcon.HTTPMethodNotAllowed(
+                [row.method for row in self.rows if version in row.versions]
+            )
         raise errors.NotFound("The resource could not be found.")
 
 
@@ -127,4 +150,6 @@ def _check_type(req: HttpRequest, route: PlacementRoute) -> None:
     if length.strip("0") and not kind:
         raise errors.BadRequest("content-type header required when content-length > 0")
     if route.body is not None and request_data.media_type_of(kind) != JSON_TYPE:
-        raise errors.UnsupportedMediaType(f"The media type {kind} is not supported, use {JSON_TYPE}")
+        raise errors.UnsupportedMediaType(
+            f"The media type {kind} is not supported, use {JSON_TYPE}"
+        )

@@ -2,6 +2,7 @@
 """Faults of the placement service: ``{"errors": [{status, title, detail, code, …}]}``.
 
 Programs tell conflicts apart by ``code``, since 1.23."""
+
 from __future__ import annotations
 
 import html
@@ -26,7 +27,9 @@ _TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
 
 def body(status: int, detail: str) -> JsonObject:
     """The body of an error, as far as it can be told without the request."""
-    return {"errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]}
+    return {
+        "errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]
+    }
 
 
 def _page(error: JsonObject) -> bytes:
@@ -45,10 +48,12 @@ def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, para
     if req.context.version in WITH_CODE:
         error["code"] = getattr(problem, "code", None) or UNDEFINED
     if isinstance(problem, errors.NotAcceptable):
-        error |= {"min_version": microversions.text(microversions.MIN),
-                  "max_version": microversions.text(microversions.MAX)}
+        error |= {
+            "min_version": microversions.text(microversions.MIN),
+            "max_version": microversions.text(microversions.MAX),
+        }
     resp.status = fault.status
     resp.data, resp.content_type = orjson.dumps(said), JSON_TYPE
-    if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):      # a browser
+    if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):  # a browser
         resp.data, resp.content_type = _page(error), "text/html; charset=UTF-8"
     resp.set_headers(dict(fault.headers))

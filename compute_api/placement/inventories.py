@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/resource_providers/UUID/inventories: what a provider has of each class.
 
-Of what a host reports only reserved and allocation_ratio can be set; leaving them out gives them back to the host."""
+Of what a host reports only reserved and allocation_ratio can be set; leaving them out gives them
+back to the host."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -31,13 +33,21 @@ def _found(tx: Connection, provider_uuid: str) -> tuple[StoreRow, dict[str, Stor
 
 
 def _all(provider: StoreRow, rows: Mapping[str, StoreRow]) -> ApiResponse:
-    return ApiResponse({"resource_provider_generation": provider.generation,
-                   "inventories": {name: view(row) for name, row in rows.items()}}, modified=provider.changed_at)
+    return ApiResponse(
+        {
+            "resource_provider_generation": provider.generation,
+            "inventories": {name: view(row) for name, row in rows.items()},
+        },
+        modified=provider.changed_at,
+    )
 
 
 def _one(provider: StoreRow, row: StoreRow, **more: Any) -> ApiResponse:
-    return ApiResponse({**view(row), "resource_provider_generation": provider.generation}, modified=provider.changed_at,
-                  **more)
+    return ApiResponse(
+        {**view(row), "resource_provider_generation": provider.generation},
+        modified=provider.changed_at,
+        **more,
+    )
 
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
@@ -55,16 +65,23 @@ def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> 
 
 def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """These and no others."""
-    wanted = {name: _checked(request, provider_uuid, name, values, "update")
-              for name, values in request.body["inventories"].items()}
+    wanted = {
+        name: _checked(request, provider_uuid, name, values, "update")
+        for name, values in request.body["inventories"].items()
+    }
     generation = request.body["resource_provider_generation"]
 
     def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
-        _check_known(tx, wanted, "Unknown resource class in inventory for resource provider "
-                                 f"{provider_uuid}: No such resource class")
+        _check_known(
+            tx,
+            wanted,
+            "Unknown resource class in inventory for resource provider "
+            f"{provider_uuid}: No such resource class",
+        )
         provider = _locked(tx, provider_uuid, generation)
         inventories.put(tx, provider, wanted)
         return _found(tx, provider_uuid)
+
     return _all(*request.write(work))
 
 
@@ -74,41 +91,60 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     wanted = {name: _checked(request, provider_uuid, name, request.body, "create")}
 
     def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
-        _check_known(tx, wanted, f"Unable to create inventory for resource provider {provider_uuid}: "
-                                 "No such resource class")
+        _check_known(
+            tx,
+            wanted,
+            f"Unable to create inventory for resource provider {provider_uuid}: "
+            "No such resource class",
+        )
         provider = _locked(tx, provider_uuid, request.body.get("resource_provider_generation"))
         if name in inventories.of(tx, [provider.id])[provider.id]:
-            raise errors.Conflict(f"Update conflict: {name} exists on resource provider {provider_uuid}; change it "
-                                  "instead.")
+            raise errors.Conflict(
+                f"Update conflict: {name} exists on resource provider {provider_uuid}; change it "
+                "instead."
+            )
         inventories.put(tx, provider, wanted, whole=False)
         return _found(tx, provider_uuid)
+
     provider, rows = request.write(work)
     place = path(request, provider_uuid).removeprefix(request.prefix)
-    return _one(provider, rows[name], status=201, headers={"Location": f"{request.base}{place}/inventories/{name}"})
+    return _one(
+        provider,
+        rows[name],
+        status=201,
+        headers={"Location": f"{request.base}{place}/inventories/{name}"},
+    )
 
 
 def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
     """One class that the provider has."""
-    wanted = {resource_class: _checked(request, provider_uuid, resource_class, request.body, "update")}
+    wanted = {
+        resource_class: _checked(request, provider_uuid, resource_class, request.body, "update")
+    }
 
     def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
         provider = _locked(tx, provider_uuid, request.body["resource_provider_generation"])
         if resource_class not in inventories.of(tx, [provider.id])[provider.id]:
-            raise errors.BadRequest(f"Unable to update inventory for resource provider {provider_uuid}: No inventory "
-                                    f"record with resource class {resource_class}")
+            raise errors.BadRequest(
+                f"Unable to update inventory for resource provider {provider_uuid}: No inventory "
+                f"record with resource class {resource_class}"
+            )
         inventories.put(tx, provider, wanted, whole=False)
         return _found(tx, provider_uuid)
+
     provider, rows = request.write(work)
     return _one(provider, rows[resource_class])
 
 
 def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -> None:
     """One class made by hand."""
+
     def work(tx: Connection) -> None:
         provider = _locked(tx, provider_uuid)
         if resource_class not in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.NotFound(f"No inventory of class {resource_class} found for delete")
         inventories.remove(tx, provider, [resource_class])
+
     request.write(work)
 
 
@@ -124,18 +160,23 @@ def _locked(tx: Connection, provider_uuid: str, generation: int | None = None) -
     return provider
 
 
-def _checked(request: PlacementRequest, provider_uuid: str, name: str, body: JsonMapping, doing: str
-             ) -> JsonObject:
+def _checked(
+    request: PlacementRequest, provider_uuid: str, name: str, body: JsonMapping, doing: str
+) -> JsonObject:
     """What a body says of an inventory. Raises BadRequest when that leaves nothing, or less."""
     values = {field: body[field] for field in FIELDS if field in body}
     reserved, total = values.get("reserved", 0), values["total"]
     if reserved > total or reserved == total and request.version < ALL_RESERVED:
         more = "greater than" if request.version >= ALL_RESERVED else "greater than or equal to"
-        raise errors.BadRequest(f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
-                                f"for '{name}': reserved {reserved} is {more} total {total}.")
+        raise errors.BadRequest(
+            f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
+            f"for '{name}': reserved {reserved} is {more} total {total}."
+        )
     if values.get("allocation_ratio", 1.0) <= 0:
-        raise errors.BadRequest(f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
-                                f"for '{name}': allocation_ratio must be above 0.")
+        raise errors.BadRequest(
+            f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
+            f"for '{name}': allocation_ratio must be above 0."
+        )
     return values
 
 

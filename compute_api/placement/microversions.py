@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The microversions of placement: 1.N is the number N everywhere behind this module.
 
-What a version changes stands at the thing that changes: a route's ``since`` and ``until``, a schema's, a field's.
+What a version changes stands at the thing that changes: a route's ``since`` and ``until``, a
+schema's, a field's.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of query parameters: resources, required, member_of. Pure.
 
-``resources=VCPU:2,DISK_GB:10``; ``required=A,!B`` and, since 1.39, ``required=in:A,B``; ``member_of=UUID``,
-``in:UUID,UUID`` and, since 1.32, ``!UUID`` and ``!in:…``. They also know since when a parameter may be repeated."""
+``resources=VCPU:2,DISK_GB:10``; ``required=A,!B`` and, since 1.39, ``required=in:A,B``;
+``member_of=UUID``, ``in:UUID,UUID`` and, since 1.32, ``!UUID`` and ``!in:…``. They also know since
+when a parameter may be repeated."""
+
 from __future__ import annotations
 
 import uuid
@@ -27,8 +29,10 @@ class Terms:
 
 def resources(text: str) -> dict[str, int]:
     """VCPU:2,DISK_GB:10. Raises BadRequest."""
-    form = ("Badly formed resources parameter. Expected resources query string parameter in form: "
-            "?resources=VCPU:2,MEMORY_MB:1024.")
+    form = (
+        "Badly formed resources parameter. Expected resources query string parameter in form: "
+        "?resources=VCPU:2,MEMORY_MB:1024."
+    )
     if not text.strip():
         raise BadQuery(f"{form} Got: empty string.")
     found: dict[str, int] = {}
@@ -39,12 +43,16 @@ def resources(text: str) -> dict[str, int]:
         try:
             number = int(amount[:12])
         except ValueError as problem:
-            raise BadQuery(f"Requested resource {name[:255]} expected positive integer amount. Got: "
-                           f"{amount[:80]}.") from problem
+            raise BadQuery(
+                f"Requested resource {name[:255]} expected positive integer amount. Got: "
+                f"{amount[:80]}."
+            ) from problem
         if number < 1:
             raise BadQuery(f"Requested resource {name[:255]} requires amount >= 1. Got: {number}.")
         if number > MOST:
-            raise BadQuery(f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {number}.")
+            raise BadQuery(
+                f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {number}."
+            )
         found[name] = number
     return found
 
@@ -53,17 +61,26 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
     """Of several values all must hold. Raises BadRequest."""
     wanted: list[Names] = []
     unwanted: set[str] = set()
-    if version < ANY_TRAITS:            # of several the last counts
+    if version < ANY_TRAITS:  # of several the last counts
         values = values[-1:]
     for value in values:
         names, any_of = value, version >= ANY_TRAITS and value.startswith("in:")
         items = [item.strip() for item in names.removeprefix("in:" if any_of else "").split(",")]
         if version < ANY_TRAITS and value.startswith("in:"):
-            raise BadQuery("The format 'in:HW_CPU_X86_VMX,CUSTOM_MAGIC' only supported since microversion 1.39.")
+            raise BadQuery(
+                "The format 'in:HW_CPU_X86_VMX,CUSTOM_MAGIC' only supported since microversion 1.39."
+            )
         ok = all(items) and not (any_of and any(item.startswith("!") for item in items))
-        if not ok or version < FORBIDDEN_TRAITS and any(item.startswith("!") for item in items) or "!" in items:
-            raise BadQuery(f"Invalid query string parameters: Expected '{key}' parameter value of the form: "
-                           f"{_form(version)}. Got: {value[:300]}")
+        if (
+            not ok
+            or version < FORBIDDEN_TRAITS
+            and any(item.startswith("!") for item in items)
+            or "!" in items
+        ):
+            raise BadQuery(
+                f"Invalid query string parameters: Expected '{key}' parameter value of the form: "
+                f"{_form(version)}. Got: {value[:300]}"
+            )
         if any_of:
             wanted.append(frozenset(items))
             continue
@@ -71,12 +88,18 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
         unwanted |= {item[1:] for item in items if item.startswith("!")}
     clash = sorted(unwanted & {name for group in wanted if len(group) == 1 for name in group})
     if clash:
-        raise BadQuery(f"Conflicting required and forbidden traits found in {key}: {', '.join(clash)}")
+        raise BadQuery(
+            f"Conflicting required and forbidden traits found in {key}: {', '.join(clash)}"
+        )
     return Terms(tuple(dict.fromkeys(wanted)), frozenset(unwanted))
 
 
 def _form(version: int) -> str:
-    return "HW_CPU_X86_VMX,CUSTOM_MAGIC" if version < FORBIDDEN_TRAITS else "HW_CPU_X86_VMX,!CUSTOM_MAGIC"
+    return (
+        "HW_CPU_X86_VMX,CUSTOM_MAGIC"
+        if version < FORBIDDEN_TRAITS
+        else "HW_CPU_X86_VMX,!CUSTOM_MAGIC"
+    )
 
 
 def members(values: Sequence[str], version: int, key: str = "member_of") -> Terms:
@@ -88,15 +111,21 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
     for value in values:
         is_not = value.startswith("!")
         if is_not and version < NOT_MEMBER_OF:
-            raise BadQuery("Forbidden member_of parameters are not supported in the specified microversion")
+            raise BadQuery(
+                "Forbidden member_of parameters are not supported in the specified microversion"
+            )
         listed = value.removeprefix("!")
         items = listed.removeprefix("in:").split(",") if listed.startswith("in:") else [listed]
         if "," in listed and not listed.startswith("in:"):
-            raise BadQuery(f"Multiple values for '{key}' must be prefixed with the 'in:' or '!in:' keyword using the "
-                           "valid microversion.")
+            raise BadQuery(
+                f"Multiple values for '{key}' must be prefixed with the 'in:' or '!in:' keyword using the "
+                "valid microversion."
+            )
         if not all(ids.spells_uuid(item) for item in items):
-            raise BadQuery(f"Invalid query string parameters: Expected '{key}' parameter to contain valid UUID(s). "
-                           f"Got: {value[:300]}")
+            raise BadQuery(
+                f"Invalid query string parameters: Expected '{key}' parameter to contain valid UUID(s). "
+                f"Got: {value[:300]}"
+            )
         group = frozenset(str(uuid.UUID(item)) for item in items)
         if is_not:
             unwanted |= group
@@ -117,5 +146,7 @@ def refuse_unknown(kind: str, names: Sequence[str]) -> None:
     if names and kind == "trait":
         raise errors.BadRequest(f"No such trait(s): {', '.join(names)}.")
     if names:
-        raise errors.BadRequest(f"Invalid resource class in resources parameter: No such resource class "
-                                f"{', '.join(names)}.")
+        raise errors.BadRequest(
+            f"Invalid resource class in resources parameter: No such resource class "
+            f"{', '.join(names)}."
+        )

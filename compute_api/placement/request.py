@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request as the handlers of the placement service see it."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ class BadQuery(errors.BadRequest):
 class PlacementRequest(ApiRequest):
     """What a handler is given."""
 
-    base: str               #: what absolute URLs begin with
-    prefix: str             #: what paths in bodies begin with
+    base: str  #: what absolute URLs begin with
+    prefix: str  #: what paths in bodies begin with
 
     def first(self, name: str) -> str | None:
         """A parameter's value; of several the first."""

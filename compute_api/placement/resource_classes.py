@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/resource_classes: the standard classes and the operator's own."""
+
 from __future__ import annotations
 
 from common import errors
@@ -11,7 +12,10 @@ from compute_api.placement.schemas import CUSTOM_CLASS
 
 
 def _view(request: PlacementRequest, name: str) -> JsonObject:
-    return {"name": name, "links": [{"rel": "self", "href": f"{request.prefix}/resource_classes/{name}"}]}
+    return {
+        "name": name,
+        "links": [{"rel": "self", "href": f"{request.prefix}/resource_classes/{name}"}],
+    }
 
 
 def _place(request: PlacementRequest, name: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/resource_providers: every provider, and those that operators make by hand."""
+
 from __future__ import annotations
 
 import uuid
@@ -26,8 +27,14 @@ def path(request: PlacementRequest, provider_uuid: str) -> str:
 def view(request: PlacementRequest, row: StoreRow) -> JsonObject:
     """One provider as a body."""
     place = path(request, row.uuid)
-    links = [{"rel": "self", "href": place}, *(
-        {"rel": part, "href": f"{place}/{part}"} for part, since in _LINKS.items() if request.version >= since)]
+    links = [
+        {"rel": "self", "href": place},
+        *(
+            {"rel": part, "href": f"{place}/{part}"}
+            for part, since in _LINKS.items()
+            if request.version >= since
+        ),
+    ]
     body = {"uuid": row.uuid, "name": row.name, "generation": row.generation, "links": links}
     if request.version >= IN_TREES:
         body |= {"parent_provider_uuid": row.parent_uuid, "root_provider_uuid": row.root_uuid}
@@ -41,23 +48,33 @@ def index(request: PlacementRequest) -> ApiResponse:
     required = queries.traits(values.get("required", []), version)
     tree, wanted_uuid = request.first("in_tree"), request.first("uuid")
     wanted = ProviderFilters(
-        name=request.first("name"), uuid=wanted_uuid and str(uuid.UUID(wanted_uuid)),
-        in_tree=tree and queries.tree(tree), member_of=members.wanted, not_member_of=members.unwanted,
-        required=required.wanted, forbidden=required.unwanted,
-        resources=queries.resources(values["resources"][-1]) if "resources" in values else {})
+        name=request.first("name"),
+        uuid=wanted_uuid and str(uuid.UUID(wanted_uuid)),
+        in_tree=tree and queries.tree(tree),
+        member_of=members.wanted,
+        not_member_of=members.unwanted,
+        required=required.wanted,
+        forbidden=required.unwanted,
+        resources=queries.resources(values["resources"][-1]) if "resources" in values else {},
+    )
 
     def find(tx: Connection) -> list[StoreRow]:
         refuse_unknown(tx, wanted)
         return provider_search.find(tx, wanted)
+
     rows = request.read(find)
-    return ApiResponse({"resource_providers": [view(request, row) for row in rows]},
-                  modified=max((row.changed_at for row in rows), default=None))
+    return ApiResponse(
+        {"resource_providers": [view(request, row) for row in rows]},
+        modified=max((row.changed_at for row in rows), default=None),
+    )
 
 
 def refuse_unknown(tx: Connection, wanted: ProviderFilters) -> None:
     """Raises BadRequest for traits and classes that there are none of; at most three statements."""
     queries.refuse_unknown("class", resource_classes.unknown(tx, wanted.resources))
-    names = frozenset().union(wanted.forbidden, wanted.root_forbidden, *wanted.required, *wanted.root_required)
+    names = frozenset().union(
+        wanted.forbidden, wanted.root_forbidden, *wanted.required, *wanted.root_required
+    )
     queries.refuse_unknown("trait", traits.unknown(tx, names))
 
 
@@ -70,8 +87,13 @@ def show(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 def create(request: PlacementRequest) -> ApiResponse:
     """Since 1.20 the answer has a body."""
     wanted = _plain(request.body)
-    row = request.make(providers.is_made, providers.create, wanted["name"], wanted.get("uuid"),
-                       wanted.get("parent_provider_uuid"))
+    row = request.make(
+        providers.is_made,
+        providers.create,
+        wanted["name"],
+        wanted.get("uuid"),
+        wanted.get("parent_provider_uuid"),
+    )
     where = {"Location": request.base + path(request, row.uuid).removeprefix(request.prefix)}
     if request.version < ANSWERED:
         return ApiResponse(status=201, modified=row.changed_at, headers=where)
@@ -88,6 +110,7 @@ def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
         if "parent_provider_uuid" in wanted:
             providers.move(tx, row, wanted["parent_provider_uuid"], request.version >= MAY_LEAVE)
         return providers.show(tx, provider_uuid)
+
     row = request.write(work)
     return ApiResponse(view(request, row), modified=row.changed_at)
 
@@ -99,5 +122,7 @@ def delete(request: PlacementRequest, provider_uuid: str) -> None:
 
 def _plain(body: JsonMapping) -> JsonObject:
     """The body with its uuids written in the one way."""
-    return {name: str(uuid.UUID(value)) if name.endswith("uuid") and value is not None else value
-            for name, value in body.items()}
+    return {
+        name: str(uuid.UUID(value)) if name.endswith("uuid") and value is not None else value
+        for name, value in body.items()
+    }

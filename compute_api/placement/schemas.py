@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of the placement service, through its microversions.
 
-``PlacementSchema`` holds one document and what replaces it since a version. Refusals are worded by jsonschema, because
-that is how clients know them, on one line, because the last one is all that the command line shows.
+``PlacementSchema`` holds one document and what replaces it since a version. Refusals are worded by
+jsonschema, because that is how clients know them, on one line, because the last one is all that the
+command line shows.
 """
+
 from __future__ import annotations
 
 import functools
@@ -15,14 +17,17 @@ from common import errors
 from compute_api.edge.validation import Document, VersionedSchema, format_checker, replace
 from compute_api.placement.request import BadQuery
 
-MAX_SHOWN_CHARACTERS = 1000                     # of each part of a refusal
+MAX_SHOWN_CHARACTERS = 1000  # of each part of a refusal
 MOST, LARGEST_RATIO = 2**31 - 1, 3.40282e38
 _NAME = "^[A-Z0-9_]+$"
-_CUSTOM = "^CUSTOM_[A-Z0-9_]+$"                 # $ also stands before a last line feed, which the format line forbids
+_CUSTOM = (
+    "^CUSTOM_[A-Z0-9_]+$"  # $ also stands before a last line feed, which the format line forbids
+)
 
 
 class PlacementSchema(VersionedSchema):
-    """A body or a query; the last document of ``steps`` (since, document) that has begun is in force."""
+    """A body or a query; the last document of ``steps`` (since, document) that has begun is in
+    force."""
 
     def __init__(self, *steps: tuple[str, Document]) -> None:
         (_, first), *later = steps
@@ -47,11 +52,15 @@ class PlacementSchema(VersionedSchema):
         if found is None:
             return ""
         rule, place = list(found.relative_schema_path)[:-1], list(found.absolute_path)
-        return (f"{found.message[:MAX_SHOWN_CHARACTERS]}. Failed validating {found.validator!r} in "
-                f"schema{_steps(rule)}, on instance{_steps(place)[:MAX_SHOWN_CHARACTERS]}")
+        return (
+            f"{found.message[:MAX_SHOWN_CHARACTERS]}. Failed validating {found.validator!r} in "
+            f"schema{_steps(rule)}, on instance{_steps(place)[:MAX_SHOWN_CHARACTERS]}"
+        )
 
     def _made_validator(self, version: int) -> Any:
-        return jsonschema.Draft4Validator(self.at(version).document, format_checker=format_checker())
+        return jsonschema.Draft4Validator(
+            self.at(version).document, format_checker=format_checker()
+        )
 
 
 def _steps(path: list[object]) -> str:
@@ -59,8 +68,12 @@ def _steps(path: list[object]) -> str:
 
 
 def _object(required: tuple[str, ...] = (), /, **properties: Document) -> Document:
-    return {"type": "object", "properties": properties, "additionalProperties": False,
-            **({"required": list(required)} if required else {})}
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": list(required)} if required else {}),
+    }
 
 
 TEXT: Document = {"type": "string"}
@@ -74,16 +87,22 @@ ANYTHING = PlacementSchema(("1.0", {}))
 
 CREATE_PROVIDER = PlacementSchema(
     ("1.0", _object(("name",), name=_PROVIDER_NAME, uuid=UUID)),
-    ("1.14", _object(("name",), name=_PROVIDER_NAME, uuid=UUID, parent_provider_uuid=_PARENT)))
+    ("1.14", _object(("name",), name=_PROVIDER_NAME, uuid=UUID, parent_provider_uuid=_PARENT)),
+)
 UPDATE_PROVIDER = PlacementSchema(
     ("1.0", _object(("name",), name=_PROVIDER_NAME)),
-    ("1.14", _object(("name",), name=_PROVIDER_NAME, parent_provider_uuid=_PARENT)))
+    ("1.14", _object(("name",), name=_PROVIDER_NAME, parent_provider_uuid=_PARENT)),
+)
 LIST_PROVIDERS = PlacementSchema(
     ("1.0", _object(name=TEXT, uuid=UUID)),
     ("1.3", _object(name=TEXT, uuid=UUID, member_of=TEXT)),
     ("1.4", _object(name=TEXT, uuid=UUID, member_of=TEXT, resources=TEXT)),
     ("1.14", _object(name=TEXT, uuid=UUID, member_of=TEXT, resources=TEXT, in_tree=UUID)),
-    ("1.18", _object(name=TEXT, uuid=UUID, member_of=TEXT, resources=TEXT, in_tree=UUID, required=TEXT)))
+    (
+        "1.18",
+        _object(name=TEXT, uuid=UUID, member_of=TEXT, resources=TEXT, in_tree=UUID, required=TEXT),
+    ),
+)
 
 
 def _amount(least: int) -> Document:
@@ -91,46 +110,104 @@ def _amount(least: int) -> Document:
 
 
 _INVENTORY: Document = {
-    "resource_provider_generation": _NUMBER, "total": _amount(1), "reserved": _amount(0), "min_unit": _amount(1),
-    "max_unit": _amount(1), "step_size": _amount(1),
+    "resource_provider_generation": _NUMBER,
+    "total": _amount(1),
+    "reserved": _amount(0),
+    "min_unit": _amount(1),
+    "max_unit": _amount(1),
+    "step_size": _amount(1),
     # One of nothing would be no capacity, and could not be told from none by hand.
-    "allocation_ratio": {"type": "number", "maximum": LARGEST_RATIO}}
-ADD_INVENTORY = PlacementSchema(("1.0", _object(("total", "resource_class"), **_INVENTORY,
-                                      resource_class={"type": "string", "pattern": _NAME, "maxLength": 255})))
-PUT_INVENTORY = PlacementSchema(("1.0", _object(("total", "resource_provider_generation"), **_INVENTORY)))
-PUT_INVENTORIES = PlacementSchema(("1.0", _object(
-    ("resource_provider_generation", "inventories"), resource_provider_generation=_NUMBER,
-    inventories={"type": "object", "patternProperties": {_NAME: _object(("total",), **_INVENTORY)},
-                 "additionalProperties": False})))
+    "allocation_ratio": {"type": "number", "maximum": LARGEST_RATIO},
+}
+ADD_INVENTORY = PlacementSchema(
+    (
+        "1.0",
+        _object(
+            ("total", "resource_class"),
+            **_INVENTORY,
+            resource_class={"type": "string", "pattern": _NAME, "maxLength": 255},
+        ),
+    )
+)
+PUT_INVENTORY = PlacementSchema(
+    ("1.0", _object(("total", "resource_provider_generation"), **_INVENTORY))
+)
+PUT_INVENTORIES = PlacementSchema(
+    (
+        "1.0",
+        _object(
+            ("resource_provider_generation", "inventories"),
+            resource_provider_generation=_NUMBER,
+            inventories={
+                "type": "object",
+                "patternProperties": {_NAME: _object(("total",), **_INVENTORY)},
+                "additionalProperties": False,
+            },
+        ),
+    )
+)
 
 _UUIDS: Document = {"type": "array", "items": UUID, "uniqueItems": True}
 PUT_AGGREGATES = PlacementSchema(
     ("1.1", _UUIDS),
-    ("1.19", _object(("aggregates", "resource_provider_generation"), aggregates=_UUIDS,
-                 resource_provider_generation=_NUMBER)))
+    (
+        "1.19",
+        _object(
+            ("aggregates", "resource_provider_generation"),
+            aggregates=_UUIDS,
+            resource_provider_generation=_NUMBER,
+        ),
+    ),
+)
 
-TRAIT_NAME: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _CUSTOM,
-                        "format": "line"}
-PUT_TRAITS = PlacementSchema(("1.6", _object(
-    ("traits", "resource_provider_generation"), resource_provider_generation=_NUMBER,
-    traits={"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255}})))
+TRAIT_NAME: Document = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 255,
+    "pattern": _CUSTOM,
+    "format": "line",
+}
+PUT_TRAITS = PlacementSchema(
+    (
+        "1.6",
+        _object(
+            ("traits", "resource_provider_generation"),
+            resource_provider_generation=_NUMBER,
+            traits={"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255}},
+        ),
+    )
+)
 LIST_TRAITS = PlacementSchema(("1.6", _object(name=TEXT, associated=TEXT)))
 
 CLASS_NAME: Document = {"type": "string", "pattern": _CUSTOM, "maxLength": 255, "format": "line"}
 CLASS = PlacementSchema(("1.2", _object(("name",), name=CLASS_NAME)))
-CUSTOM_CLASS, CUSTOM_TRAIT = PlacementSchema(("1.0", CLASS_NAME)), PlacementSchema(("1.0", TRAIT_NAME))
+CUSTOM_CLASS, CUSTOM_TRAIT = (
+    PlacementSchema(("1.0", CLASS_NAME)),
+    PlacementSchema(("1.0", TRAIT_NAME)),
+)
 
 _ID: Document = {"type": "string", "minLength": 1, "maxLength": 255}
 USAGES = PlacementSchema(
     ("1.9", _object(("project_id",), project_id=_ID, user_id=_ID)),
-    ("1.38", _object(("project_id",), project_id=_ID, user_id=_ID,
-                 consumer_type={**_ID, "pattern": f"{_NAME}|^all|^unknown$"})))
+    (
+        "1.38",
+        _object(
+            ("project_id",),
+            project_id=_ID,
+            user_id=_ID,
+            consumer_type={**_ID, "pattern": f"{_NAME}|^all|^unknown$"},
+        ),
+    ),
+)
 
 _LIMIT: Document = {"type": "string", "pattern": "^[1-9][0-9]*$", "minLength": 1}
 
 
 def _groups(suffix: str, *names: str, **properties: Document) -> Document:
-    return {**_object(**properties), "patternProperties": {f"^{name}({suffix})?$": TEXT for name in names}}
+    return {
+        **_object(**properties),
+        "patternProperties": {f"^{name}({suffix})?$": TEXT for name in names},
+    }
 
 
 _POLICY: Document = {"type": "string", "enum": ["none", "isolate"]}
@@ -144,6 +221,22 @@ CANDIDATES = PlacementSchema(
     ("1.25", _groups(_SINCE_25, *_PARTS, limit=_LIMIT, group_policy=_POLICY)),
     ("1.31", _groups(_SINCE_25, *_PARTS, "in_tree", limit=_LIMIT, group_policy=_POLICY)),
     ("1.33", _groups(_SINCE_33, *_PARTS, "in_tree", limit=_LIMIT, group_policy=_POLICY)),
-    ("1.35", _groups(_SINCE_33, *_PARTS, "in_tree", limit=_LIMIT, group_policy=_POLICY, root_required=TEXT)),
-    ("1.36", _groups(_SINCE_33, *_PARTS, "in_tree", limit=_LIMIT, group_policy=_POLICY, root_required=TEXT,
-                 same_subtree=TEXT)))
+    (
+        "1.35",
+        _groups(
+            _SINCE_33, *_PARTS, "in_tree", limit=_LIMIT, group_policy=_POLICY, root_required=TEXT
+        ),
+    ),
+    (
+        "1.36",
+        _groups(
+            _SINCE_33,
+            *_PARTS,
+            "in_tree",
+            limit=_LIMIT,
+            group_policy=_POLICY,
+            root_required=TEXT,
+            same_subtree=TEXT,
+        ),
+    ),
+)

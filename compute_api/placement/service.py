@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-placement: Placement's API on Kilonova's own tables, for operators and their tools.
+"""The process kilonova-placement: Placement's API on Kilonova's own tables, for operators and their
+tools.
 
-It reads and writes the database, and asks the identity service about tokens. No other process of Kilonova needs it."""
+It reads and writes the database, and asks the identity service about tokens. No other process of
+Kilonova needs it."""
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -23,6 +26,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from common.store.version import guarded
     from compute_api.edge import authentication
     from compute_api.placement import app, faults
+
     store = guarded(Store.opened(conf, pool=conf.placement.threads))
     _opened.callback(store.close)
     made = app.create(store, policy or configured(conf, "placement", PLACEMENT_RULES))
@@ -31,6 +35,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
 
 def _fault(status: int, text: str) -> object:
     from compute_api.placement import faults
+
     return faults.body(status, text)
 
 
@@ -40,9 +45,19 @@ def main() -> None:
     own = conf.placement
     policy = None
     if own.policy_file:
-        policy = service.checked("placement", lambda: configured(conf, "placement", PLACEMENT_RULES))
-    Server("kilonova-placement", own.host, own.port, lambda: application(conf, policy), _opened.close,
-           threads=own.threads, limits=limits(conf), fault=_fault).run()
+        policy = service.checked(
+            "placement", lambda: configured(conf, "placement", PLACEMENT_RULES)
+        )
+    Server(
+        "kilonova-placement",
+        own.host,
+        own.port,
+        lambda: application(conf, policy),
+        _opened.close,
+        threads=own.threads,
+        limits=limits(conf),
+        fault=_fault,
+    ).run()
 
 
 if __name__ == "__main__":

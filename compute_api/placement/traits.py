@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/traits and /resource_providers/UUID/traits."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -28,8 +29,10 @@ def _filter(text: str | None) -> Any:
         return lambda name: True
     how, colon, what = text.partition(":")
     if not colon or how not in ("in", "startswith"):
-        raise BadQuery("Badly formatted name parameter. Expected name query string parameter in form: "
-                       f'?name=[in|startswith]:[name1,name2|prefix]. Got: "{text[:300]}"')
+        raise BadQuery(
+            "Badly formatted name parameter. Expected name query string parameter in form: "
+            f'?name=[in|startswith]:[name1,name2|prefix]. Got: "{text[:300]}"'
+        )
     names = set(what.split(","))
     return names.__contains__ if how == "in" else lambda name: name.startswith(what)
 
@@ -44,11 +47,14 @@ def create(request: PlacementRequest, name: str) -> ApiResponse:
     try:
         CUSTOM_TRAIT.check_body(request.version, name)
     except errors.BadRequest as problem:
-        raise errors.BadRequest('The trait is invalid. A valid trait must be no longer than 255 characters, start with '
-                                'the prefix "CUSTOM_" and use following characters: "A"-"Z", "0"-"9" and "_"'
-                                ) from problem
+        raise errors.BadRequest(
+            "The trait is invalid. A valid trait must be no longer than 255 characters, start with "
+            'the prefix "CUSTOM_" and use following characters: "A"-"Z", "0"-"9" and "_"'
+        ) from problem
     made = request.write(traits.create, name)
-    return ApiResponse(status=201 if made else 204, headers={"Location": f"{request.base}/traits/{name}"})
+    return ApiResponse(
+        status=201 if made else 204, headers={"Location": f"{request.base}/traits/{name}"}
+    )
 
 
 def delete(request: PlacementRequest, name: str) -> None:
@@ -58,31 +64,39 @@ def delete(request: PlacementRequest, name: str) -> None:
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Two statements."""
+
     def work(tx: Connection) -> tuple[StoreRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
         return provider, traits.of(tx, [provider.id])[provider.id]
+
     return _view(*request.read(work))
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """These by hand; what a host reports stays."""
+
     def work(tx: Connection) -> tuple[StoreRow, list[str]]:
         provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"])
         found = traits.put(tx, provider, request.body["traits"])
         allocations.touch(tx, [provider.id])
         return providers.show(tx, provider_uuid), found
+
     return _view(*request.write(work))
 
 
 def clear(request: PlacementRequest, provider_uuid: str) -> None:
     """None by hand."""
+
     def work(tx: Connection) -> None:
         provider = providers.lock(tx, provider_uuid)
         traits.put(tx, provider, ())
         allocations.touch(tx, [provider.id])
+
     request.write(work)
 
 
 def _view(provider: StoreRow, found: list[str]) -> ApiResponse:
-    return ApiResponse({"resource_provider_generation": provider.generation, "traits": found},
-                       modified=provider.changed_at)
+    return ApiResponse(
+        {"resource_provider_generation": provider.generation, "traits": found},
+        modified=provider.changed_at,
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry: every workflow by its name. One file for each action and its counterpart."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,20 +23,53 @@ from conductor.workflows import (
     snapshot,
 )
 
-WORKFLOWS: dict[str, Workflow[Any, Any]] = {workflow.name: workflow for workflow in (
-    create.CREATE,
-    power.START, power.STOP, power.REBOOT_SOFT, power.REBOOT_HARD, power.PAUSE, power.UNPAUSE, power.SUSPEND,
-    power.RESUME, power.CRASH_DUMP, power.CHANGE_PASSWORD,
-    rescue.RESCUE, rescue.UNRESCUE, rebuild.REBUILD, snapshot.SNAPSHOT, snapshot.BACKUP,
-    shelve.SHELVE, shelve.OFFLOAD, shelve.UNSHELVE, shelve.UNSHELVE_HERE,
-    interfaces.ATTACH_INTERFACE, interfaces.DETACH_INTERFACE, interfaces.ADD_SECURITY_GROUP,
-    interfaces.REMOVE_SECURITY_GROUP, shares.ATTACH_SHARE, shares.DETACH_SHARE,
-    resize.RESIZE, resize.MIGRATE, resize.CONFIRM_RESIZE, resize.REVERT_RESIZE, live_migrate.LIVE_MIGRATE,
-    evacuate.EVACUATE, resize_here.RESIZE_HERE, resize_here.CONFIRM_HERE, resize_here.REVERT_HERE,
-    delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}
+WORKFLOWS: dict[str, Workflow[Any, Any]] = {
+    workflow.name: workflow
+    for workflow in (
+        create.CREATE,
+        power.START,
+        power.STOP,
+        power.REBOOT_SOFT,
+        power.REBOOT_HARD,
+        power.PAUSE,
+        power.UNPAUSE,
+        power.SUSPEND,
+        power.RESUME,
+        power.CRASH_DUMP,
+        power.CHANGE_PASSWORD,
+        rescue.RESCUE,
+        rescue.UNRESCUE,
+        rebuild.REBUILD,
+        snapshot.SNAPSHOT,
+        snapshot.BACKUP,
+        shelve.SHELVE,
+        shelve.OFFLOAD,
+        shelve.UNSHELVE,
+        shelve.UNSHELVE_HERE,
+        interfaces.ATTACH_INTERFACE,
+        interfaces.DETACH_INTERFACE,
+        interfaces.ADD_SECURITY_GROUP,
+        interfaces.REMOVE_SECURITY_GROUP,
+        shares.ATTACH_SHARE,
+        shares.DETACH_SHARE,
+        resize.RESIZE,
+        resize.MIGRATE,
+        resize.CONFIRM_RESIZE,
+        resize.REVERT_RESIZE,
+        live_migrate.LIVE_MIGRATE,
+        evacuate.EVACUATE,
+        resize_here.RESIZE_HERE,
+        resize_here.CONFIRM_HERE,
+        resize_here.REVERT_HERE,
+        delete.SOFT_DELETE,
+        delete.RESTORE,
+        delete.DELETE,
+    )
+}
 
 
 def is_known(action: Row[Any]) -> bool:
-    """Is the action's workflow of this release? One of a newer release is left to conductors that know it."""
+    """Is the action's workflow of this release? One of a newer release is left to conductors that
+    know it."""
     workflow = WORKFLOWS.get(action.workflow)
     return workflow is not None and workflow.version >= action.version

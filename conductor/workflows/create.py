@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create: find a host that fits, claim it, and have it make the guest.
 
-The guest is made by one verb on the host (image, disks, domain, start), so that a create is two transactions here and
-one command, and one more with a call for its ports. After that command was sent only a definite failure moves the
-server to another host; silence waits for the host. A guest whose ports are not wired yet starts paused and waits.
+The guest is made by one verb on the host (image, disks, domain, start), so that a create is two
+transactions here and one command, and one more with a call for its ports. After that command was
+sent only a definite failure moves the server to another host; silence waits for the host. A guest
+whose ports are not wired yet starts paused and waits.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -41,7 +43,9 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
     claims.claim_and_place(tx, engine, runs, _spec)
     for run in runs:
         if not run.paused and not run.problem:
-            run.set(task_state=states.NETWORKING if networks.asks_for_networks(run) else states.SPAWNING)
+            run.set(
+                task_state=states.NETWORKING if networks.asks_for_networks(run) else states.SPAWNING
+            )
 
 
 def _plugged(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
@@ -64,24 +68,51 @@ def _built(tx: Connection, run: CreateRun, result: Result) -> None:
 
 
 def _failed(tx: Connection, engine: Engine, run: CreateRun, problem: StepFailed) -> None:
-    """Another host while there are attempts and the failure was the host's own; else ERROR, with the reason."""
+    """Another host while there are attempts and the failure was the host's own; else ERROR, with
+    the reason."""
     if claims.reschedule(engine, run, problem):
         run.set(task_state=states.SCHEDULING)
         return
-    run.set(vm_state=states.ERROR, power_state=states.NOSTATE,
-            fault=fault_of(tx, problem))
+    run.set(vm_state=states.ERROR, power_state=states.NOSTATE, fault=fault_of(tx, problem))
 
 
-CREATE = Workflow("create", args=CreateArgs, data=CreateData, failed=_failed, steps=(
-    Step("place", "first, because everything after it costs something on a host",
-         prepare=_propose, apply=_claim, undo=claims.release_host,
-         events=StepEvents(failed=("compute_task.build_instances.error",))),
-    Step("networks", "when the host is known, so that one call makes and binds all ports",
-         call=networks.create_ports, apply=_plugged, undo=_unplugged, undo_call=networks.undo_ports,
-         lane=Lane.NETWORK, condition=networks.asks_for_networks),
-    Step("build", "one command, because each message costs more than all that it saves",
-         command=_build, on_result=_built),
-    networks.PLUG,
-    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
-         condition=networks.starts_paused),
-))
+CREATE = Workflow(
+    "create",
+    args=CreateArgs,
+    data=CreateData,
+    failed=_failed,
+    steps=(
+        Step(
+            "place",
+            "first, because everything after it costs something on a host",
+            prepare=_propose,
+            apply=_claim,
+            undo=claims.release_host,
+            events=StepEvents(failed=("compute_task.build_instances.error",)),
+        ),
+        Step(
+            "networks",
+            "when the host is known, so that one call makes and binds all ports",
+            call=networks.create_ports,
+            apply=_plugged,
+            undo=_unplugged,
+            undo_call=networks.undo_ports,
+            lane=Lane.NETWORK,
+            condition=networks.asks_for_networks,
+        ),
+        Step(
+            "build",
+            "one command, because each message costs more than all that it saves",
+            command=_build,
+            on_result=_built,
+        ),
+        networks.PLUG,
+        Step(
+            "run",
+            "its ports are wired now",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=networks.starts_paused,
+        ),
+    ),
+)

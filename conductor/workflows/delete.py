@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete: always wins. Whatever guests the server has become debts; the server is gone when they are confirmed.
+"""Delete: always wins. Whatever guests the server has become debts; the server is gone when they
+are confirmed.
 
-The action that ran before was superseded when this one was accepted. Ports go when the guest is gone and before the
-server is, so that its user finds them free; a silent network service holds that up for a while. An image that the
-earlier action had begun to make, or that the server was shelved into, goes last, because a silent image service must
-not keep a server alive. What a service refuses to remove is a pending cleanup: the server is gone all the same. Also
+The action that ran before was superseded when this one was accepted. Ports go when the guest is
+gone and before the server is, so that its user finds them free; a silent network service holds that
+up for a while. An image that the earlier action had begun to make, or that the server was shelved
+into, goes last, because a silent image service must not keep a server alive. What a service refuses
+to remove is a pending cleanup: the server is gone all the same. Also
 here: soft delete, which only stops the guest, and restore.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,11 +38,11 @@ _CREATING_CALLS = ("networks", "allow")
 class DeleteData(SharesData):
     """What the steps leave."""
 
-    images: list[str] | None = None     #: that nobody will want; None: not known yet
-    moves: bool = False                 #: a migration may be open
-    late: bool = False                  #: a call of the superseded action may still be carried out
-    waited: bool = False                #: long enough for that
-    ports_left: bool = False            #: ports may be there; written by earlier releases
+    images: list[str] | None = None  #: that nobody will want; None: not known yet
+    moves: bool = False  #: a migration may be open
+    late: bool = False  #: a call of the superseded action may still be carried out
+    waited: bool = False  #: long enough for that
+    ports_left: bool = False  #: ports may be there; written by earlier releases
 
 
 DeleteRun = Run[ActionArgs, DeleteData]
@@ -47,7 +50,11 @@ DeleteRun = Run[ActionArgs, DeleteData]
 
 def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     ready = debts.collect(tx, runs)
-    left = mappings.leaving(tx, having) if (having := [run.server.id for run in ready if run.server.shares]) else {}
+    left = (
+        mappings.leaving(tx, having)
+        if (having := [run.server.id for run in ready if run.server.shares])
+        else {}
+    )
     for run in ready:
         run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
         before = actions.show_by_id(tx, run.data.after) if run.data.after else None
@@ -62,8 +69,15 @@ def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     if moving := [run.server.id for run in runs if run.data.moves]:
         migrations.end_open(tx, moving, "cancelled")
     for run in runs:
-        run.set(vm_state=states.DELETED, task_state=None, power_state=states.NOSTATE, deleted=1, deleted_at=now(),
-                terminated_at=now(), progress=0)
+        run.set(
+            vm_state=states.DELETED,
+            task_state=None,
+            power_state=states.NOSTATE,
+            deleted=1,
+            deleted_at=now(),
+            terminated_at=now(),
+            progress=0,
+        )
 
 
 def _wait(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
@@ -93,28 +107,93 @@ def _restored(tx: Connection, run: AnyRun, result: Result) -> None:
     run.set(soft_deleted_at=None)
 
 
-DELETE = Workflow("delete", args=ActionArgs, data=DeleteData, steps=(
-    Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True,
-         events=StepEvents(succeeded=("instance.shutdown.start", "instance.shutdown.end"))),
-    Step("unplug", "after the guest: what it still sends needs its port's rules",
-         call=networks.delete_ports, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("unshare", "after the guest, and before its user may think that nothing of it is left",
-         call=shares.remove_rules, apply=shares.delete_mappings, lane=Lane.SHARE, condition=shares.has_shares),
-    Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone,
-         events=StepEvents(succeeded=("instance.delete.end",))),
-    Step("wait", "a call that the superseded action gave up may still be carried out", apply=_wait,
-         condition=_is_late),
-    Step("release", "what an earlier call made late", call=networks.delete_ports, lane=Lane.NETWORK,
-         condition=lambda run: run.data.late or run.data.ports_left),
-    Step("unshare_late", "the same of shares", call=shares.remove_rules, lane=Lane.SHARE,
-         condition=lambda run: run.data.late and shares.has_shares(run)),
-    Step("forget", "last: only images are left, and the server is gone for its user already",
-         call=_delete_images, condition=lambda run: run.data.images is None or bool(run.data.images)),
-))
+DELETE = Workflow(
+    "delete",
+    args=ActionArgs,
+    data=DeleteData,
+    steps=(
+        Step(
+            "remove",
+            "first: there is nothing to go back to once a user has said delete",
+            apply=_remove,
+            pivot=True,
+            events=StepEvents(succeeded=("instance.shutdown.start", "instance.shutdown.end")),
+        ),
+        Step(
+            "unplug",
+            "after the guest: what it still sends needs its port's rules",
+            call=networks.delete_ports,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step(
+            "unshare",
+            "after the guest, and before its user may think that nothing of it is left",
+            call=shares.remove_rules,
+            apply=shares.delete_mappings,
+            lane=Lane.SHARE,
+            condition=shares.has_shares,
+        ),
+        Step(
+            "gone",
+            "its user sees it gone when nothing of it is in their way",
+            apply=_gone,
+            events=StepEvents(succeeded=("instance.delete.end",)),
+        ),
+        Step(
+            "wait",
+            "a call that the superseded action gave up may still be carried out",
+            apply=_wait,
+            condition=_is_late,
+        ),
+        Step(
+            "release",
+            "what an earlier call made late",
+            call=networks.delete_ports,
+            lane=Lane.NETWORK,
+            condition=lambda run: run.data.late or run.data.ports_left,
+        ),
+        Step(
+            "unshare_late",
+            "the same of shares",
+            call=shares.remove_rules,
+            lane=Lane.SHARE,
+            condition=lambda run: run.data.late and shares.has_shares(run),
+        ),
+        Step(
+            "forget",
+            "last: only images are left, and the server is gone for its user already",
+            call=_delete_images,
+            condition=lambda run: run.data.images is None or bool(run.data.images),
+        ),
+    ),
+)
 
-SOFT_DELETE = Workflow("soft_delete", args=ActionArgs, data=ActionData, steps=(
-    Step("stop", "the guest's disk stays until the time to restore it is over", command=guest.stop,
-         on_result=_kept),))
+SOFT_DELETE = Workflow(
+    "soft_delete",
+    args=ActionArgs,
+    data=ActionData,
+    steps=(
+        Step(
+            "stop",
+            "the guest's disk stays until the time to restore it is over",
+            command=guest.stop,
+            on_result=_kept,
+        ),
+    ),
+)
 
-RESTORE = Workflow("restore", args=ActionArgs, data=ActionData, steps=(
-    Step("run", "as a start", command=guest.start, on_start=guest.allow_to_run, on_result=_restored),))
+RESTORE = Workflow(
+    "restore",
+    args=ActionArgs,
+    data=ActionData,
+    steps=(
+        Step(
+            "run",
+            "as a start",
+            command=guest.start,
+            on_start=guest.allow_to_run,
+            on_result=_restored,
+        ),
+    ),
+)

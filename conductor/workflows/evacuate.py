@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evacuate: a server whose host is dead is made again on another one, of its image, or of its files where those are
-on shared storage.
+"""Evacuate: a server whose host is dead is made again on another one, of its image, or of its files
+where those are on shared storage.
 
-Silence proves nothing: a fencing hook must have made sure that the host's guests are dead, or an admin must have said
-so by forcing the host down. The old guest is kept in the records until the new one stands, so that a failure loses
-nothing; then it is a debt, which the host removes when it returns.
+Silence proves nothing: a fencing hook must have made sure that the host's guests are dead, or an
+admin must have said so by forcing the host down. The old guest is kept in the records until the new
+one stands, so that a failure loses nothing; then it is a debt, which the host removes when it
+returns.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,7 +24,17 @@ from common.wire import to_wire
 from conductor import claims, guest, moves, networks
 from conductor.debts import BURST_POLL_MICROS
 from conductor.moves import MoveData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, debt_command
+from conductor.saga import (
+    Engine,
+    Lane,
+    Run,
+    Step,
+    StepEvents,
+    StepFailed,
+    Verb,
+    Workflow,
+    debt_command,
+)
 
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 
@@ -31,10 +43,12 @@ HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 class EvacuateData(MoveData):
     """What the steps leave."""
 
-    session: int | None = None          #: of the source, when the evacuation began
-    fenced: bool = False                #: by this action, so that the record of the host is still to be written
-    old: dict[str, Any] | None = None   #: zone and wanted state of the old guest, while a destination is claimed
-    returned: bool = False              #: the source has opened a session since
+    session: int | None = None  #: of the source, when the evacuation began
+    fenced: bool = False  #: by this action, so that the record of the host is still to be written
+    old: dict[str, Any] | None = (
+        None  #: zone and wanted state of the old guest, while a destination is claimed
+    )
+    returned: bool = False  #: the source has opened a session since
 
 
 EvacuateRun = Run[EvacuateArgs, EvacuateData]
@@ -43,8 +57,13 @@ EvacuateRun = Run[EvacuateArgs, EvacuateData]
 def _fence(engine: Engine, run: EvacuateRun) -> None:
     """Make sure that nothing runs on the host, unless there is proof already."""
     host = moves.source(run)
-    dead, up, session = engine.store.read(lambda tx: (
-        services.are_dead(tx, host), services.is_up(tx, host), hosts.sessions(tx, [host]).get(host, 0)))
+    dead, up, session = engine.store.read(
+        lambda tx: (
+            services.are_dead(tx, host),
+            services.is_up(tx, host),
+            hosts.sessions(tx, [host]).get(host, 0),
+        )
+    )
     if run.data.session is None:
         run.data.session = session
     if dead:
@@ -62,7 +81,9 @@ def _fenced(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None
         if not run.data.fenced:
             continue
         run.data.fenced = False
-        services.are_dead(tx, moves.source(run), locked=True)   # a new session waits from here on, or was opened before
+        services.are_dead(
+            tx, moves.source(run), locked=True
+        )  # a new session waits from here on, or was opened before
         if _session(tx, run) == run.data.session:
             services.fence(tx, moves.source(run))
         else:
@@ -79,17 +100,31 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
         run.set(host=claimed.host, availability_zone=claimed.zone)
         run.set_migration(status="pre-migrating", dest_host=claimed.host)
     if taken:
-        guests.add(tx, [{**claimed.guest(run), "wanted": guests.RUNNING if _runs(run) else guests.STOPPED,
-                         "may_run": _runs(run)} for run, claimed in taken])
+        guests.add(
+            tx,
+            [
+                {
+                    **claimed.guest(run),
+                    "wanted": guests.RUNNING if _runs(run) else guests.STOPPED,
+                    "may_run": _runs(run),
+                }
+                for run, claimed in taken
+            ],
+        )
         for run, _ in moves.compare_hosts(tx, [run for run, _ in taken]):
-            if run.args.shared not in (None, run.data.shared):      # a disk would be lost, or missed
-                run.fail("The server's files are on storage that its new host shares." if run.data.shared else
-                         "The server's files are not on storage that its new host shares.")
+            if run.args.shared not in (None, run.data.shared):  # a disk would be lost, or missed
+                run.fail(
+                    "The server's files are on storage that its new host shares."
+                    if run.data.shared
+                    else "The server's files are not on storage that its new host shares."
+                )
 
 
 def _may_begin(tx: Connection, run: EvacuateRun) -> bool:
     if run.data.after and actions.busy_until(tx, run.data.after):
-        run.retry_in(BURST_POLL_MICROS)         # the old burst may still write; what it leaves must be found
+        run.retry_in(
+            BURST_POLL_MICROS
+        )  # the old burst may still write; what it leaves must be found
         return False
     if not services.are_dead(tx, moves.source(run), locked=True):
         run.fail(f"Host {moves.source(run)} is not forced down any more; the server is there.")
@@ -105,7 +140,8 @@ def _session(tx: Connection, run: EvacuateRun) -> int:
 
 
 def _look_back(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """A host that has opened a session since is no longer dead; what it was kept from running runs there again."""
+    """A host that has opened a session since is no longer dead; what it was kept from running runs
+    there again."""
     run.data.returned = run.data.session is not None and _session(tx, run) != run.data.session
 
 
@@ -120,8 +156,14 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
         if row.host == moves.source(run):
             old["wanted"] = row.wanted
         elif row.wanted != guests.ABSENT:
-            guests.add_debt(tx, run.server.id, run.fence, host=row.host, may_run=False,
-                       keeps_files=migrations.share_files(tx, row.host, moves.source(run)))
+            guests.add_debt(
+                tx,
+                run.server.id,
+                run.fence,
+                host=row.host,
+                may_run=False,
+                keeps_files=migrations.share_files(tx, row.host, moves.source(run)),
+            )
     run.data.old = old
     guests.become(tx, run.server.id, moves.source(run), guests.KEPT, may_run=False)
 
@@ -135,7 +177,13 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
     claims.leave_debt(tx, run, moves.claimed_destination(run), moves.shares_storage(run))
     old, run.data.old = run.data.old or {}, None
     if "wanted" in old:
-        guests.become(tx, run.server.id, moves.source(run), old["wanted"], may_run=old["wanted"] == guests.RUNNING)
+        guests.become(
+            tx,
+            run.server.id,
+            moves.source(run),
+            old["wanted"],
+            may_run=old["wanted"] == guests.RUNNING,
+        )
     run.set(host=moves.source(run), availability_zone=old["zone"])
 
 
@@ -168,7 +216,9 @@ def _built(tx: Connection, run: EvacuateRun, result: Result) -> None:
 def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
     for run in runs:
         shared = moves.shares_storage(run)
-        guests.add_debt(tx, run.server.id, run.fence, host=moves.source(run), may_run=False, keeps_files=shared)
+        guests.add_debt(
+            tx, run.server.id, run.fence, host=moves.source(run), may_run=False, keeps_files=shared
+        )
         run.commands.append((moves.source(run), debt_command(run.server.id, run.fence, 0, shared)))
         run.set(vm_state=states.ACTIVE if _runs(run) else states.STOPPED)
         run.set_migration(status="done")
@@ -189,20 +239,65 @@ def _waits_for_ports(run: EvacuateRun) -> bool:
     return _runs(run) and networks.starts_paused(run)
 
 
-EVACUATE = Workflow("evacuate", args=EvacuateArgs, data=EvacuateData, failed=_failed, steps=(
-    Step("revive", "only on the way back: its host has returned meanwhile, and runs it again", undo=_look_back,
-         undo_command=guest.start, undo_starts_guest=True, host_of=moves.source, condition=_has_returned),
-    Step("fence", "before anything: while its guests may run there is nothing to be made again", call=_fence,
-         apply=_fenced, lane=Lane.FENCING),
-    Step("place", "the old guest is kept in the records, so that a failure leads back", prepare=moves.propose,
-         apply=_claim, undo=_release_destination,
-         events=StepEvents(failed=("compute_task.rebuild_server.error",))),
-    Step("bind", "when the host is known", call=_bind, apply=networks.store_plugged,
-         undo_call=_bind_back, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("build", "as a new server, or of the files that are there", command=_build, host_of=moves.destination,
-         on_result=_built),
-    networks.plug_step(_waits_for_ports),
-    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
-         condition=_waits_for_ports),
-    Step("leave", "last: the new guest stands, and the old one is a debt", apply=_leave_source, pivot=True),
-))
+EVACUATE = Workflow(
+    "evacuate",
+    args=EvacuateArgs,
+    data=EvacuateData,
+    failed=_failed,
+    steps=(
+        Step(
+            "revive",
+            "only on the way back: its host has returned meanwhile, and runs it again",
+            undo=_look_back,
+            undo_command=guest.start,
+            undo_starts_guest=True,
+            host_of=moves.source,
+            condition=_has_returned,
+        ),
+        Step(
+            "fence",
+            "before anything: while its guests may run there is nothing to be made again",
+            call=_fence,
+            apply=_fenced,
+            lane=Lane.FENCING,
+        ),
+        Step(
+            "place",
+            "the old guest is kept in the records, so that a failure leads back",
+            prepare=moves.propose,
+            apply=_claim,
+            undo=_release_destination,
+            events=StepEvents(failed=("compute_task.rebuild_server.error",)),
+        ),
+        Step(
+            "bind",
+            "when the host is known",
+            call=_bind,
+            apply=networks.store_plugged,
+            undo_call=_bind_back,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step(
+            "build",
+            "as a new server, or of the files that are there",
+            command=_build,
+            host_of=moves.destination,
+            on_result=_built,
+        ),
+        networks.plug_step(_waits_for_ports),
+        Step(
+            "run",
+            "its ports are wired now",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=_waits_for_ports,
+        ),
+        Step(
+            "leave",
+            "last: the new guest stands, and the old one is a debt",
+            apply=_leave_source,
+            pivot=True,
+        ),
+    ),
+)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migration: the guest goes to another host while it runs.
 
-Its CPUs run on one side at any moment; the hypervisors hand them over. What became of that is decided by asking both:
-the source says that it has the guest no more, the destination that it has it, and only then does the place change. Had
-neither it, the source would start it from its disk. Ports are bound at both places meanwhile, so that the guest finds
-its network where it arrives.
+Its CPUs run on one side at any moment; the hypervisors hand them over. What became of that is
+decided by asking both: the source says that it has the guest no more, the destination that it has
+it, and only then does the place change. Had neither it, the source would start it from its disk.
+Ports are bound at both places meanwhile, so that the guest finds its network where it arrives.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,11 +31,12 @@ MIGRATE_STEP = "migrate"
 class LiveMigrateData(MoveData):
     """What the steps leave."""
 
-    cpu: dict[str, Any] = field(default_factory=dict)       #: of the source
-    diskless: bool = False              #: the source moves guests without their disks
-    handed_over: bool = False           #: the source has the guest no more
-    control: str | None = field(default=None,
-                                metadata={"wire": "wish"})             #: the control that was requested while it ran
+    cpu: dict[str, Any] = field(default_factory=dict)  #: of the source
+    diskless: bool = False  #: the source moves guests without their disks
+    handed_over: bool = False  #: the source has the guest no more
+    control: str | None = field(
+        default=None, metadata={"wire": "wish"}
+    )  #: the control that was requested while it ran
 
 
 LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]
@@ -50,18 +52,27 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> No
 def _check(run: LiveMigrateRun) -> None:
     """What can be said against it without asking the hosts."""
     if not (run.data.to or {}).get("uri"):
-        run.fail(f"Host {moves.destination(run)} takes no servers in while they run; set [migration] "
-                 "live_migration_port there, or migrate the server while it is off.", retryable=True)
+        run.fail(
+            f"Host {moves.destination(run)} takes no servers in while they run; set [migration] "
+            "live_migration_port there, or migrate the server while it is off.",
+            retryable=True,
+        )
     elif run.args.block_migration is True and run.data.shared:
         run.fail("Block migration cannot be used with shared storage.")
     elif run.args.block_migration is False and not run.data.shared and not run.data.diskless:
-        run.fail("The hosts share no storage; ask for a block migration, or leave that to Kilonova.")
+        run.fail(
+            "The hosts share no storage; ask for a block migration, or leave that to Kilonova."
+        )
 
 
 def _prepare(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "prepare_arrival", {"guest": to_wire(moves.guest_spec(engine, run)), "from": run.data.transfer,
-                               "secret": moves.transfer_secret(engine, run), "shared": run.data.shared,
-                               "cpu": run.data.cpu}
+    return "prepare_arrival", {
+        "guest": to_wire(moves.guest_spec(engine, run)),
+        "from": run.data.transfer,
+        "secret": moves.transfer_secret(engine, run),
+        "shared": run.data.shared,
+        "cpu": run.data.cpu,
+    }
 
 
 def _prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
@@ -82,8 +93,11 @@ def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun])
 
 
 def _migrate(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "live_migrate", {"guest": to_wire(moves.guest_spec(engine, run)), "to": run.data.to,
-                            "shared": run.data.shared}
+    return "live_migrate", {
+        "guest": to_wire(moves.guest_spec(engine, run)),
+        "to": run.data.to,
+        "shared": run.data.shared,
+    }
 
 
 def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
@@ -128,17 +142,21 @@ def _leave(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> No
 
 
 def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    records = migrations.open_of(tx, [run.server.id for run in runs]) if notification_settings(tx) else {}
+    records = (
+        migrations.open_of(tx, [run.server.id for run in runs]) if notification_settings(tx) else {}
+    )
     for run in runs:
         if run.server.id in records:
-            run.data.control = records[run.server.id].requested_control         # the notification of the end names it
+            run.data.control = records[
+                run.server.id
+            ].requested_control  # the notification of the end names it
         run.set(progress=0)
         run.set_migration(status="completed")
 
 
 def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed) -> None:
-    """It is as before; one that was lost on the way was started anew, and is not sent on another. Nothing fails one
-    that has moved."""
+    """It is as before; one that was lost on the way was started anew, and is not sent on another.
+    Nothing fails one that has moved."""
     run.set(progress=0)
     if run.data.handed_over:
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
@@ -148,36 +166,105 @@ def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFa
         run.set_migration(status="cancelled")
 
 
-LIVE_MIGRATE = Workflow("live_migrate", args=LiveMigrateArgs, data=LiveMigrateData, failed=_failed, steps=(
-    Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
-         prepare=moves.propose, apply=_claim, undo=_release_destination,
-         events=StepEvents(failed=moves.NO_HOST_EVENTS)),
-    Step("offer", "of a guest that runs only what it cannot change", command=moves.offer, host_of=moves.source,
-         fails_on_any_host=True),
-    Step("bind_there", "before the destination describes the guest, while the ports still work where it is",
-         call=networks.bind_at_destination, undo_call=networks.unbind_destination, lane=Lane.NETWORK,
-         condition=networks.has_ports),
-    Step("prepare", "the destination looks whether it can take the guest, and lets in from the source what it has then "
-         "described itself", command=_prepare, host_of=moves.destination, on_result=_prepared,
-         fails_when_host_down=True, reads_source=True,
-         events=StepEvents(started=("instance.live_migration_pre.start",),
-                           succeeded=("instance.live_migration_pre.end",))),
-    Step("heed", "the last moment at which nothing has to be called off", apply=_check_abort),
-    Step("return", "only on the way back, when it is nowhere: it starts from its disk where that is whole",
-         undo_command=_start_again, undo_starts_guest=True, host_of=moves.source, condition=_is_handed_over),
-    Step(MIGRATE_STEP, "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
-         command=_migrate, host_of=moves.source, on_start=_begun, on_result=_migrated, done_when_host_dead=True),
-    Step("arrive", "the destination says that it has it; only that makes it its place. Else it gives up what it may "
-         "have, before the source starts it again", command=_arrive, host_of=moves.destination, on_result=_arrived,
-         undo_command=_drop),
-    Step("switch", "one transaction: the place, and which of the two guests may run", apply=_switch, pivot=True,
-         events=StepEvents(succeeded=(
-             "instance.live_migration_post.start", "instance.live_migration_post_dest.start",
-             "instance.live_migration_post_dest.end"))),
-    Step("activate", "at once: from now on its frames are sent there", call=networks.activate_at_destination,
-         apply=networks.store_interfaces, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("leave", "what the source has of it is a debt", apply=_leave),
-    Step("let_go", "the source's bindings of its ports, when nothing runs there any more",
-         call=networks.unbind_source, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("finish", "last", apply=_finish),
-))
+LIVE_MIGRATE = Workflow(
+    "live_migrate",
+    args=LiveMigrateArgs,
+    data=LiveMigrateData,
+    failed=_failed,
+    steps=(
+        Step(
+            "place",
+            "first: after it the destination's room is sure, and the migration holds what the source has",
+            prepare=moves.propose,
+            apply=_claim,
+            undo=_release_destination,
+            events=StepEvents(failed=moves.NO_HOST_EVENTS),
+        ),
+        Step(
+            "offer",
+            "of a guest that runs only what it cannot change",
+            command=moves.offer,
+            host_of=moves.source,
+            fails_on_any_host=True,
+        ),
+        Step(
+            "bind_there",
+            "before the destination describes the guest, while the ports still work where it is",
+            call=networks.bind_at_destination,
+            undo_call=networks.unbind_destination,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step(
+            "prepare",
+            "the destination looks whether it can take the guest, and lets in from the source what it has then "
+            "described itself",
+            command=_prepare,
+            host_of=moves.destination,
+            on_result=_prepared,
+            fails_when_host_down=True,
+            reads_source=True,
+            events=StepEvents(
+                started=("instance.live_migration_pre.start",),
+                succeeded=("instance.live_migration_pre.end",),
+            ),
+        ),
+        Step("heed", "the last moment at which nothing has to be called off", apply=_check_abort),
+        Step(
+            "return",
+            "only on the way back, when it is nowhere: it starts from its disk where that is whole",
+            undo_command=_start_again,
+            undo_starts_guest=True,
+            host_of=moves.source,
+            condition=_is_handed_over,
+        ),
+        Step(
+            MIGRATE_STEP,
+            "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
+            command=_migrate,
+            host_of=moves.source,
+            on_start=_begun,
+            on_result=_migrated,
+            done_when_host_dead=True,
+        ),
+        Step(
+            "arrive",
+            "the destination says that it has it; only that makes it its place. Else it gives up what it may "
+            "have, before the source starts it again",
+            command=_arrive,
+            host_of=moves.destination,
+            on_result=_arrived,
+            undo_command=_drop,
+        ),
+        Step(
+            "switch",
+            "one transaction: the place, and which of the two guests may run",
+            apply=_switch,
+            pivot=True,
+            events=StepEvents(
+                succeeded=(
+                    "instance.live_migration_post.start",
+                    "instance.live_migration_post_dest.start",
+                    "instance.live_migration_post_dest.end",
+                )
+            ),
+        ),
+        Step(
+            "activate",
+            "at once: from now on its frames are sent there",
+            call=networks.activate_at_destination,
+            apply=networks.store_interfaces,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step("leave", "what the source has of it is a debt", apply=_leave),
+        Step(
+            "let_go",
+            "the source's bindings of its ports, when nothing runs there any more",
+            call=networks.unbind_source,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step("finish", "last", apply=_finish),
+    ),
+)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rebuild: new disks from another image, on the same host, with the same id, addresses and flavor.
 
-What was asked for (image, name, key …) stands in the server's row since the request was accepted. Whether its host may
-have the new image is asked first; when not, the row becomes what it was, and nothing has happened. The host gives up
-the old disk only when the new image is there and verified.
+What was asked for (image, name, key …) stands in the server's row since the request was accepted.
+Whether its host may have the new image is asked first; when not, the row becomes what it was, and
+nothing has happened. The host gives up the old disk only when the new image is there and verified.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from conductor import claims, guest
 from conductor.claims import PlacementData
 from conductor.saga import Engine, Run, Step, StepFailed, Verb, Workflow, fault_of
 
-REBUILD_STEP = "rebuild"         #: from this step on the server has the new image
+REBUILD_STEP = "rebuild"  #: from this step on the server has the new image
 RebuildRun = Run[RebuildArgs, PlacementData]
 
 
@@ -57,35 +58,62 @@ def _may_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
 
 
 def _rebuild(engine: Engine, run: RebuildRun) -> Verb:
-    return "rebuild", {"guest": to_wire(guest.spec(engine, run)), "runs": _runs_after(run),
-                       "keep_ephemeral": run.args.preserve_ephemeral}
+    return "rebuild", {
+        "guest": to_wire(guest.spec(engine, run)),
+        "runs": _runs_after(run),
+        "keep_ephemeral": run.args.preserve_ephemeral,
+    }
 
 
 def _rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
     runs = _runs_after(run)
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now(),
-            vm_state=states.ACTIVE if runs else states.STOPPED)
+    run.set(
+        power_state=int(result.data.get("power_state", states.RUNNING)),
+        launched_at=now(),
+        vm_state=states.ACTIVE if runs else states.STOPPED,
+    )
 
 
 def _columns_before(engine: Engine, run: RebuildRun) -> dict[str, Any]:
-    """The columns as they were, but for those that somebody has changed since the request wrote them."""
+    """The columns as they were, but for those that somebody has changed since the request wrote
+    them."""
     wrote = run.args.wrote
     before = {**run.args.before, **run.secrets(engine).get("before", {})}
-    return {name: value for name, value in before.items()
-            if name not in wrote or getattr(run.server, name) == wrote[name]}
+    return {
+        name: value
+        for name, value in before.items()
+        if name not in wrote or getattr(run.server, name) == wrote[name]
+    }
 
 
 def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
-    """Refused before the host was told: as it was. Later the row says the new image already: only another rebuild, or
-    a look by its owner, makes that true."""
+    """Refused before the host was told: as it was. Later the row says the new image already: only
+    another rebuild, or a look by its owner, makes that true."""
     if run.action.step != REBUILD_STEP and _has_another_image(run):
         run.set(**_columns_before(engine, run))
     else:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 
 
-REBUILD = Workflow("rebuild", args=RebuildArgs, data=PlacementData, failed=_failed, steps=(
-    Step("check", "before anything is touched: the new image may ask for what this host has not",
-         prepare=_propose, apply=_check, condition=_has_another_image),
-    Step(REBUILD_STEP, "one command: the old disk goes when the new one is sure", command=_rebuild, on_start=_may_run,
-         on_result=_rebuilt),))
+REBUILD = Workflow(
+    "rebuild",
+    args=RebuildArgs,
+    data=PlacementData,
+    failed=_failed,
+    steps=(
+        Step(
+            "check",
+            "before anything is touched: the new image may ask for what this host has not",
+            prepare=_propose,
+            apply=_check,
+            condition=_has_another_image,
+        ),
+        Step(
+            REBUILD_STEP,
+            "one command: the old disk goes when the new one is sure",
+            command=_rebuild,
+            on_start=_may_run,
+            on_result=_rebuilt,
+        ),
+    ),
+)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rescue: boot from another image with the server's own disk beside it; unrescue: boot from its own disk again."""
+"""Rescue: boot from another image with the server's own disk beside it; unrescue: boot from its own
+disk again."""
+
 from __future__ import annotations
 
 from common import states
@@ -7,7 +9,17 @@ from common.action_args import ActionArgs, RescueArgs
 from common.store.engine import Connection
 from common.wire import to_wire
 from conductor import guest
-from conductor.saga import ActionData, AnyRun, Engine, Run, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import (
+    ActionData,
+    AnyRun,
+    Engine,
+    Run,
+    Step,
+    StepFailed,
+    Verb,
+    Workflow,
+    fault_of,
+)
 
 
 def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Verb:
@@ -24,10 +36,34 @@ def _failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) ->
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 
 
-RESCUE = Workflow("rescue", args=RescueArgs, data=ActionData, failed=_failed, steps=(
-    Step("rescue", "one command; the server's own disk is never changed by it", command=_rescue,
-         on_start=guest.allow_to_run, on_result=guest.record_running),))
+RESCUE = Workflow(
+    "rescue",
+    args=RescueArgs,
+    data=ActionData,
+    failed=_failed,
+    steps=(
+        Step(
+            "rescue",
+            "one command; the server's own disk is never changed by it",
+            command=_rescue,
+            on_start=guest.allow_to_run,
+            on_result=guest.record_running,
+        ),
+    ),
+)
 
-UNRESCUE = Workflow("unrescue", args=ActionArgs, data=ActionData, failed=_failed, steps=(
-    Step("unrescue", "one command; the rescue disk goes with it", command=_unrescue,
-         on_start=guest.allow_to_run, on_result=guest.record_running),))
+UNRESCUE = Workflow(
+    "unrescue",
+    args=ActionArgs,
+    data=ActionData,
+    failed=_failed,
+    steps=(
+        Step(
+            "unrescue",
+            "one command; the rescue disk goes with it",
+            command=_unrescue,
+            on_start=guest.allow_to_run,
+            on_result=guest.record_running,
+        ),
+    ),
+)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize and cold migration: the server stops, its files travel to another host, and it starts there.
+"""Resize and cold migration: the server stops, its files travel to another host, and it starts
+there.
 
-Two names for one workflow: a migration keeps the flavor. Until the guest has started at the destination every step has
-its way back, so that a definite failure leaves the server as it was, at its source; then another destination is tried.
-The source keeps its guest, off, until somebody confirms or reverts: two more short workflows beside it. The place
-changes in ``switch``; from there on silence of the destination is waited out, because the guest may run there.
+Two names for one workflow: a migration keeps the flavor. Until the guest has started at the
+destination every step has its way back, so that a definite failure leaves the server as it was, at
+its source; then another destination is tried. The source keeps its guest, off, until somebody
+confirms or reverts: two more short workflows beside it. The place changes in ``switch``; from there
+on silence of the destination is waited out, because the guest may run there.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -34,7 +37,7 @@ SWITCHED_EVENTS = ("instance.resize.end", "instance.resize_finish.start")
 class MoveEndData(MoveData):
     """What confirming and reverting leave."""
 
-    ran: bool = False                   #: the guest ran at the destination when it was to be reverted
+    ran: bool = False  #: the guest ran at the destination when it was to be reverted
 
 
 MoveEndRun = Run[MoveEndArgs, MoveEndData]
@@ -46,9 +49,12 @@ def _prepare(engine: Engine, run: MoveRun) -> Verb:
 
 
 def _from_source(engine: Engine, run: MoveRun) -> dict[str, Any]:
-    """Where the destination reads the guest's files, and by which right; nowhere when storage is shared."""
-    return {"secret": moves.transfer_secret(engine, run),
-            "from": run.data.transfer if moves.copies_files(run) else None}
+    """Where the destination reads the guest's files, and by which right; nowhere when storage is
+    shared."""
+    return {
+        "secret": moves.transfer_secret(engine, run),
+        "from": run.data.transfer if moves.copies_files(run) else None,
+    }
 
 
 def _prepared(tx: Connection, run: MoveRun, result: Result) -> None:
@@ -93,7 +99,10 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
 
 
 def _install(engine: Engine, run: MoveRun) -> Verb:
-    return "install", {"guest": to_wire(moves.guest_spec(engine, run)), "runs": moves.was_running(run)}
+    return "install", {
+        "guest": to_wire(moves.guest_spec(engine, run)),
+        "runs": moves.was_running(run),
+    }
 
 
 def installed(tx: Connection, run: MoveRun, result: Result) -> None:
@@ -110,8 +119,8 @@ def finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
 
 
 def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Its interfaces are what the network service said last, when they were bound back. Where it has started already,
-    somebody must look at it, and say whether it stays."""
+    """Its interfaces are what the network service said last, when they were bound back. Where it
+    has started already, somebody must look at it, and say whether it stays."""
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
     if run.host == moves.destination(run):
@@ -126,32 +135,99 @@ def _waits_for_ports(run: MoveRun) -> bool:
     return moves.was_running(run) and networks.starts_paused(run)
 
 
-RESIZE = Workflow("resize", args=MoveArgs, data=MoveData, failed=_resize_failed, steps=(
-    Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
-         prepare=moves.propose, apply=moves.claim_place, undo=moves.release_destination,
-         events=StepEvents(failed=moves.NO_HOST_EVENTS)),
-    Step("offer", "whoever has the secret may read what the guest cannot change: what lies under its disk; once it is "
-         "off the disk too", command=moves.offer, host_of=moves.source, condition=moves.copies_files,
-         fails_on_any_host=True),
-    Step("prepare", "whatever could fail there fails while the server still runs", command=_prepare,
-         host_of=moves.destination, on_result=_prepared, fails_when_host_down=True, reads_source=True,
-         events=StepEvents(succeeded=PREPARED_EVENTS)),
-    Step("stop", "the last moment at which its files may change; on the way back it is started again",
-         command=guest.stop, host_of=moves.source, on_result=guest.record_stopped, undo=runs_again,
-         undo_command=guest.start, undo_starts_guest=True, condition=moves.was_running, fails_on_any_host=True),
-    Step("copy", "the destination fetches, because it knows what it has", command=_receive, host_of=moves.destination,
-         on_result=_received, fails_when_host_down=True, reads_source=True),
-    Step("bind", "before it starts there, and as late as that: it is off, and needs no network", call=_bind,
-         apply=networks.store_plugged, undo_call=_bind_back, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("switch", "one transaction: the place, the flavor, and which of the two guests may run", apply=_switch,
-         undo=_switch_back, events=StepEvents(succeeded=SWITCHED_EVENTS)),
-    Step("install", "a definite failure still leads back; when it has succeeded nothing does", command=_install,
-         host_of=moves.destination, on_result=installed, pivot=True),
-    networks.plug_step(_waits_for_ports),
-    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
-         condition=_waits_for_ports),
-    Step("finish", "the source is kept until somebody has looked at the server here", apply=finished),
-))
+RESIZE = Workflow(
+    "resize",
+    args=MoveArgs,
+    data=MoveData,
+    failed=_resize_failed,
+    steps=(
+        Step(
+            "place",
+            "first: after it the destination's room is sure, and the migration holds what the source has",
+            prepare=moves.propose,
+            apply=moves.claim_place,
+            undo=moves.release_destination,
+            events=StepEvents(failed=moves.NO_HOST_EVENTS),
+        ),
+        Step(
+            "offer",
+            "whoever has the secret may read what the guest cannot change: what lies under its disk; once it is "
+            "off the disk too",
+            command=moves.offer,
+            host_of=moves.source,
+            condition=moves.copies_files,
+            fails_on_any_host=True,
+        ),
+        Step(
+            "prepare",
+            "whatever could fail there fails while the server still runs",
+            command=_prepare,
+            host_of=moves.destination,
+            on_result=_prepared,
+            fails_when_host_down=True,
+            reads_source=True,
+            events=StepEvents(succeeded=PREPARED_EVENTS),
+        ),
+        Step(
+            "stop",
+            "the last moment at which its files may change; on the way back it is started again",
+            command=guest.stop,
+            host_of=moves.source,
+            on_result=guest.record_stopped,
+            undo=runs_again,
+            undo_command=guest.start,
+            undo_starts_guest=True,
+            condition=moves.was_running,
+            fails_on_any_host=True,
+        ),
+        Step(
+            "copy",
+            "the destination fetches, because it knows what it has",
+            command=_receive,
+            host_of=moves.destination,
+            on_result=_received,
+            fails_when_host_down=True,
+            reads_source=True,
+        ),
+        Step(
+            "bind",
+            "before it starts there, and as late as that: it is off, and needs no network",
+            call=_bind,
+            apply=networks.store_plugged,
+            undo_call=_bind_back,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step(
+            "switch",
+            "one transaction: the place, the flavor, and which of the two guests may run",
+            apply=_switch,
+            undo=_switch_back,
+            events=StepEvents(succeeded=SWITCHED_EVENTS),
+        ),
+        Step(
+            "install",
+            "a definite failure still leads back; when it has succeeded nothing does",
+            command=_install,
+            host_of=moves.destination,
+            on_result=installed,
+            pivot=True,
+        ),
+        networks.plug_step(_waits_for_ports),
+        Step(
+            "run",
+            "its ports are wired now",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=_waits_for_ports,
+        ),
+        Step(
+            "finish",
+            "the source is kept until somebody has looked at the server here",
+            apply=finished,
+        ),
+    ),
+)
 
 MIGRATE = replace(RESIZE, name="migrate")
 
@@ -164,7 +240,9 @@ def _confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None
             continue
         _compare_once(tx, run)
         run.set_migration(status="confirming")
-    for run in debts.collect(tx, [run for run in runs if not run.paused], moves.source, moves.shares_storage):
+    for run in debts.collect(
+        tx, [run for run in runs if not run.paused], moves.source, moves.shares_storage
+    ):
         confirmed(tx, run)
 
 
@@ -177,7 +255,11 @@ def confirmed(tx: Connection, run: MoveEndRun) -> None:
     run.set_migration(status="confirmed")
 
 
-_VM_STATES = {states.SHUTDOWN: states.STOPPED, states.CRASHED: states.STOPPED, states.POWER_PAUSED: states.PAUSED}
+_VM_STATES = {
+    states.SHUTDOWN: states.STOPPED,
+    states.CRASHED: states.STOPPED,
+    states.POWER_PAUSED: states.PAUSED,
+}
 
 
 def _compare_once(tx: Connection, run: MoveEndRun) -> None:
@@ -186,9 +268,19 @@ def _compare_once(tx: Connection, run: MoveEndRun) -> None:
         moves.compare_hosts(tx, [run])
 
 
-CONFIRM_RESIZE = Workflow("confirm_resize", args=MoveEndArgs, data=MoveEndData, steps=(
-    Step("leave", "the guest at the source becomes a debt of its host: one that is down makes nobody wait",
-         apply=_confirm, pivot=True),))
+CONFIRM_RESIZE = Workflow(
+    "confirm_resize",
+    args=MoveEndArgs,
+    data=MoveEndData,
+    steps=(
+        Step(
+            "leave",
+            "the guest at the source becomes a debt of its host: one that is down makes nobody wait",
+            apply=_confirm,
+            pivot=True,
+        ),
+    ),
+)
 
 
 # --- revert ---
@@ -221,7 +313,9 @@ def runs_on(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
 
 def _turn_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
-        kept = next(row for row in guests.places(tx, run.server.id) if row.host == moves.source(run))
+        kept = next(
+            row for row in guests.places(tx, run.server.id) if row.host == moves.source(run)
+        )
         run.data.old_assignment = moves.assignment_of(kept.assignment)
         run.data.switched = run.data.knows_old_assignment = True
         moves.switch_to_source(tx, engine, run, ran_before(run))
@@ -238,8 +332,14 @@ def _undo_turn_back(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
 def _is_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.set(**moves.quota_columns(run.args.old_flavor))
-        guests.add_debt(tx, run.server.id, run.fence, host=moves.claimed_destination(run), may_run=False,
-                   keeps_files=moves.shares_storage(run))
+        guests.add_debt(
+            tx,
+            run.server.id,
+            run.fence,
+            host=moves.claimed_destination(run),
+            may_run=False,
+            keeps_files=moves.shares_storage(run),
+        )
         moves.return_source_resources(tx, run)
         run.data.no_way_back = True
 
@@ -255,8 +355,8 @@ def _leave(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
 
 
 def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
-    """To be confirmed or reverted, as it was, whether or not it could be started again there. When the source has it
-    already, somebody must look at it."""
+    """To be confirmed or reverted, as it was, whether or not it could be started again there. When
+    the source has it already, somebody must look at it."""
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
     if run.server.host == moves.source(run):
@@ -276,20 +376,68 @@ def _waits_for_ports_again(run: MoveEndRun) -> bool:
     return ran_before(run) and networks.starts_paused(run)
 
 
-REVERT_RESIZE = Workflow("revert_resize", args=MoveEndArgs, data=MoveEndData, failed=_revert_failed, steps=(
-    Step("begin", "what is known of the two hosts is asked once", apply=_begin),
-    Step("restart", "only on the way back: it runs on where it is", undo=runs_on, undo_command=guest.start,
-         condition=ran_resized),
-    Step("stop", "nothing may run there when it starts at the source; of a host whose guests are dead nothing does",
-         command=guest.stop, host_of=moves.destination, on_result=guest.record_stopped, done_when_host_dead=True),
-    Step("bind", "as for the way there", call=_bind_back, apply=networks.store_plugged, undo_call=_bind,
-         lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("switch", "from here on only the source may run it", apply=_turn_back, undo=_undo_turn_back),
-    Step("install", "from the record, not from what the host remembers; when it has succeeded nothing leads back",
-         command=_install_back, host_of=moves.source, on_result=installed, pivot=True),
-    Step("settle", "the source has it: the destination has to remove what it kept", apply=_is_back),
-    networks.plug_step(_waits_for_ports_again),
-    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
-         condition=_waits_for_ports_again),
-    Step("leave", "last: the server runs, and a destination that is down makes nobody wait", apply=_leave),
-))
+REVERT_RESIZE = Workflow(
+    "revert_resize",
+    args=MoveEndArgs,
+    data=MoveEndData,
+    failed=_revert_failed,
+    steps=(
+        Step("begin", "what is known of the two hosts is asked once", apply=_begin),
+        Step(
+            "restart",
+            "only on the way back: it runs on where it is",
+            undo=runs_on,
+            undo_command=guest.start,
+            condition=ran_resized,
+        ),
+        Step(
+            "stop",
+            "nothing may run there when it starts at the source; of a host whose guests are dead nothing does",
+            command=guest.stop,
+            host_of=moves.destination,
+            on_result=guest.record_stopped,
+            done_when_host_dead=True,
+        ),
+        Step(
+            "bind",
+            "as for the way there",
+            call=_bind_back,
+            apply=networks.store_plugged,
+            undo_call=_bind,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step(
+            "switch",
+            "from here on only the source may run it",
+            apply=_turn_back,
+            undo=_undo_turn_back,
+        ),
+        Step(
+            "install",
+            "from the record, not from what the host remembers; when it has succeeded nothing leads back",
+            command=_install_back,
+            host_of=moves.source,
+            on_result=installed,
+            pivot=True,
+        ),
+        Step(
+            "settle",
+            "the source has it: the destination has to remove what it kept",
+            apply=_is_back,
+        ),
+        networks.plug_step(_waits_for_ports_again),
+        Step(
+            "run",
+            "its ports are wired now",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=_waits_for_ports_again,
+        ),
+        Step(
+            "leave",
+            "last: the server runs, and a destination that is down makes nobody wait",
+            apply=_leave,
+        ),
+    ),
+)

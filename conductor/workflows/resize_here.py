@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resize on the same host: the server stops, is made larger where it is, and starts again.
 
-Begun by ``resize`` when the host that was claimed is the server's own. There is one guest, and no second place: what
-its files were is kept on the host until somebody confirms or reverts. Meanwhile the host holds of each resource what
-the larger of both flavors needs: the server its new flavor, the migration what the old one needs more.
+Begun by ``resize`` when the host that was claimed is the server's own. There is one guest, and no
+second place: what its files were is kept on the host until somebody confirms or reverts. Meanwhile
+the host holds of each resource what the larger of both flavors needs: the server its new flavor,
+the migration what the old one needs more.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -46,33 +48,73 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
 
 
 def _change(engine: Engine, run: MoveRun) -> Verb:
-    return "resize_here", {"guest": to_wire(moves.guest_spec(engine, run)), "runs": moves.was_running(run)}
+    return "resize_here", {
+        "guest": to_wire(moves.guest_spec(engine, run)),
+        "runs": moves.was_running(run),
+    }
 
 
 def _change_back(engine: Engine, run: MoveRun) -> Verb:
-    return "settle_resize", {"guest": to_wire(moves.old_guest_spec(engine, run)), "back": True, "resized": run.fence}
+    return "settle_resize", {
+        "guest": to_wire(moves.old_guest_spec(engine, run)),
+        "back": True,
+        "resized": run.fence,
+    }
 
 
 def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """As before; where it is no other host was looked for, so the whole workflow begins again while there are
-    attempts."""
+    """As before; where it is no other host was looked for, so the whole workflow begins again while
+    there are attempts."""
     moves.fail_move(tx, engine, run, problem)
     if run.head.get("state") == "due":
         run.head["workflow"] = resize.RESIZE.name
 
 
-RESIZE_HERE = Workflow(moves.RESIZE_HERE, args=MoveArgs, data=MoveData, failed=_resize_failed, steps=(
-    Step("place", "the room was claimed by the workflow that began", apply=_claimed, undo=moves.release_destination,
-         events=StepEvents(succeeded=resize.PREPARED_EVENTS)),
-    Step("stop", "its domain is made anew, and its disk may not change meanwhile; on the way back it is started again",
-         command=guest.stop, on_result=guest.record_stopped, undo=resize.runs_again, undo_command=guest.start,
-         undo_starts_guest=True, condition=moves.was_running),
-    Step("switch", "from here on it is of its new flavor", apply=_switch, undo=_switch_back,
-         events=StepEvents(succeeded=resize.SWITCHED_EVENTS)),
-    Step("remake", "one command: its files are kept, made larger, and it is on again", command=_change,
-         on_result=resize.installed, undo_command=_change_back),
-    Step("finish", "what was is kept until somebody has looked at the server", apply=resize.finished, pivot=True),
-))
+RESIZE_HERE = Workflow(
+    moves.RESIZE_HERE,
+    args=MoveArgs,
+    data=MoveData,
+    failed=_resize_failed,
+    steps=(
+        Step(
+            "place",
+            "the room was claimed by the workflow that began",
+            apply=_claimed,
+            undo=moves.release_destination,
+            events=StepEvents(succeeded=resize.PREPARED_EVENTS),
+        ),
+        Step(
+            "stop",
+            "its domain is made anew, and its disk may not change meanwhile; on the way back it is started again",
+            command=guest.stop,
+            on_result=guest.record_stopped,
+            undo=resize.runs_again,
+            undo_command=guest.start,
+            undo_starts_guest=True,
+            condition=moves.was_running,
+        ),
+        Step(
+            "switch",
+            "from here on it is of its new flavor",
+            apply=_switch,
+            undo=_switch_back,
+            events=StepEvents(succeeded=resize.SWITCHED_EVENTS),
+        ),
+        Step(
+            "remake",
+            "one command: its files are kept, made larger, and it is on again",
+            command=_change,
+            on_result=resize.installed,
+            undo_command=_change_back,
+        ),
+        Step(
+            "finish",
+            "what was is kept until somebody has looked at the server",
+            apply=resize.finished,
+            pivot=True,
+        ),
+    ),
+)
 
 
 # --- confirm ---
@@ -82,7 +124,11 @@ def _confirming(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> N
 
 
 def _drop(engine: Engine, run: MoveEndRun) -> Verb:
-    return "settle_resize", {"guest": to_wire(guest.spec(engine, run)), "back": False, "resized": run.args.resized}
+    return "settle_resize", {
+        "guest": to_wire(guest.spec(engine, run)),
+        "back": False,
+        "resized": run.args.resized,
+    }
 
 
 def _dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
@@ -97,16 +143,31 @@ def _confirm_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: St
     run.set_migration(status="finished")
 
 
-CONFIRM_HERE = Workflow(resize.CONFIRM_HERE, args=MoveEndArgs, data=MoveEndData, failed=_confirm_failed, steps=(
-    Step("leave", "there is no other place to leave", apply=_confirming),
-    Step("drop", "the host removes what the files were", command=_drop, on_result=_dropped, fails_when_host_down=True),
-))
+CONFIRM_HERE = Workflow(
+    resize.CONFIRM_HERE,
+    args=MoveEndArgs,
+    data=MoveEndData,
+    failed=_confirm_failed,
+    steps=(
+        Step("leave", "there is no other place to leave", apply=_confirming),
+        Step(
+            "drop",
+            "the host removes what the files were",
+            command=_drop,
+            on_result=_dropped,
+            fails_when_host_down=True,
+        ),
+    ),
+)
 
 
 # --- revert ---
 def _put_back(engine: Engine, run: MoveEndRun) -> Verb:
-    return "settle_resize", {"guest": to_wire(moves.old_guest_spec(engine, run)), "back": True,
-                             "resized": run.args.resized}
+    return "settle_resize", {
+        "guest": to_wire(moves.old_guest_spec(engine, run)),
+        "back": True,
+        "resized": run.args.resized,
+    }
 
 
 def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
@@ -114,7 +175,9 @@ def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
     old = run.args.old_flavor
     run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
     run.set_migration(status="reverted")
-    allocations.stay(tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run))
+    allocations.stay(
+        tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run)
+    )
     run.set(**moves.flavor_columns(old), **moves.quota_columns(old))
     if resize.ran_before(run):
         guests.want(tx, [run.server.id], guests.RUNNING, True)
@@ -141,13 +204,35 @@ def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: Ste
     run.set_migration(status="error")
 
 
-REVERT_HERE = Workflow(resize.REVERT_HERE, args=MoveEndArgs, data=MoveEndData, failed=_revert_failed, steps=(
-    Step("begin", "there is no other place to ask", apply=_reverting),
-    Step("restart", "only on the way back: it runs on as it is", undo=resize.runs_on, undo_command=guest.start,
-         condition=resize.ran_resized),
-    Step("stop", "its domain is made anew", command=guest.stop, on_result=guest.record_stopped),
-    Step("remake", "its files are what they were, and it is of its old flavor", command=_put_back, on_result=_is_back,
-         pivot=True),
-    Step("run", "it runs if it did", command=guest.start, on_result=guest.record_running, condition=resize.ran_before),
-    Step("finish", "last", apply=_reverted),
-))
+REVERT_HERE = Workflow(
+    resize.REVERT_HERE,
+    args=MoveEndArgs,
+    data=MoveEndData,
+    failed=_revert_failed,
+    steps=(
+        Step("begin", "there is no other place to ask", apply=_reverting),
+        Step(
+            "restart",
+            "only on the way back: it runs on as it is",
+            undo=resize.runs_on,
+            undo_command=guest.start,
+            condition=resize.ran_resized,
+        ),
+        Step("stop", "its domain is made anew", command=guest.stop, on_result=guest.record_stopped),
+        Step(
+            "remake",
+            "its files are what they were, and it is of its old flavor",
+            command=_put_back,
+            on_result=_is_back,
+            pivot=True,
+        ),
+        Step(
+            "run",
+            "it runs if it did",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=resize.ran_before,
+        ),
+        Step("finish", "last", apply=_reverted),
+    ),
+)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of a server that is off: attach, detach.
 
-The host may mount the share before its guest is described with it, and may no more after it has let go of it. The host
-mounts it when the guest starts. An attach that fails leaves the mapping in error: its user detaches it.
+The host may mount the share before its guest is described with it, and may no more after it has let
+go of it. The host mounts it when the guest starts. An attach that fails leaves the mapping in
+error: its user detaches it.
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -39,18 +41,48 @@ def _attached(tx: Connection, run: ShareRun, result: Result) -> None:
 def _detach_failed(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
     """The host did not let go of it: the server has it as before."""
     share = run.args.share
-    mappings.put(tx, [share.uuid], mappings.INACTIVE if share.was == mappings.INACTIVE else mappings.ERROR)
+    mappings.put(
+        tx, [share.uuid], mappings.INACTIVE if share.was == mappings.INACTIVE else mappings.ERROR
+    )
 
 
-ATTACH_SHARE = Workflow("attach_share", args=ShareActionArgs, data=ShareData, steps=(
-    Step("allow", "before the host is told, so that a guest that starts finds it", call=shares.allow,
-         apply=shares.await_access_rule, undo=shares.mark_error, undo_call=shares.remove_rule, lane=Lane.SHARE),
-    Step("attach", "the guest gets it when it starts", command=_attach, on_result=_attached),
-))
+ATTACH_SHARE = Workflow(
+    "attach_share",
+    args=ShareActionArgs,
+    data=ShareData,
+    steps=(
+        Step(
+            "allow",
+            "before the host is told, so that a guest that starts finds it",
+            call=shares.allow,
+            apply=shares.await_access_rule,
+            undo=shares.mark_error,
+            undo_call=shares.remove_rule,
+            lane=Lane.SHARE,
+        ),
+        Step("attach", "the guest gets it when it starts", command=_attach, on_result=_attached),
+    ),
+)
 
-DETACH_SHARE = Workflow("detach_share", args=ShareActionArgs, data=ShareData, failed=_detach_failed, steps=(
-    Step("detach", "first: what is still mounted may still be used", command=_detach, pivot=True,
-         done_when_host_dead=True),
-    Step("deny", "after the host has let go of it", call=shares.remove_rule, apply=shares.delete_mapping,
-         lane=Lane.SHARE),
-))
+DETACH_SHARE = Workflow(
+    "detach_share",
+    args=ShareActionArgs,
+    data=ShareData,
+    failed=_detach_failed,
+    steps=(
+        Step(
+            "detach",
+            "first: what is still mounted may still be used",
+            command=_detach,
+            pivot=True,
+            done_when_host_dead=True,
+        ),
+        Step(
+            "deny",
+            "after the host has let go of it",
+            call=shares.remove_rule,
+            apply=shares.delete_mapping,
+            lane=Lane.SHARE,
+        ),
+    ),
+)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shelve, offload, unshelve: a server rests as an image, and comes back as it was, on any host.
 
-A shelved server still has its guest, stopped, on its host; offloaded it has only its image. Unshelving a server that
-is still on its host only starts it. The image goes when the server runs again; where it is kept from that, by being
-protected say, the server runs all the same, and the image is a pending cleanup.
+A shelved server still has its guest, stopped, on its host; offloaded it has only its image.
+Unshelving a server that is still on its host only starts it. The image goes when the server runs
+again; where it is kept from that, by being protected say, the server runs all the same, and the
+image is a pending cleanup.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFail
 class ShelveData(ImageData):
     """What the steps of shelve leave."""
 
-    offloads: bool = False              #: the host is given up at once
+    offloads: bool = False  #: the host is given up at once
 
 
 ShelveRun = Run[ImageArgs, ShelveData]
@@ -38,13 +40,21 @@ ShelveRun = Run[ImageArgs, ShelveData]
 def _keep(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> None:
     for run in runs:
         run.data.offloads = engine.shelved_offload_time == 0
-        run.set(shelved_image_id=run.args.image_id, shelved_at=now(), task_state=states.SHELVING_OFFLOADING
-                if run.data.offloads else states.SHELVING)
+        run.set(
+            shelved_image_id=run.args.image_id,
+            shelved_at=now(),
+            task_state=states.SHELVING_OFFLOADING if run.data.offloads else states.SHELVING,
+        )
 
 
 def _leave_host(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     for run in debts.collect(tx, runs):
-        run.set(vm_state=states.SHELVED_OFFLOADED, host=None, availability_zone=None, power_state=states.NOSTATE)
+        run.set(
+            vm_state=states.SHELVED_OFFLOADED,
+            host=None,
+            availability_zone=None,
+            power_state=states.NOSTATE,
+        )
 
 
 def _unbound(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
@@ -52,8 +62,14 @@ def _unbound(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
         run.set(vm_state=states.SHELVED_OFFLOADED)
 
 
-_UNBIND = Step("unbind", "its ports stay the server's, on no host", call=networks.unbind,
-               apply=_unbound, lane=Lane.NETWORK, condition=networks.has_ports)
+_UNBIND = Step(
+    "unbind",
+    "its ports stay the server's, on no host",
+    call=networks.unbind,
+    apply=_unbound,
+    lane=Lane.NETWORK,
+    condition=networks.has_ports,
+)
 
 
 def _offloads(run: ShelveRun) -> bool:
@@ -77,21 +93,51 @@ def _shelve_failed(tx: Connection, engine: Engine, run: ShelveRun, problem: Step
         run.set(vm_state=states.STOPPED)
 
 
-SHELVE = Workflow("shelve", args=ImageArgs, data=ShelveData, failed=_shelve_failed, steps=(
-    Step("stop", "first: what is written after the copy would be lost", command=guest.stop,
-         on_result=guest.record_stopped),
-    Step("restart", "only on the way back: a server that ran runs again", undo_command=guest.start,
-         condition=_was_running),
-    images.RECORD, images.UPLOAD,
-    Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
-    Step("offload", "last, and only where shelving gives the host up at once", apply=_leave_host,
-         condition=_offloads),
-    replace(_UNBIND, condition=_offloads_with_ports),
-))
+SHELVE = Workflow(
+    "shelve",
+    args=ImageArgs,
+    data=ShelveData,
+    failed=_shelve_failed,
+    steps=(
+        Step(
+            "stop",
+            "first: what is written after the copy would be lost",
+            command=guest.stop,
+            on_result=guest.record_stopped,
+        ),
+        Step(
+            "restart",
+            "only on the way back: a server that ran runs again",
+            undo_command=guest.start,
+            condition=_was_running,
+        ),
+        images.RECORD,
+        images.UPLOAD,
+        Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
+        Step(
+            "offload",
+            "last, and only where shelving gives the host up at once",
+            apply=_leave_host,
+            condition=_offloads,
+        ),
+        replace(_UNBIND, condition=_offloads_with_ports),
+    ),
+)
 
-OFFLOAD = Workflow("offload", args=ActionArgs, data=ActionData, steps=(
-    Step("remove", "the image is there; the guest is a debt of its host", apply=_leave_host, pivot=True),
-    _UNBIND))
+OFFLOAD = Workflow(
+    "offload",
+    args=ActionArgs,
+    data=ActionData,
+    steps=(
+        Step(
+            "remove",
+            "the image is there; the guest is a debt of its host",
+            apply=_leave_host,
+            pivot=True,
+        ),
+        _UNBIND,
+    ),
+)
 
 
 # --- unshelve ---
@@ -99,15 +145,16 @@ OFFLOAD = Workflow("offload", args=ActionArgs, data=ActionData, steps=(
 class UnshelveData(PlacementData, PortData):
     """What the steps of unshelve leave."""
 
-    image: ImageRef | None = None       #: that the server was shelved into
-    image_id: str | None = None         #: the same, to be removed
+    image: ImageRef | None = None  #: that the server was shelved into
+    image_id: str | None = None  #: the same, to be removed
 
 
 UnshelveRun = Run[UnshelveArgs, UnshelveData]
 
 
 def _look(engine: Engine, run: UnshelveRun) -> None:
-    """The image as the image service describes it now: its checksum was not known before it was whole."""
+    """The image as the image service describes it now: its checksum was not known before it was
+    whole."""
     run.data.image = images.service(engine).show(run.server.shelved_image_id)
 
 
@@ -152,22 +199,56 @@ def _delete_image(engine: Engine, run: UnshelveRun) -> None:
 
 
 _BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
-_FORGET = Step("forget", "last: the server runs, and its disk is the truth again", call=_delete_image)
+_FORGET = Step(
+    "forget", "last: the server runs, and its disk is the truth again", call=_delete_image
+)
 
-UNSHELVE = Workflow("unshelve", args=UnshelveArgs, data=UnshelveData, failed=_unshelve_failed, steps=(
-    Step("look", "before a host is claimed for it", call=_look),
-    Step("place", "as for a new server", prepare=_propose, apply=_claim, undo=claims.release_host),
-    Step("networks", "when the host is known", call=networks.rebind, apply=networks.store_plugged,
-         undo_call=networks.unbind, lane=Lane.NETWORK, condition=networks.has_ports),
-    Step("build", "the guest is made of the shelved image", command=_build, on_result=_built),
-    networks.PLUG,
-    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
-         condition=networks.starts_paused),
-    _BACK, _FORGET,
-))
+UNSHELVE = Workflow(
+    "unshelve",
+    args=UnshelveArgs,
+    data=UnshelveData,
+    failed=_unshelve_failed,
+    steps=(
+        Step("look", "before a host is claimed for it", call=_look),
+        Step(
+            "place", "as for a new server", prepare=_propose, apply=_claim, undo=claims.release_host
+        ),
+        Step(
+            "networks",
+            "when the host is known",
+            call=networks.rebind,
+            apply=networks.store_plugged,
+            undo_call=networks.unbind,
+            lane=Lane.NETWORK,
+            condition=networks.has_ports,
+        ),
+        Step("build", "the guest is made of the shelved image", command=_build, on_result=_built),
+        networks.PLUG,
+        Step(
+            "run",
+            "its ports are wired now",
+            command=guest.start,
+            on_result=guest.record_running,
+            condition=networks.starts_paused,
+        ),
+        _BACK,
+        _FORGET,
+    ),
+)
 
-UNSHELVE_HERE = Workflow("unshelve_here", args=UnshelveArgs, data=UnshelveData, steps=(
-    Step("run", "the guest is still there, stopped", command=guest.start,
-         on_start=guest.allow_to_run, on_result=guest.record_running),
-    _BACK, _FORGET,
-))
+UNSHELVE_HERE = Workflow(
+    "unshelve_here",
+    args=UnshelveArgs,
+    data=UnshelveData,
+    steps=(
+        Step(
+            "run",
+            "the guest is still there, stopped",
+            command=guest.start,
+            on_start=guest.allow_to_run,
+            on_result=guest.record_running,
+        ),
+        _BACK,
+        _FORGET,
+    ),
+)

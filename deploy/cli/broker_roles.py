@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova broker add|remove ROLE``: the identity of API, console service, scheduler or conductor at the broker.
+"""``kilonova broker add|remove ROLE``: the identity of API, console service, scheduler or
+conductor at the broker.
 
 Repeatable: ``add`` gives a role that is known another password; connections that are open go on.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,10 +25,14 @@ def add(options: argparse.Namespace) -> int:
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))
     path = Path(options.file or f"{options.role}-broker.conf")
-    write_secret(path, f"[DEFAULT]\ntransport_url = {url_as(conf, identity.user, identity.password)}\n")
+    write_secret(
+        path, f"[DEFAULT]\ntransport_url = {url_as(conf, identity.user, identity.password)}\n"
+    )
     say(users(conf).make(identity, address_of(conf).virtual_host or "/"))
-    print(f"{path} has the transport_url of {identity.user}. Put it into the configuration of every {options.role} "
-          "process in place of the one that is there, and restart them.")
+    print(
+        f"{path} has the transport_url of {identity.user}. Put it into the configuration of every {options.role} "
+        "process in place of the one that is there, and restart them."
+    )
     return 0
 
 
@@ -42,6 +48,9 @@ def remove(options: argparse.Namespace) -> int:
 
 def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
     """With what this cloud's configuration says of notifications."""
-    exchange, topics = own_exchange(conf), ["notifications", *conf.notifications.versioned_notifications_topics]
+    exchange, topics = (
+        own_exchange(conf),
+        ["notifications", *conf.notifications.versioned_notifications_topics],
+    )
     names = {"calls": exchange, "told": exchange} if exchange else {}
     return broker_identities.of_role(role, password, topics=topics, **names)

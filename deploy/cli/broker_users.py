@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of hosts and roles at the broker: made through RabbitMQ's management, or by an administrator who is told how.
+"""Users of hosts and roles at the broker: made through RabbitMQ's management, or by an
+administrator who is told how.
 
 API: https://www.rabbitmq.com/docs/management#http-api
 """
+
 from __future__ import annotations
 
 import shlex
@@ -19,7 +21,8 @@ SECONDS = 10.0
 
 
 class Users(Protocol):
-    """Who makes them. Each method is repeatable, and returns what an administrator has still to do."""
+    """Who makes them. Each method is repeatable, and returns what an administrator has still to
+    do."""
 
     def make(self, identity: Identity, virtual_host: str) -> str:
         """The user is there, with this password and these permissions."""
@@ -32,7 +35,8 @@ class Users(Protocol):
 
 
 class Management:
-    """Through the management API at ``url``, which names a user with the tag administrator and its password."""
+    """Through the management API at ``url``, which names a user with the tag administrator and its
+    password."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -45,11 +49,17 @@ class Management:
         user, host = quote(identity.user, safe=""), quote(virtual_host, safe="")
         self._call("PUT", f"users/{user}", {"password": identity.password, "tags": ""})
         permissions = identity.permissions(virtual_host)
-        self._call("PUT", f"permissions/{host}/{user}", {
-            name: permissions[name] for name in ("configure", "write", "read")})
+        self._call(
+            "PUT",
+            f"permissions/{host}/{user}",
+            {name: permissions[name] for name in ("configure", "write", "read")},
+        )
         for topic in identity.topic_permissions(virtual_host):
-            self._call("PUT", f"topic-permissions/{host}/{user}", {
-                name: topic[name] for name in ("exchange", "write", "read")})
+            self._call(
+                "PUT",
+                f"topic-permissions/{host}/{user}",
+                {name: topic[name] for name in ("exchange", "write", "read")},
+            )
         return ""
 
     def disconnect(self, user: str) -> str:
@@ -60,29 +70,61 @@ class Management:
         self._call("DELETE", f"users/{quote(user, safe='')}", missing=True)
         return ""
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False) -> None:
-        """Raises Unavailable: the broker was not told. ``missing``: what is not there is as wanted."""
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False
+    ) -> None:
+        """Raises Unavailable: the broker was not told. ``missing``: what is not there is as
+        wanted."""
         try:
-            answer = self._session.request(method, f"{self._url}/api/{path}", json=body, timeout=SECONDS)
+            answer = self._session.request(
+                method, f"{self._url}/api/{path}", json=body, timeout=SECONDS
+            )
         except requests.RequestException as problem:
-            raise errors.Unavailable(f"The broker's management does not answer at {self._url}: {problem}") from problem
+            raise errors.Unavailable(
+                f"The broker's management does not answer at {self._url}: {problem}"
+            ) from problem
         if answer.status_code >= 400 and not (missing and answer.status_code == 404):
-            raise errors.Unavailable(f"The broker's management at {self._url} refuses {method} {path}: "
-                                     f"{answer.status_code} {answer.text[:200]}")
+            raise errors.Unavailable(
+                f"The broker's management at {self._url} refuses {method} {path}: "
+                f"{answer.status_code} {answer.text[:200]}"
+            )
 
 
 class ByHand:
-    """No management is in reach: an administrator runs rabbitmqctl. Passwords are typed, so that no list of processes
-    shows them."""
+    """No management is in reach: an administrator runs rabbitmqctl. Passwords are typed, so that no
+    list of processes shows them."""
 
     def make(self, identity: Identity, virtual_host: str) -> str:
-        return _lines([
-            ["add_user", identity.user], ["change_password", identity.user],
-            ["set_permissions", "-p", virtual_host, identity.user, identity.configure, identity.write, identity.read],
-            *(["set_topic_permissions", "-p", virtual_host, identity.user, topic.exchange, topic.write, topic.read]
-              for topic in identity.topics)]) + (
+        return _lines(
+            [
+                ["add_user", identity.user],
+                ["change_password", identity.user],
+                [
+                    "set_permissions",
+                    "-p",
+                    virtual_host,
+                    identity.user,
+                    identity.configure,
+                    identity.write,
+                    identity.read,
+                ],
+                *(
+                    [
+                        "set_topic_permissions",
+                        "-p",
+                        virtual_host,
+                        identity.user,
+                        topic.exchange,
+                        topic.write,
+                        topic.read,
+                    ]
+                    for topic in identity.topics
+                ),
+            ]
+        ) + (
             "\nThe first two ask for a password (the first one fails where the user is there): give both the one that "
-            "the written file has in transport_url.")
+            "the written file has in transport_url."
+        )
 
     def disconnect(self, user: str) -> str:
         return _lines([["close_all_user_connections", user, "its key was replaced"]])

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list|retry|drop``: what neighbours have still to remove, and why they have not.
+"""``kilonova cleanup list|retry|drop``: what neighbours have still to remove, and why they have
+not.
 
-Conductors try each again by themselves, from seconds to an hour apart. ``retry`` has it done within seconds, when what
-kept it is mended; ``drop`` gives it up: what it names stays at the neighbour, and is the operator's to remove.
+Conductors try each again by themselves, from seconds to an hour apart. ``retry`` has it done within
+seconds, when what kept it is mended; ``drop`` gives it up: what it names stays at the neighbour,
+and is the operator's to remove.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -35,25 +38,52 @@ def show(options: argparse.Namespace) -> int:
 
 def facts(row: Row[Any]) -> dict[str, object]:
     """For programs."""
-    return {"id": row.id, "kind": row.kind, "target": row.target, "place": row.place or None, "server": row.server_id,
-            "project": row.project_id, "why": row.why, "since": iso(row.created_at), "tries": row.tries,
-            "next": iso(row.due_at)}
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "target": row.target,
+        "place": row.place or None,
+        "server": row.server_id,
+        "project": row.project_id,
+        "why": row.why,
+        "since": iso(row.created_at),
+        "tries": row.tries,
+        "next": iso(row.due_at),
+    }
 
 
 def table(rows: list[Row[Any]]) -> str:
     """For people: one line a cleanup, and below it what the neighbour said last."""
     if not rows:
         return "no neighbour has anything still to remove"
-    lines = columns([HEAD, *([str(row.id), row.server_id, row.project_id, cleanups.worded(row),
-                              iso(row.created_at) or "", str(row.tries), iso(row.due_at) or ""]
-                             for row in rows)]).splitlines()
-    shown = [part for line, row in zip(lines[1:], rows, strict=True) for part in (line, f"    {row.why}")]
+    lines = columns(
+        [
+            HEAD,
+            *(
+                [
+                    str(row.id),
+                    row.server_id,
+                    row.project_id,
+                    cleanups.worded(row),
+                    iso(row.created_at) or "",
+                    str(row.tries),
+                    iso(row.due_at) or "",
+                ]
+                for row in rows
+            ),
+        ]
+    ).splitlines()
+    shown = [
+        part for line, row in zip(lines[1:], rows, strict=True) for part in (line, f"    {row.why}")
+    ]
     return "\n".join([lines[0], *shown, f"{len(rows)} pending cleanups"])
 
 
 def retry(options: argparse.Namespace) -> int:
     """Have one tried again within seconds."""
-    return _change(options, cleanups.hasten, "is tried again within seconds; see: kilonova cleanup list")
+    return _change(
+        options, cleanups.hasten, "is tried again within seconds; see: kilonova cleanup list"
+    )
 
 
 def drop(options: argparse.Namespace) -> int:
@@ -61,7 +91,9 @@ def drop(options: argparse.Namespace) -> int:
     return _change(options, cleanups.drop, "is given up; what it names stays at the neighbour")
 
 
-def _change(options: argparse.Namespace, change: Callable[[Connection, int], bool], done: str) -> int:
+def _change(
+    options: argparse.Namespace, change: Callable[[Connection, int], bool], done: str
+) -> int:
     store = _opened(options)
     try:
         found = store.write(lambda tx: change(tx, options.id))

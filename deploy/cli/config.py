@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config sample|check``: the sample is made from the list of options, so it is never out of date."""
+"""``kilonova config sample|check``: the sample is made from the list of options, so it is
+never out of date.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +33,8 @@ def sample(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Read the configuration and its policy files; a wrong value or rule is raised as ConfigError."""
+    """Read the configuration and its policy files; a wrong value or rule is raised as
+    ConfigError."""
     conf = config.load(options.config)
     configured(conf, "api", COMPUTE_RULES)
     configured(conf, "placement", PLACEMENT_RULES)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova database upgrade|version``."""
+
 from __future__ import annotations
 
 import argparse
@@ -15,9 +16,16 @@ def upgrade(options: argparse.Namespace) -> int:
     conf = config.load(options.config)
     store = Store.opened(conf, unhurried=True)
     before, after = upgrades.upgrade(store)
-    print(f"database at version {after}" + (" already" if before == after else f", was {before or 'empty'}"))
+    print(
+        f"database at version {after}"
+        + (" already" if before == after else f", was {before or 'empty'}")
+    )
     try:
-        number = user_data.seal_user_data(store, Vault(conf.secret_key)) if conf.secret_key.strip(", ") else 0
+        number = (
+            user_data.seal_user_data(store, Vault(conf.secret_key))
+            if conf.secret_key.strip(", ")
+            else 0
+        )
     finally:
         store.close()
     if number:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: what is left of servers on hosts that have not removed it yet, and what will make it go.
+"""``kilonova host debts``: what is left of servers on hosts that have not removed it yet, and what
+will make it go.
 
-Read only, from the database alone. A debt holds its resources until its host has confirmed that nothing is there, so
-it is never struck by hand: a host that is heard pays within seconds, one that is silent when it is back.
+Read only, from the database alone. A debt holds its resources until its host has confirmed that
+nothing is there, so it is never struck by hand: a host that is heard pays within seconds, one that
+is silent when it is back.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,7 +20,7 @@ from common.store.hosts import host_contents
 from common.store.hosts.host_contents import Debt, HostState
 from deploy.cli.hosts import columns
 
-LATE = 60 * SECOND       # a host that is heard has paid long before
+LATE = 60 * SECOND  # a host that is heard has paid long before
 
 
 def debts(options: argparse.Namespace) -> int:
@@ -30,15 +33,27 @@ def debts(options: argparse.Namespace) -> int:
         at, found = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
     finally:
         store.close()
-    print(json.dumps([facts(one, at) for one in found], indent=1) if options.json else table(found, at))
+    print(
+        json.dumps([facts(one, at) for one in found], indent=1)
+        if options.json
+        else table(found, at)
+    )
     return 1 if found else 0
 
 
 def facts(debt: Debt, at: int) -> dict[str, object]:
     """For programs."""
-    return {"server": debt.server, "name": debt.name, "host": debt.host.name, "host_state": state(debt.host),
-            "since": iso(debt.since), "seconds": (at - debt.since) // SECOND, "holds": debt.holds,
-            "keeps_files": debt.keeps_files, "goes": goes(debt, at)}
+    return {
+        "server": debt.server,
+        "name": debt.name,
+        "host": debt.host.name,
+        "host_state": state(debt.host),
+        "since": iso(debt.since),
+        "seconds": (at - debt.since) // SECOND,
+        "holds": debt.holds,
+        "keeps_files": debt.keeps_files,
+        "goes": goes(debt, at),
+    }
 
 
 def table(found: list[Debt], at: int) -> str:
@@ -46,14 +61,21 @@ def table(found: list[Debt], at: int) -> str:
     if not found:
         return "no host has anything still to remove"
     lines = [["server", "name", "host", "since", "holds"]]
-    lines += [[one.server, one.name, one.host.name, iso(one.since) or "", _holds(one)] for one in found]
-    hosts = {one.host.name: one for one in reversed(found)}      # the oldest of each
-    states = [f"host {name} is {state(one.host)}; {goes(one, at)}" for name, one in sorted(hosts.items())]
+    lines += [
+        [one.server, one.name, one.host.name, iso(one.since) or "", _holds(one)] for one in found
+    ]
+    hosts = {one.host.name: one for one in reversed(found)}  # the oldest of each
+    states = [
+        f"host {name} is {state(one.host)}; {goes(one, at)}" for name, one in sorted(hosts.items())
+    ]
     return "\n".join([columns(lines), f"{len(found)} debts", *states])
 
 
 def _holds(debt: Debt) -> str:
-    held = ", ".join(f"{amount} {name}" for name, amount in sorted(debt.holds.items())) or "no resources"
+    held = (
+        ", ".join(f"{amount} {name}" for name, amount in sorted(debt.holds.items()))
+        or "no resources"
+    )
     return held + ("; its files stay, another host has them too" if debt.keeps_files else "")
 
 
@@ -75,5 +97,7 @@ def goes(debt: Debt, at: int) -> str:
         return "it is removed when the host is back: start it and its kilonova-agent, which learns it when it registers"
     if at - debt.since < LATE:
         return "it has the command to remove it and confirms within seconds"
-    return ("it has had the command to remove it many times and has not confirmed: the log of kilonova-agent there "
-            "says why, and the debt goes as soon as that is mended")
+    return (
+        "it has had the command to remove it many times and has not confirmed: the log of kilonova-agent there "
+        "says why, and the debt goes as soon as that is mended"
+    )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova doctor``: the oracle, on a live cloud, read only.
 
-It checks the records (``common.store.doctor``), asks every host that is up what really runs there, and the network
-service what ports servers have. A finding counts when it is there twice, some seconds apart: of work that is under way
-hosts may show more, or less, than the records. Pending cleanups are shown and are no findings: conductors are at them.
-The tests judge by the same code.
+It checks the records (``common.store.doctor``), asks every host that is up what really runs there,
+and the network service what ports servers have. A finding counts when it is there twice, some
+seconds apart: of work that is under way hosts may show more, or less, than the records. Pending
+cleanups are shown and are no findings: conductors are at them. The tests judge by the same code.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,7 +28,7 @@ from common.store.doctor import Finding
 from common.store.engine import Store
 from common.store.hosts import host_keys, services
 
-PAUSE = 3.0     # seconds between the two looks; longer than any one transaction
+PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
 Domains = Mapping[str, Mapping[str, int]]
 Ports = Sequence[Mapping[str, Any]]
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
@@ -50,7 +51,14 @@ def doctor(options: argparse.Namespace) -> int:
     link.close()
     store.close()
     if options.json:
-        print(json.dumps([{"invariant": one.invariant, "subject": one.subject, "text": one.text} for one in found]))
+        print(
+            json.dumps(
+                [
+                    {"invariant": one.invariant, "subject": one.subject, "text": one.text}
+                    for one in found
+                ]
+            )
+        )
     else:
         for one in found:
             print(f"{one.invariant}: {one.subject}: {one.text}")
@@ -67,8 +75,12 @@ def no_ports() -> Ports | None:
     return None
 
 
-def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports | None] = no_ports,
-             pause: float = PAUSE) -> list[Finding]:
+def findings(
+    store: Store,
+    ask: Callable[[], Domains],
+    ports: Callable[[], Ports | None] = no_ports,
+    pause: float = PAUSE,
+) -> list[Finding]:
     """What is found at two looks, ``pause`` seconds apart."""
     first = _look(store, ask(), ports())
     if not first:
@@ -78,10 +90,12 @@ def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports
 
 
 def ports_of(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Callable[[], Ports | None]:
-    """Asks the network service for all ports; None when there is none, or when it does not answer."""
+    """Asks the network service for all ports; None when there is none, or when it does not
+    answer."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
+
     identity = IdentityClient(conf, READ)
     client = Bindings(identity.network_url, conf.network.timeout)
 
@@ -90,16 +104,24 @@ def ports_of(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Callable[
             if not client.has_service():
                 return None
             token, wanderers = identity.token(), store.read(oracle.wanderers)
-            return [port | {"bindings": client.bindings(token, port["id"])} if port["device_id"] in wanderers else port
-                    for port in client.ports(token, fields=FIELDS)]
+            return [
+                port | {"bindings": client.bindings(token, port["id"])}
+                if port["device_id"] in wanderers
+                else port
+                for port in client.ports(token, fields=FIELDS)
+            ]
         except errors.Problem:
             silent.append(f"the {NAME}")
             return None
+
     return ask
 
 
-def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
-              silent: list[str]) -> Domains:
+def ask_hosts(
+    store: Store,
+    query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
+    silent: list[str],
+) -> Domains:
     """What each host that is up says it runs; those that do not answer are added to ``silent``."""
     answers = {}
     for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
@@ -114,5 +136,12 @@ def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[
 
 
 def _look(store: Store, domains: Domains, ports: Ports | None) -> set[Finding]:
-    return set(store.snapshot(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx),
-                                          *(() if ports is None else oracle.compare_ports(ports, tx))]))
+    return set(
+        store.snapshot(
+            lambda tx: [
+                *oracle.check(tx),
+                *oracle.compare(domains, tx),
+                *(() if ports is None else oracle.compare_ports(ports, tx)),
+            ]
+        )
+    )

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova explain``: why a server found no host, and whether such a server would find one now.
 
-``explain SERVER`` reads what its last placement said from the journal, and asks a scheduler for the same server again.
-``explain --flavor F --image I …`` asks for one that nobody has made; nothing is made, claimed or proposed. The request
-is made and checked where creates make theirs (``common.request_spec``, ``compute_api``), so the answer is a user's.
-Status 0: so many would fit; 1: they would not; 2: an option is wrong, and named; 3: whom to ask does not answer.
+``explain SERVER`` reads what its last placement said from the journal, and asks a scheduler for the
+same server again.
+``explain --flavor F --image I …`` asks for one that nobody has made; nothing is made, claimed or
+proposed. The request is made and checked where creates make theirs (``common.request_spec``,
+``compute_api``), so the answer is a user's. Status 0: so many would fit; 1: they would not; 2: an
+option is wrong, and named; 3: whom to ask does not answer.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +33,7 @@ from common.wire import from_wire
 from deploy.cli.hosts import columns
 
 FITS, DOES_NOT, WRONG, UNKNOWN = range(4)
-NAMED = 10          # hosts that are named one by one; all of them in --json
+NAMED = 10  # hosts that are named one by one; all of them in --json
 #: Options that describe a server which is not there.
 _OF_A_NEW_ONE = ("flavor", "image", "zone", "host", "project", "group", "hint")
 
@@ -65,8 +68,18 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         store.close()
     room = max(found.room.values(), default=0) if together else sum(found.room.values())
     if options.json:
-        print(json.dumps({**({"server": placed.facts()} if placed else {}), "count": options.count,
-                          "fits": room >= options.count, "request": _request(spec), **asdict(found)}, indent=1))
+        print(
+            json.dumps(
+                {
+                    **({"server": placed.facts()} if placed else {}),
+                    "count": options.count,
+                    "fits": room >= options.count,
+                    "request": _request(spec),
+                    **asdict(found),
+                },
+                indent=1,
+            )
+        )
     else:
         print(text(spec, found, options.count, room, together))
     return FITS if room >= options.count else DOES_NOT
@@ -75,7 +88,9 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
 def _check(options: argparse.Namespace) -> None:
     given = [f"--{name}" for name in _OF_A_NEW_ONE if getattr(options, name)]
     if options.server and given:
-        raise WrongUse(f"{given[0]}: a server that is there says that itself; leave SERVER out to ask for a new one")
+        raise WrongUse(
+            f"{given[0]}: a server that is there says that itself; leave SERVER out to ask for a new one"
+        )
     if not options.server and not options.flavor:
         raise WrongUse("--flavor: say of which flavor, or name a SERVER that found no host")
     if options.count < 1:
@@ -98,6 +113,7 @@ def _asker(conf: cfg.ConfigOpts) -> Ask:
             ) from problem
         finally:
             transport.close()
+
     return ask
 
 
@@ -115,6 +131,7 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     """The request that a create with these words would make."""
     from compute_api.compute.resources import destinations
     from compute_api.compute.resources import server_parts as parts
+
     hints, project = _hints(options), options.project or ""
     with _naming("--zone"):
         where = destinations.parse(options.zone, conf.scheduler.default_schedule_zone)
@@ -125,14 +142,21 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
         where = store.read(lambda tx: destinations.resolve(tx, where, default_zone))
     if options.host:
         with _naming("--host"):
-            where = store.read(lambda tx: destinations.resolve(
-                tx, destinations.Destination(where.zone, options.host), default_zone))
+            where = store.read(
+                lambda tx: destinations.resolve(
+                    tx, destinations.Destination(where.zone, options.host), default_zone
+                )
+            )
     if hints.get("group"):
         with _naming("--group"):
-            group = store.read(lambda tx: server_groups.show(tx, request_spec.group_of(hints) or ""))
+            group = store.read(
+                lambda tx: server_groups.show(tx, request_spec.group_of(hints) or "")
+            )
         project = project or group.project_id
     with _naming("--flavor"):
-        flavor = hardware.with_aliases(store.read(lambda tx: _flavor(tx, options.flavor)), conf.api.pci_alias)
+        flavor = hardware.with_aliases(
+            store.read(lambda tx: _flavor(tx, options.flavor)), conf.api.pci_alias
+        )
     image = None
     if options.image:
         with _naming("--image"):
@@ -141,16 +165,25 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             image = found.ref
     with _naming("--flavor, --image" if image else "--flavor"):
         parts.check_hardware(flavor, image.properties if image else {})
-        return request_spec.of(ids.new(), project, flavor, image, hints=hints, availability_zone=where.zone,
-                               force_host=where.host if where.forced else None,
-                               requested_host=None if where.forced else where.host)
+        return request_spec.of(
+            ids.new(),
+            project,
+            flavor,
+            image,
+            hints=hints,
+            availability_zone=where.zone,
+            force_host=where.host if where.forced else None,
+            requested_host=None if where.forced else where.host,
+        )
 
 
 def _hints(options: argparse.Namespace) -> dict[str, Any]:
-    """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is one of them."""
+    """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is
+    one of them."""
     from compute_api.compute.resources import server_parts as parts
     from compute_api.compute.schemas.servers import HINTS
     from compute_api.edge.validation import Schema
+
     hints: dict[str, Any] = {}
     for one in options.hint:
         name, equals, value = one.partition("=")
@@ -186,14 +219,17 @@ def _image(conf: cfg.ConfigOpts, name: str) -> Any:
     """By its id, else by its name, as Kilonova's own user sees it."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.image import ImageClient
+
     identity = IdentityClient(conf, READ)
     client = ImageClient(identity.image_url, cache_seconds=0)
     token = identity.token()
     if not ids.is_uuid(name):
         found = [image["id"] for image in client.find({"name": name, "status": "active"}, token)]
         if len(found) != 1:
-            raise errors.BadRequest(f"there {'is' if not found else 'are'} {len(found) or 'no'} "
-                                    f"image{'s' * (len(found) > 1)} of the name {name}; give its id")
+            raise errors.BadRequest(
+                f"there {'is' if not found else 'are'} {len(found) or 'no'} "
+                f"image{'s' * (len(found) > 1)} of the name {name}; give its id"
+            )
         name = found[0]
     return client.show(name, token)
 
@@ -213,33 +249,60 @@ class Placed:
         host, forced = args.get("host"), bool(args.get("forced"))
         with _naming(f"server {server.id}"):
             return request_spec.of(
-                server.id, server.project_id, from_wire(Flavor, loads(server.flavor)), image,
-                hints=loads(server.scheduler_hints), availability_zone=server.pinned_availability_zone,
-                force_host=host if forced else None, requested_host=None if forced else host)
+                server.id,
+                server.project_id,
+                from_wire(Flavor, loads(server.flavor)),
+                image,
+                hints=loads(server.scheduler_hints),
+                availability_zone=server.pinned_availability_zone,
+                force_host=host if forced else None,
+                requested_host=None if forced else host,
+            )
 
     def facts(self) -> dict[str, Any]:
         """For --json."""
-        said = [{"step": event.step, "attempt": event.attempt, "host": event.host, "message": event.message,
-                 "details": event.details, "at": iso(event.at)} for event in self.events]
-        return {"id": self.server.id, "name": self.server.name, "project_id": self.server.project_id,
-                "vm_state": self.server.vm_state, "host": self.server.host,
-                "action": self.action.name if self.action is not None else None,
-                "request_id": self.action.request_id if self.action is not None else None, "failures": said}
+        said = [
+            {
+                "step": event.step,
+                "attempt": event.attempt,
+                "host": event.host,
+                "message": event.message,
+                "details": event.details,
+                "at": iso(event.at),
+            }
+            for event in self.events
+        ]
+        return {
+            "id": self.server.id,
+            "name": self.server.name,
+            "project_id": self.server.project_id,
+            "vm_state": self.server.vm_state,
+            "host": self.server.host,
+            "action": self.action.name if self.action is not None else None,
+            "request_id": self.action.request_id if self.action is not None else None,
+            "failures": said,
+        }
 
     def text(self) -> str:
         """What happened, as far as something went wrong."""
         server, action = self.server, self.action
-        lines = [f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "
-                 + (f"on {server.host}" if server.host else "on no host")]
+        lines = [
+            f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "
+            + (f"on {server.host}" if server.host else "on no host")
+        ]
         if action is None:
             lines.append("nothing has placed it yet")
         elif not self.events:
-            lines.append(f"{action.name} of {iso(action.created_at)} ({action.request_id}): no step failed")
+            lines.append(
+                f"{action.name} of {iso(action.created_at)} ({action.request_id}): no step failed"
+            )
         else:
             lines.append(f"{action.name} of {iso(action.created_at)} ({action.request_id}):")
         for event in self.events:
-            lines.append(f"  {event.step}, attempt {event.attempt}{f', on {event.host}' if event.host else ''}: "
-                         f"{event.message or 'failed'}")
+            lines.append(
+                f"  {event.step}, attempt {event.attempt}{f', on {event.host}' if event.host else ''}: "
+                f"{event.message or 'failed'}"
+            )
             lines += [f"      {line}" for line in (event.details or "").splitlines()]
         return "\n".join([*lines, "", "a server like it now:"])
 
@@ -251,8 +314,10 @@ def _server(tx: Any, name: str) -> Any:
             return servers.show(tx, name, deleted=True)
     found = servers.page(tx, ServerFilters(filters={"name": [name]}, limit=2), names_only=True)
     if len(found) != 1:
-        raise WrongUse(f"SERVER: there {'are several servers' if found else 'is no server'} of the name {name}; give "
-                       "its id")
+        raise WrongUse(
+            f"SERVER: there {'are several servers' if found else 'is no server'} of the name {name}; give "
+            "its id"
+        )
     return servers.show(tx, found[0].id)
 
 
@@ -268,33 +333,53 @@ def _placement(tx: Any, server_id: str) -> tuple[Any, list[Any]]:
 # --- the answer ---
 def _request(spec: RequestSpec) -> dict[str, Any]:
     """What was asked, without what only says who asked."""
-    return {"flavor": spec.flavor.name if spec.flavor else None, "image": spec.image_id, "resources": spec.resources,
-            "required_traits": spec.required_traits, "forbidden_traits": spec.forbidden_traits,
-            "availability_zone": spec.availability_zone, "host": spec.force_host or spec.requested_host,
-            "forced": spec.force_host is not None, "group": spec.group, "hints": spec.hints}
+    return {
+        "flavor": spec.flavor.name if spec.flavor else None,
+        "image": spec.image_id,
+        "resources": spec.resources,
+        "required_traits": spec.required_traits,
+        "forbidden_traits": spec.forbidden_traits,
+        "availability_zone": spec.availability_zone,
+        "host": spec.force_host or spec.requested_host,
+        "forced": spec.force_host is not None,
+        "group": spec.group,
+        "hints": spec.hints,
+    }
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """Must all servers of the request share one host? Then the zone with the most room counts, not all of them."""
+    """Must all servers of the request share one host? Then the zone with the most room counts, not
+    all of them."""
     try:
         return spec.group is not None and bool(
-            store.read(lambda tx: server_groups.show(tx, spec.group or "")).policy == "affinity")
-    except errors.NotFound:              # deleted since: it binds nobody
+            store.read(lambda tx: server_groups.show(tx, spec.group or "")).policy == "affinity"
+        )
+    except errors.NotFound:  # deleted since: it binds nobody
         return False
 
 
 def text(spec: RequestSpec, found: Explanation, count: int, room: int, together: bool) -> str:
     """The answer for people."""
-    lines = ["needs " + ", ".join([f"{amount} {name}" for name, amount in sorted(spec.resources.items())]
-                                  + spec.required_traits + [f"not {name}" for name in spec.forbidden_traits])]
+    lines = [
+        "needs "
+        + ", ".join(
+            [f"{amount} {name}" for name, amount in sorted(spec.resources.items())]
+            + spec.required_traits
+            + [f"not {name}" for name in spec.forbidden_traits]
+        )
+    ]
     lines.append(f"{found.total} hosts, {found.passing} of them can take one")
     lines += [f"  {row['hosts']:>5}  {row['text']}" for row in found.removed]
     lines += [f"         {name}: {why}" for name, why in sorted(found.by_host.items())[:NAMED]]
     if len(found.by_host) > NAMED:
         lines.append(f"         and {len(found.by_host) - NAMED} more: --json names all")
-    lines.append(f"room for {room} more{' on one host' * together}" + (", by zone:" if room else ""))
+    lines.append(
+        f"room for {room} more{' on one host' * together}" + (", by zone:" if room else "")
+    )
     if room:
-        lines.append(columns([["", zone, str(number)] for zone, number in sorted(found.room.items())]))
+        lines.append(
+            columns([["", zone, str(number)] for zone, number in sorted(found.room.items())])
+        )
         lines.append("best first: " + ", ".join(found.hosts[:NAMED]))
     lines.append(f"{count} of them: {'yes' if room >= count else 'no'}")
     return "\n".join(lines)

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host drain`` and ``kilonova host evacuate``: begin one, and watch it until its end.
 
-The conductors do the work (``conductor.host_actions``), so the command may be ended and given again at any time: then
-it watches the one that is open. Status 0: the host is empty; 1: it is not, and the last line says what to do.
+The conductors do the work (``conductor.host_actions``), so the command may be ended and given again
+at any time: then it watches the one that is open. Status 0: the host is empty; 1: it is not, and
+the last line says what to do.
 """
+
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from common import config, errors
 from common.clock import SECOND
@@ -23,12 +26,12 @@ from common.store.hosts import host_actions, host_contents
 from common.store.hosts.host_actions import Arguments, HostAction, Name, State
 from common.store.hosts.host_contents import Move
 from conductor import host_plan, host_progress
-from conductor.host_actions import KINDS, look_ahead, too_many_down
-from conductor.host_plan import Planned
+from conductor.host_actions import KINDS, look_ahead
+from conductor.host_plan import Planned, too_many_down
 from deploy.cli.hosts import columns
 
 LOOK_SECONDS = 1.0
-PROGRESS = 10 * SECOND           #: between two lines of a move in which nothing changes
+PROGRESS = 10 * SECOND  #: between two lines of a move in which nothing changes
 
 
 def drain(options: argparse.Namespace) -> int:
@@ -48,8 +51,16 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
     transport = Transport(conf)
     try:
         if options.dry_run:
-            return rehearse(store, scheduler.SchedulerClient(transport).select, options.host, name, args, say,
-                            has_hook=bool(conf.conductor.fencing_hook), silence=conf.conductor.host_silence)
+            return rehearse(
+                store,
+                scheduler.SchedulerClient(transport).select,
+                options.host,
+                name,
+                args,
+                say,
+                has_hook=bool(conf.conductor.fencing_hook),
+                silence=conf.conductor.host_silence,
+            )
         if options.stop:
             return stop(store, options.host, name, say)
         action = begin(store, options.host, name, args, say)
@@ -57,7 +68,9 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
         return watch(store, action, time.sleep, say)
     except KeyboardInterrupt:
         command = f"{KINDS[name].command} {options.host}"
-        say(f"the conductors go on without this command; watch them again: {command}; stop them: {command} --stop")
+        say(
+            f"the conductors go on without this command; watch them again: {command}; stop them: {command} --stop"
+        )
         return 1
     finally:
         transport.close()
@@ -69,7 +82,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def begin(store: Store, host: str, name: Name, args: Arguments, say: Callable[[str], None]) -> HostAction:
+def begin(
+    store: Store, host: str, name: Name, args: Arguments, say: Callable[[str], None]
+) -> HostAction:
     """A new one; or the open one, when it is of this kind.
 
     Raises:
@@ -79,12 +94,18 @@ def begin(store: Store, host: str, name: Name, args: Arguments, say: Callable[[s
     if found is not None and found.name is name:
         say(f"host {host} has an open {name} already, action {found.id}:")
         return found
-    before, action = store.write(lambda tx: (
-        host_contents.host_state(tx, host, locked=True),
-        host_actions.begin(tx, host, name, args, RequestContext.of_ourselves(""))))
+    before, action = store.write(
+        lambda tx: (
+            host_contents.host_state(tx, host, locked=True),
+            host_actions.begin(tx, host, name, args, RequestContext.of_ourselves("")),
+        )
+    )
     if name is Name.DRAIN:
-        say(f"host {host} is disabled already: {before.reason or 'nobody said why'}" if before.disabled else
-            f"host {host} gets no more servers; kilonova host restore {host} takes that back")
+        say(
+            f"host {host} is disabled already: {before.reason or 'nobody said why'}"
+            if before.disabled
+            else f"host {host} gets no more servers; kilonova host restore {host} takes that back"
+        )
     return action
 
 
@@ -100,13 +121,18 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
         say(f"host {host} has no open {name}")
         return 1
     store.write(lambda tx: host_actions.stop(tx, found.id))
-    say(f"action {found.id} begins nothing more and ends when what is under way has ended: "
-        f"{found.progress.under_way} servers")
+    say(
+        f"action {found.id} begins nothing more and ends when what is under way has ended: "
+        f"{found.progress.under_way} servers"
+    )
     return 0
 
 
-def watch(store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]) -> int:
-    """Say what its journal says and how far its moves are, until it has ended; 0 when the host is empty."""
+def watch(
+    store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
+) -> int:
+    """Say what its journal says and how far its moves are, until it has ended; 0 when the host is
+    empty."""
     watching = _Watching(store, say)
     while True:
         try:
@@ -126,10 +152,12 @@ class _Watching:
 
     store: Store
     say: Callable[[str], None]
-    seq: int = 0                                                # of the last event
+    seq: int = 0  # of the last event
     said: str = ""
     moved: int = 0
-    moves: dict[str, tuple[object, ...]] = field(default_factory=dict)      # move -> what was said of it, and when
+    moves: dict[str, tuple[object, ...]] = field(
+        default_factory=dict
+    )  # move -> what was said of it, and when
 
     def look(self, action: HostAction) -> HostAction:
         """One look; returns the action as it is.
@@ -169,8 +197,17 @@ class _Watching:
             self.say(text)
 
 
-def rehearse(store: Store, select: host_plan.Select, host: str, name: Name, args: Arguments,
-             say: Callable[[str], None], *, has_hook: bool, silence: int) -> int:
+def rehearse(
+    store: Store,
+    select: host_plan.Select,
+    host: str,
+    name: Name,
+    args: Arguments,
+    say: Callable[[str], None],
+    *,
+    has_hook: bool,
+    silence: int,
+) -> int:
     """Say where everything would go, and change nothing; 0 when all of it can.
 
     Args:
@@ -183,14 +220,21 @@ def rehearse(store: Store, select: host_plan.Select, host: str, name: Name, args
     lines = look_ahead(store, select, host, name, args, look.servers)
     going = [line for line in lines if line.way is not None]
     say(table(lines) if lines else f"no server is on host {host}")
-    took = [seconds for kind in sorted({line.way.kind for line in going if line.way is not None})
-            for seconds in store.read(lambda tx, kind=kind: host_contents.took(tx, host, kind))]  # type: ignore[misc]
+    took = [
+        seconds
+        for kind in sorted({line.way.kind for line in going if line.way is not None})
+        for seconds in store.read(partial(host_contents.took, host=host, kind=kind))
+    ]
     rest = host_progress.forecast(took, [], len(going), args.parallel, look.at)
-    say(f"{len(going)} of {len(lines)} would go{f' in about {host_progress.words(rest)}' if rest and going else ''}; "
-        "nothing was changed")
+    say(
+        f"{len(going)} of {len(lines)} would go{f' in about {host_progress.words(rest)}' if rest and going else ''}; "
+        "nothing was changed"
+    )
     hosts = store.read(host_contents.host_states).values()
     refused = name is Name.EVACUATE and (
-        KINDS[name].refusal(look, has_hook) or (not args.force and too_many_down(hosts, look.at, silence)))
+        KINDS[name].refusal(look, has_hook)
+        or (not args.force and too_many_down(hosts, look.at, silence))
+    )
     if refused:
         say(f"it would be refused: {refused}")
         return 1
@@ -200,6 +244,15 @@ def rehearse(store: Store, select: host_plan.Select, host: str, name: Name, args
 def table(lines: Sequence[Planned]) -> str:
     """A plan for people: who goes where; then who stays, why, and what to do."""
     going = [["server", "name", "state", "how", "to"]]
-    going += [[one.server.id, one.server.name, one.server.vm_state, one.way.word, one.to] for one in lines if one.way]
+    going += [
+        [one.server.id, one.server.name, one.server.vm_state, one.way.word, one.to]
+        for one in lines
+        if one.way
+    ]
     written = [columns(going)] if len(going) > 1 else []
-    return "\n".join([*written, *(host_plan.stays(one.server, one.stays) for one in lines if one.stays is not None)])
+    return "\n".join(
+        [
+            *written,
+            *(host_plan.stays(one.server, one.stays) for one in lines if one.stays is not None),
+        ]
+    )

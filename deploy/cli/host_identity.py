@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add|rotate|remove``: who may speak as a host: its keys, and its user at the broker.
+"""``kilonova host add|rotate|remove``: who may speak as a host: its keys, and its user at the
+broker.
 
-The database says which generation of a host's keys counts, the host has them in one file, the broker knows its user.
-A command that ended in the middle is made up for by ``rotate``, which begins with the database too.
+The database says which generation of a host's keys counts, the host has them in one file, the
+broker knows its user. A command that ended in the middle is made up for by ``rotate``, which begins
+with the database too.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,7 +39,9 @@ def add(options: argparse.Namespace) -> int:
 def rotate(options: argparse.Namespace) -> int:
     """Give a host new keys; the ones before count for an hour still, or with ``--now`` no more."""
     conf, store = _opened(options)
-    store.write(lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS))
+    store.write(
+        lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS)
+    )
     status = _issue(options, conf, store)
     if options.now:
         say(users(conf).disconnect(broker_identities.user_of(options.host)))
@@ -51,8 +56,11 @@ def remove(options: argparse.Namespace) -> int:
         for row in services.list_all(tx, options.host, services.COMPUTE):
             hosts.remove(tx, row, row.uuid)
         return host_keys.remove(tx, options.host)
+
     if not store.write(forget):
-        raise errors.NotFound(f"Host {options.host} has no keys: kilonova hosts lists those that are known.")
+        raise errors.NotFound(
+            f"Host {options.host} has no keys: kilonova hosts lists those that are known."
+        )
     store.close()
     say(users(conf).remove(broker_identities.user_of(options.host)))
     print(f"host {options.host} is not heard any more")
@@ -62,10 +70,14 @@ def remove(options: argparse.Namespace) -> int:
 def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     conf = config.load(options.config)
     if NAME.fullmatch(options.host) is None:
-        raise config.ConfigError(f"{options.host!r} is no name of a host: letters, digits, '.', '_' and '-'")
+        raise config.ConfigError(
+            f"{options.host!r} is no name of a host: letters, digits, '.', '_' and '-'"
+        )
     for name in ("command_secret", "query_secret"):
         if not conf.host_keys[name]:
-            raise config.ConfigError(f"there is no [host_keys] {name}: run this where a conductor runs, with its file")
+            raise config.ConfigError(
+                f"there is no [host_keys] {name}: run this where a conductor runs, with its file"
+            )
     store = Store.opened(conf)
     upgrades.check(store)
     return conf, store
@@ -74,14 +86,20 @@ def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
     """Make the broker's user and the key file."""
     host, password = options.host, secrets.token_hex(24)
-    keys = host_keys.of_all(store, conf).for_host(host, url_as(conf, broker_identities.user_of(host), password))
+    keys = host_keys.of_all(store, conf).for_host(
+        host, url_as(conf, broker_identities.user_of(host), password)
+    )
     store.close()
     path = Path(options.file or f"{host}.key")
     write_secret(path, keys.text())
-    instructions = users(conf).make(broker_identities.of_host(host, password), address_of(conf).virtual_host or "/")
+    instructions = users(conf).make(
+        broker_identities.of_host(host, password), address_of(conf).virtual_host or "/"
+    )
     say(instructions)
-    print(f"{path} has the keys of host {host}, generation {keys.generation}. Bring it to the host as [agent] key_file "
-          "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent.")
+    print(
+        f"{path} has the keys of host {host}, generation {keys.generation}. Bring it to the host as [agent] key_file "
+        "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent."
+    )
     return 0
 
 
@@ -93,4 +111,7 @@ def users(conf: cfg.ConfigOpts) -> Users:
 def say(left: str) -> None:
     """What an administrator of the broker has still to do."""
     if left:
-        print(f"[host_keys] management_url is not set; on the broker's machine run:\n{left}", file=sys.stderr)
+        print(
+            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
+            file=sys.stderr,
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore``: takes back what a drain, a fencing hook or an admin's forced_down has done to a host."""
+"""``kilonova host restore``: takes back what a drain, a fencing hook or an admin's forced_down has
+done to a host."""
+
 from __future__ import annotations
 
 import argparse
@@ -43,15 +45,27 @@ def undo(state: HostState) -> Undone:
         changes |= {"disabled": False, "disabled_reason": None}
         said.append(f"enabled (was: {state.reason})")
     elif state.disabled:
-        stays.append(f"it was not disabled by a drain but because: {state.reason or 'nobody said why'}. Whoever did "
-                     f"it enables it: openstack compute service set --enable {state.name} nova-compute")
+        stays.append(
+            f"it was not disabled by a drain but because: {state.reason or 'nobody said why'}. Whoever did "
+            f"it enables it: openstack compute service set --enable {state.name} nova-compute"
+        )
     if state.forced_down and state.up and not state.fenced:
         changes |= {"forced_down": False}
         said.append("not forced down any more: its agent is heard")
     elif state.forced_down:
-        what = "it was fenced" if state.fenced else "it is forced down, which proves that its guests are dead"
-        stays.append(f"{what}, and its agent has not registered since: start it there" + (
-            ", which ends that" if state.fenced else f", then: kilonova host restore {state.name}"))
+        what = (
+            "it was fenced"
+            if state.fenced
+            else "it is forced down, which proves that its guests are dead"
+        )
+        stays.append(
+            f"{what}, and its agent has not registered since: start it there"
+            + (
+                ", which ends that"
+                if state.fenced
+                else f", then: kilonova host restore {state.name}"
+            )
+        )
     elif not state.up:
         stays.append("it is silent: start its kilonova-agent")
     return Undone(changes, said, stays)
@@ -63,6 +77,7 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
     Raises:
         NotFound: there is no such host.
     """
+
     def work(tx: Connection) -> Undone:
         state = host_contents.host_state(tx, host, locked=True)
         found = undo(state)
@@ -78,6 +93,8 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
     if not found.said and not found.stays:
         say(f"host {host} is up and enabled: nothing to take back")
     if to_remove := store.snapshot(lambda tx: host_contents.debts(tx, host)):
-        say(f"host {host} has {len(to_remove)} guests to remove, and does when it is heard: "
-            f"kilonova host debts {host}")
+        say(
+            f"host {host} has {len(to_remove)} guests to remove, and does when it is heard: "
+            f"kilonova host debts {host}"
+        )
     return 1 if found.stays else 0

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
 
-Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Status 0: done and
-well; 1: something was found or failed, said in one sentence; 2: the command line is wrong; 3 (``explain``): whom it
+Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Status
+0: done and well; 1: something was found or failed, said in one sentence; 2: the command line is
+wrong; 3 (``explain``): whom it
 would have to ask does not answer; 141: nobody reads what it prints any more, as after ``| head``.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,46 +24,140 @@ from common.broker_identities import ROLES
 READER_GONE = 141
 #: words on the command line -> (module, function, what it does)
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
-    ("database", "upgrade"): ("deploy.cli.database", "upgrade", "bring the database to this version; repeatable"),
-    ("database", "version"): ("deploy.cli.database", "version", "show the database's version and the one needed"),
-    ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
+    ("database", "upgrade"): (
+        "deploy.cli.database",
+        "upgrade",
+        "bring the database to this version; repeatable",
+    ),
+    ("database", "version"): (
+        "deploy.cli.database",
+        "version",
+        "show the database's version and the one needed",
+    ),
+    ("doctor",): (
+        "deploy.cli.doctor",
+        "doctor",
+        "check the invariants of the whole cloud; changes nothing",
+    ),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
-    ("hosts",): ("deploy.cli.hosts", "hosts", "list all hosts: zone, state, what is free, which are left out"),
-    ("host", "add"): ("deploy.cli.host_identity", "add", "give a host its keys and its user at the broker"),
-    ("host", "rotate"): ("deploy.cli.host_identity", "rotate", "give a host new ones; the old ones end"),
-    ("host", "remove"): ("deploy.cli.host_identity", "remove", "forget an empty host, and hear it no more"),
-    ("host", "drain"): ("deploy.cli.host_actions", "drain", "disable a host and move its servers away"),
-    ("host", "restore"): ("deploy.cli.host_restore", "restore", "use a host again: take back a drain, or forced_down"),
-    ("host", "evacuate"): ("deploy.cli.host_actions", "evacuate", "make the servers of a dead host again elsewhere"),
-    ("host", "debts"): ("deploy.cli.debts", "debts", "show what is left on hosts that have not removed it yet"),
-    ("broker", "add"): ("deploy.cli.broker_roles", "add", "give a role of the control plane its user at the broker"),
+    ("hosts",): (
+        "deploy.cli.hosts",
+        "hosts",
+        "list all hosts: zone, state, what is free, which are left out",
+    ),
+    ("host", "add"): (
+        "deploy.cli.host_identity",
+        "add",
+        "give a host its keys and its user at the broker",
+    ),
+    ("host", "rotate"): (
+        "deploy.cli.host_identity",
+        "rotate",
+        "give a host new ones; the old ones end",
+    ),
+    ("host", "remove"): (
+        "deploy.cli.host_identity",
+        "remove",
+        "forget an empty host, and hear it no more",
+    ),
+    ("host", "drain"): (
+        "deploy.cli.host_actions",
+        "drain",
+        "disable a host and move its servers away",
+    ),
+    ("host", "restore"): (
+        "deploy.cli.host_restore",
+        "restore",
+        "use a host again: take back a drain, or forced_down",
+    ),
+    ("host", "evacuate"): (
+        "deploy.cli.host_actions",
+        "evacuate",
+        "make the servers of a dead host again elsewhere",
+    ),
+    ("host", "debts"): (
+        "deploy.cli.debts",
+        "debts",
+        "show what is left on hosts that have not removed it yet",
+    ),
+    ("broker", "add"): (
+        "deploy.cli.broker_roles",
+        "add",
+        "give a role of the control plane its user at the broker",
+    ),
     ("broker", "remove"): ("deploy.cli.broker_roles", "remove", "take a role's user away"),
-    ("action", "list"): ("deploy.cli.actions", "listed", "show what is in hand of servers, or only what is stuck"),
-    ("action", "show"): ("deploy.cli.actions", "show", "show how far an action is and why it does not go on"),
-    ("action", "retry"): ("deploy.cli.actions", "retry", "let a stuck action go on where it stands"),
+    ("action", "list"): (
+        "deploy.cli.actions",
+        "listed",
+        "show what is in hand of servers, or only what is stuck",
+    ),
+    ("action", "show"): (
+        "deploy.cli.actions",
+        "show",
+        "show how far an action is and why it does not go on",
+    ),
+    ("action", "retry"): (
+        "deploy.cli.actions",
+        "retry",
+        "let a stuck action go on where it stands",
+    ),
     ("action", "abort"): ("deploy.cli.actions", "abort", "let a stuck action be undone, and fail"),
-    ("action", "settle"): ("deploy.cli.actions", "settle", "end a stuck action as failed; its server goes to ERROR"),
-    ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
-    ("cleanup", "list"): ("deploy.cli.cleanups", "show", "show what neighbours have still to remove, and why"),
-    ("cleanup", "retry"): ("deploy.cli.cleanups", "retry", "have one of these tried again within seconds"),
-    ("cleanup", "drop"): ("deploy.cli.cleanups", "drop", "give one of these up: what it names stays"),
+    ("action", "settle"): (
+        "deploy.cli.actions",
+        "settle",
+        "end a stuck action as failed; its server goes to ERROR",
+    ),
+    ("explain",): (
+        "deploy.cli.explain",
+        "explain",
+        "say why a server found no host, or whether one would",
+    ),
+    ("cleanup", "list"): (
+        "deploy.cli.cleanups",
+        "show",
+        "show what neighbours have still to remove, and why",
+    ),
+    ("cleanup", "retry"): (
+        "deploy.cli.cleanups",
+        "retry",
+        "have one of these tried again within seconds",
+    ),
+    ("cleanup", "drop"): (
+        "deploy.cli.cleanups",
+        "drop",
+        "give one of these up: what it names stays",
+    ),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
-    ("policy", "list"): ("deploy.cli.policy", "listed", "show every rule: who may, and who says so"),
+    ("policy", "list"): (
+        "deploy.cli.policy",
+        "listed",
+        "show every rule: who may, and who says so",
+    ),
     ("policy", "explain"): ("deploy.cli.policy", "explain", "say whether a role may, and why"),
-    ("config", "sample"): ("deploy.cli.config", "sample", "print a configuration file with every option"),
-    ("config", "check"): ("deploy.cli.config", "check", "read the configuration and say what is wrong with it"),
+    ("config", "sample"): (
+        "deploy.cli.config",
+        "sample",
+        "print a configuration file with every option",
+    ),
+    ("config", "check"): (
+        "deploy.cli.config",
+        "check",
+        "read the configuration and say what is wrong with it",
+    ),
 }
 
 #: words that only begin others -> what those are about
-NOUNS = {"database": "the database's schema: upgrade, version",
-         "cleanup": "what neighbours have still to remove: list, retry, drop",
-         "consoles": "consoles that are open: list, end",
-         "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
-         "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
-         "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
-         "policy": "who may do what: list, explain",
-         "config": "the configuration file: sample, check"}
+NOUNS = {
+    "database": "the database's schema: upgrade, version",
+    "cleanup": "what neighbours have still to remove: list, retry, drop",
+    "consoles": "consoles that are open: list, end",
+    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
+    "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
+    "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
+    "policy": "who may do what: list, explain",
+    "config": "the configuration file: sample, check",
+}
 
 
 def _positive(text: str) -> int:
@@ -70,69 +166,184 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-_JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
-_ID: tuple[str, dict[str, Any]] = ("id", {"type": _positive, "metavar": "ID", "help": "as the list shows it"})
+_JSON: tuple[str, dict[str, Any]] = (
+    "--json",
+    {"action": "store_true", "help": "as one JSON document"},
+)
+_ID: tuple[str, dict[str, Any]] = (
+    "id",
+    {"type": _positive, "metavar": "ID", "help": "as the list shows it"},
+)
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
-_FILE: tuple[str, dict[str, Any]] = ("--file", {"metavar": "FILE", "help": "the key file to write; default: HOST.key"})
-_ROLE: tuple[str, dict[str, Any]] = ("role", {"choices": ROLES, "metavar": "ROLE", "help": ", ".join(ROLES)})
-_ROLE_FILE: tuple[str, dict[str, Any]] = ("--file", {"metavar": "FILE", "help": "default: ROLE-broker.conf"})
+_FILE: tuple[str, dict[str, Any]] = (
+    "--file",
+    {"metavar": "FILE", "help": "the key file to write; default: HOST.key"},
+)
+_ROLE: tuple[str, dict[str, Any]] = (
+    "role",
+    {"choices": ROLES, "metavar": "ROLE", "help": ", ".join(ROLES)},
+)
+_ROLE_FILE: tuple[str, dict[str, Any]] = (
+    "--file",
+    {"metavar": "FILE", "help": "default: ROLE-broker.conf"},
+)
 _IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
-_DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
-_STOP: tuple[str, dict[str, Any]] = ("--stop", {
-    "action": "store_true", "help": "begin nothing more; it ends when what is under way has ended"})
-_PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "default": 2, "metavar": "N",
-                                                        "help": "so many servers at a time; default: 2"})
+_DRY: tuple[str, dict[str, Any]] = (
+    "--dry-run",
+    {"action": "store_true", "help": "only say what would go where"},
+)
+_STOP: tuple[str, dict[str, Any]] = (
+    "--stop",
+    {
+        "action": "store_true",
+        "help": "begin nothing more; it ends when what is under way has ended",
+    },
+)
+_PARALLEL: tuple[str, dict[str, Any]] = (
+    "--parallel",
+    {
+        "type": _positive,
+        "default": 2,
+        "metavar": "N",
+        "help": "so many servers at a time; default: 2",
+    },
+)
 #: Options that exclude one another.
 _ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--live", {"action": "store_false", "dest": "cold", "default": False,
-                "help": "running servers move while they run; the default"}),
-    ("--cold", {"action": "store_true", "dest": "cold", "default": False,
-                "help": "running servers are stopped, moved and started"}))
+    (
+        "--live",
+        {
+            "action": "store_false",
+            "dest": "cold",
+            "default": False,
+            "help": "running servers move while they run; the default",
+        },
+    ),
+    (
+        "--cold",
+        {
+            "action": "store_true",
+            "dest": "cold",
+            "default": False,
+            "help": "running servers are stopped, moved and started",
+        },
+    ),
+)
 #: words -> what else the command takes, as ``add_argument`` does
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
-    ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),
+    ("doctor",): (
+        _JSON,
+        ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),
+    ),
     ("hosts",): (_JSON,),
-    ("host", "add"): (_HOST, _FILE), ("host", "remove"): (_HOST,),
-    ("host", "rotate"): (_HOST, _FILE, ("--now", {
-        "action": "store_true", "help": "the old ones end at once, and so do the host's connections"})),
-    ("host", "drain"): (_HOST, *_ONE_OF, _DRY, _STOP, _PARALLEL, (
-        "--wait", {"action": "store_true", "help": "go on until also those have gone that cannot go now"})),
+    ("host", "add"): (_HOST, _FILE),
+    ("host", "remove"): (_HOST,),
+    ("host", "rotate"): (
+        _HOST,
+        _FILE,
+        (
+            "--now",
+            {
+                "action": "store_true",
+                "help": "the old ones end at once, and so do the host's connections",
+            },
+        ),
+    ),
+    ("host", "drain"): (
+        _HOST,
+        *_ONE_OF,
+        _DRY,
+        _STOP,
+        _PARALLEL,
+        (
+            "--wait",
+            {"action": "store_true", "help": "go on until also those have gone that cannot go now"},
+        ),
+    ),
     ("host", "restore"): (_HOST,),
-    ("host", "evacuate"): (_HOST, _DRY, _STOP, _PARALLEL, (
-        "--yes", {"action": "store_true", "help": "although many hosts are gone at once"})),
-    ("broker", "add"): (_ROLE, _ROLE_FILE), ("broker", "remove"): (_ROLE,),
-    ("host", "debts"): (("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}), _JSON),
-    ("action", "list"): (("--stuck", {"action": "store_true", "help": "only those that need an operator"}), _JSON),
+    ("host", "evacuate"): (
+        _HOST,
+        _DRY,
+        _STOP,
+        _PARALLEL,
+        ("--yes", {"action": "store_true", "help": "although many hosts are gone at once"}),
+    ),
+    ("broker", "add"): (_ROLE, _ROLE_FILE),
+    ("broker", "remove"): (_ROLE,),
+    ("host", "debts"): (
+        ("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}),
+        _JSON,
+    ),
+    ("action", "list"): (
+        ("--stuck", {"action": "store_true", "help": "only those that need an operator"}),
+        _JSON,
+    ),
     ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
     **{("action", way): (_IDS,) for way in ("retry", "abort", "settle")},
-    ("cleanup", "list"): (_JSON,), ("cleanup", "retry"): (_ID,), ("cleanup", "drop"): (_ID,),
+    ("cleanup", "list"): (_JSON,),
+    ("cleanup", "retry"): (_ID,),
+    ("cleanup", "drop"): (_ID,),
     ("explain",): (
-        ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
+        (
+            "server",
+            {
+                "nargs": "?",
+                "metavar": "SERVER",
+                "help": "why it found no host: its id, or its name if unique",
+            },
+        ),
         ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),
         ("--image", {"metavar": "IMAGE", "help": "id or name; without, it asks for no hardware"}),
-        ("--count", {"type": int, "default": 1, "metavar": "N", "help": "so many of them; default: 1"}),
+        (
+            "--count",
+            {"type": int, "default": 1, "metavar": "N", "help": "so many of them; default: 1"},
+        ),
         ("--zone", {"metavar": "ZONE[:HOST[:NODE]]", "help": "as a user's availability_zone"}),
         ("--host", {"metavar": "HOST", "help": "on this one, if the filters let it"}),
-        ("--project", {"metavar": "ID", "help": "of this project, for aggregates of single tenants"}),
+        (
+            "--project",
+            {"metavar": "ID", "help": "of this project, for aggregates of single tenants"},
+        ),
         ("--group", {"metavar": "ID", "help": "in this server group"}),
-        ("--hint", {"action": "append", "default": [], "metavar": "NAME=VALUE",
-                    "help": "a scheduler hint; may be given several times"}),
-        _JSON),
+        (
+            "--hint",
+            {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME=VALUE",
+                "help": "a scheduler hint; may be given several times",
+            },
+        ),
+        _JSON,
+    ),
     ("policy", "list"): (_JSON,),
     ("policy", "explain"): (
         ("rule", {"nargs": "?", "metavar": "RULE", "help": "its name, as policy list shows it"}),
-        ("--as", {"dest": "roles", "action": "append", "default": [], "metavar": "ROLE",
-                  "help": "a caller with this role; may be given several times"}),
-        _JSON),
-    ("consoles", "end"): (("--server", {"metavar": "ID", "help": "those of this server"}),
-                          ("--all", {"action": "store_true", "help": "those of every server"})),
+        (
+            "--as",
+            {
+                "dest": "roles",
+                "action": "append",
+                "default": [],
+                "metavar": "ROLE",
+                "help": "a caller with this role; may be given several times",
+            },
+        ),
+        _JSON,
+    ),
+    ("consoles", "end"): (
+        ("--server", {"metavar": "ID", "help": "those of this server"}),
+        ("--all", {"action": "store_true", "help": "those of every server"}),
+    ),
 }
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line, made from ``COMMANDS``."""
     top = argparse.ArgumentParser(prog="kilonova", description="Operate a Kilonova cloud.")
-    top.add_argument("--config", metavar="FILE", help="default: $KILONOVA_CONF or /etc/kilonova/kilonova.conf")
+    top.add_argument(
+        "--config", metavar="FILE", help="default: $KILONOVA_CONF or /etc/kilonova/kilonova.conf"
+    )
     nouns = top.add_subparsers(required=True, metavar="COMMAND")
     made: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
     for words, (module, function, text) in COMMANDS.items():
@@ -161,7 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # What is left in the buffer goes nowhere: the interpreter would try it once more at its end.
+        # What is left in the buffer goes nowhere: the interpreter would try it once more at its
+        # end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
 
@@ -177,6 +389,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     from common.config import ConfigError
     from common.service import UMASK
+
     os.umask(UMASK)
     try:
         return int(getattr(importlib.import_module(options.module), options.function)(options))

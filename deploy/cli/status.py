@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova status``: services, actions in hand, what is stuck, what hosts have still to remove, drains and
-evacuations, what notifications wait."""
+"""``kilonova status``: services, actions in hand, what is stuck, what hosts have still to remove,
+drains and evacuations, what notifications wait."""
+
 from __future__ import annotations
 
 import argparse
@@ -13,7 +14,7 @@ from common.store.hosts import host_actions, services
 from common.store.notifications import outbox
 from conductor import host_progress
 
-LONGEST = 20     # lines of a list that are shown
+LONGEST = 20  # lines of a list that are shown
 
 
 def status(options: argparse.Namespace) -> int:
@@ -28,16 +29,22 @@ def status(options: argparse.Namespace) -> int:
     print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
     for row in rows:
         state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
-        print(f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
-              f"{iso(row.seen_at) or 'never'}")
+        print(
+            f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
+            f"{iso(row.seen_at) or 'never'}"
+        )
     for title, waiting in ages.items():
         print(f"\n{title}: {len(waiting)}")
         for server, what, seconds in waiting[:LONGEST]:
             print(f"  {server}  {what}  for {seconds:.0f} s")
     print(f"\nhost actions: {len(on_hosts)}")
     for action in on_hosts:
-        print(f"  {action.name} of {action.host}, {action.state}: {host_progress.summary(action.progress)}")
+        print(
+            f"  {action.name} of {action.host}, {action.state}: {host_progress.summary(action.progress)}"
+        )
     print(f"\nnotifications: {unsent.number if unsent else 0}")
     if unsent:
-        print(f"  the oldest, {unsent.event} of {unsent.key}, for {(at - unsent.since) / SECOND:.0f} s")
+        print(
+            f"  the oldest, {unsent.event} of {unsent.key}, for {(at - unsent.since) / SECOND:.0f} s"
+        )
     return 0 if all(row.up or row.forced_down for row in rows) else 1

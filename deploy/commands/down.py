@@ -3,6 +3,7 @@
 
 Guests end with it. What the machine had before, and installed packages, stay.
 """
+
 from __future__ import annotations
 
 import sys

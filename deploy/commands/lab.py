@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/lab``: several real hosts on this machine, to play with and for the tests: make them, strike them, look.
+"""``./deploy/lab``: several real hosts on this machine, to play with and for the tests: make them,
+strike them, look.
 
-A lab is a cloud as ``./deploy/up`` makes it, in a home of its own (KILONOVA_HOME, by default beside the other), which
-``down`` removes with all its data. What a command does to a host is said in deploy/lab_hosts.py.
+A lab is a cloud as ``./deploy/up`` makes it, in a home of its own (KILONOVA_HOME, by default beside
+the other), which ``down`` removes with all its data. What a command does to a host is said in
+deploy/lab_hosts.py.
 """
+
 from __future__ import annotations
 
 import os
@@ -65,7 +68,7 @@ def _up(hosts: str, shared: bool, continued: bool) -> int:
         return up.begin(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
     lab.write_hook()
     say(f"""{up.go_on(lab.cloud)}
-This lab is {lab_hosts.describe(wanted)}: {', '.join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
+This lab is {lab_hosts.describe(wanted)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
   ./deploy/lab status
   ./deploy/lab kill {lab.cloud.hosts[0]}     # and start; cut and heal; fence
   ./deploy/lab down""")
@@ -93,8 +96,11 @@ def _status(lab: Lab) -> int:
         state = lab.state(host)
         say(f"{host:<6} {state:<4} {lab.cloud.host_address(number)}")
         guests = lab.guests(host) if state != "off" else []
-        for line in [f"{one.server} {one.state}" for one in guests] if guests is not None else [
-                f"its libvirtd does not answer; see {lab.cloud.libvirt_folder(number)}/log"]:
+        for line in (
+            [f"{one.server} {one.state}" for one in guests]
+            if guests is not None
+            else [f"its libvirtd does not answer; see {lab.cloud.libvirt_folder(number)}/log"]
+        ):
             say(f"         {line}")
     return 0
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up;
-``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients [SUITE ...]``: with the clients'
-own functional suites.
+"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them,
+clean up; ``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients
+[SUITE ...]``: with the clients' own functional suites.
 
-Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that the commit draws,
-which is what ``.ci/run`` calls. What is in which set, and which tests share a process, is said in
-deploy/testing/plan.py. Each job gets the private servers that it names there; they end with the command. With arguments
-of pytest the rings run one after the other, in the foreground.
+Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that
+the commit draws, which is what ``.ci/run`` calls. What is in which set, and which tests share a
+process, is said in deploy/testing/plan.py. Each job gets the private servers that it names there;
+they end with the command. With arguments of pytest the rings run one after the other, in the
+foreground.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,14 +29,25 @@ from deploy.progress import Failure, main, say, steps
 from deploy.servers import Servers
 from deploy.testing import plan
 from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
-from deploy.testing.plan import ALL, CI, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
+from deploy.testing.plan import (
+    ALL,
+    CI,
+    JOBS,
+    LIMITS_MINUTES,
+    RINGS,
+    SLICES,
+    Job,
+    Slice,
+    slice_of_commit,
+)
 
-LONGEST = 15            # tests that are named at the end
+LONGEST = 15  # tests that are named at the end
 ENVIRON = {"KILONOVA_TEST": "1"}
 
 
 class Environment:
-    """What a job's process finds in its environment: the URLs of its servers, each started when first needed."""
+    """What a job's process finds in its environment: the URLs of its servers, each started when
+    first needed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers, self._lock = servers, threading.Lock()
@@ -62,8 +75,11 @@ def run(arguments: Sequence[str]) -> int:
         if more or {*plan.ALONE} & {*jobs}:
             return _in_the_foreground(jobs, more, found, folder)
         chosen = [part for one in slices for part in ("--slice", one)]
-        side_by_side = Jobs(folder, lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
-                            found.of)
+        side_by_side = Jobs(
+            folder,
+            lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
+            found.of,
+        )
         results = []
         for result in side_by_side.run(plan.longest_first(jobs)):
             results.append(result)
@@ -73,14 +89,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    names, more = list(arguments[:at]), list(arguments[at + 1:])
+    names, more = list(arguments[:at]), list(arguments[at + 1 :])
     if names[:1] in ([plan.TEMPEST.name], [plan.CLIENTS.name]):
         return names[:1], names[1:] + more
     sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
     if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
-        raise Failure(f"Not understood: {' '.join(arguments)}",
-                      f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
-                      f"{'|'.join(RINGS)} ... [-- arguments of pytest, for instance -k name]")
+        raise Failure(
+            f"Not understood: {' '.join(arguments)}",
+            f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
+            f"{'|'.join(RINGS)} ... [-- arguments of pytest, for instance -k name]",
+        )
     return names, more
 
 
@@ -97,23 +115,31 @@ def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
         return tuple(Slice)
     if word == CI:
         drawn = slice_of_commit(_commit())
-        say(f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}.")
+        say(
+            f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}."
+        )
         return Slice.DEFAULT, drawn
     return (Slice(word),)
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=packages.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=packages.ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise Failure(f"The commit is not known: {done.stderr.strip()}",
-                      "Run this in a clone of the repository, or name a slice: ./deploy/test " + "|".join(SLICES))
+        raise Failure(
+            f"The commit is not known: {done.stderr.strip()}",
+            "Run this in a clone of the repository, or name a slice: ./deploy/test "
+            + "|".join(SLICES),
+        )
     return done.stdout.strip()
 
 
 def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     needs: list[tuple[str, Callable[[], str | None]]] = [
         ("Debian packages", lambda: packages.install(packages.for_test(), log)),
-        ("Python environment", lambda: environment.make(environment.TEST, log))]
+        ("Python environment", lambda: environment.make(environment.TEST, log)),
+    ]
     if plan.TEMPEST.ring in rings or "e2e" in rings and plan.TEMPEST_SLICE in slices:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if plan.CLIENTS.ring in rings:
@@ -126,15 +152,21 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     steps(needs)
 
 
-def _in_the_foreground(jobs: Sequence[Job], more: Sequence[str], found: Environment, folder: Path) -> int:
+def _in_the_foreground(
+    jobs: Sequence[Job], more: Sequence[str], found: Environment, folder: Path
+) -> int:
     """Each ring in one process, which says itself what it does."""
     failed = []
     for ring in dict.fromkeys(job.ring for job in jobs):
         whole = [job for job in jobs if job.ring == ring]
         environ = {name: value for job in whole for name, value in found.of(job).items()}
         say(f"{ring} …")
-        process = subprocess.Popen([str(part) for part in pytest_command(whole[0], None, *more)],
-                                   stdin=subprocess.DEVNULL, env=environ, cwd=packages.ROOT)
+        process = subprocess.Popen(
+            [str(part) for part in pytest_command(whole[0], None, *more)],
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            cwd=packages.ROOT,
+        )
         try:
             status = process.wait()
         finally:
@@ -158,7 +190,9 @@ def _tell(result: Result, number: str) -> None:
 
 
 def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, folder: Path) -> int:
-    cases = sorted((case for result in results for case in result.cases), key=lambda case: -case.seconds)
+    cases = sorted(
+        (case for result in results for case in result.cases), key=lambda case: -case.seconds
+    )
     say("\nlongest tests" if cases else "")
     for case in cases[:LONGEST]:
         say(f"{case.seconds:8.1f} s  {case.name}")
@@ -171,7 +205,10 @@ def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, fo
     limit = LIMITS_MINUTES.get(names[0] if names else Slice.DEFAULT)
     allowed = f", of {limit} that it may take" if limit else ""
     say(f"\n{seconds / 60:.1f} minutes{allowed}; {work_of_children() / 60:.1f} of a processor's")
-    passed, failed = sum(result.passed for result in results), sum(result.failed for result in results)
+    passed, failed = (
+        sum(result.passed for result in results),
+        sum(result.failed for result in results),
+    )
     wrong = [result.job.name for result in results if not result.is_well]
     if wrong:
         say(f"FAILED: {', '.join(wrong)}. The logs of jobs and servers are in {folder}.")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up``: from an empty Debian 12 to a running guest, in seventeen steps that may be repeated.
+"""``./deploy/up``: from an empty Debian 12 to a running guest, in seventeen steps that may be
+repeated.
 
-The first three run on the system's Python and make the virtual environment; the rest runs in it. What to set
-in the environment is said by ``Cloud.from_environment``. Nothing is asked.
+The first three run on the system's Python and make the virtual environment; the rest runs in it.
+What to set in the environment is said by ``Cloud.from_environment``. Nothing is asked.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,7 +22,7 @@ from deploy.environment import VENV
 from deploy.preflight import check
 from deploy.progress import UMASK, Failure, main, run, say, steps
 
-if TYPE_CHECKING:       # it needs the virtual environment, which the first steps make
+if TYPE_CHECKING:  # it needs the virtual environment, which the first steps make
     from deploy.seed import Seed
 
 TOTAL, CONTINUED = 17, "--continued"
@@ -28,14 +30,24 @@ Step = tuple[str, Callable[[], str | None]]
 
 
 def begin(cloud: Cloud, *command: str) -> int:
-    """Steps 1 to 3, then the others in the virtual environment, by this module of deploy.commands."""
+    """Steps 1 to 3, then the others in the virtual environment, by this module of
+    deploy.commands."""
     log = cloud.log("install")
-    steps([("Look before touching anything", lambda: check(cloud)),
-           ("Debian packages", lambda: packages.install(packages.for_up(), log)),
-           ("Python environment", lambda: environment.make(environment.RUNTIME, log))], total=TOTAL)
+    steps(
+        [
+            ("Look before touching anything", lambda: check(cloud)),
+            ("Debian packages", lambda: packages.install(packages.for_up(), log)),
+            ("Python environment", lambda: environment.make(environment.RUNTIME, log)),
+        ],
+        total=TOTAL,
+    )
     sys.stdout.flush()
-    done = subprocess.run([environment.PYTHON, "-m", f"deploy.commands.{command[0]}", *command[1:], CONTINUED],
-                          check=False, stdin=subprocess.DEVNULL, env=os.environ)
+    done = subprocess.run(
+        [environment.PYTHON, "-m", f"deploy.commands.{command[0]}", *command[1:], CONTINUED],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=os.environ,
+    )
     return done.returncode
 
 
@@ -43,6 +55,7 @@ def go_on(cloud: Cloud) -> str:
     """Steps 4 to 17; returns how to go on."""
     from deploy.connectivity import Connectivity
     from deploy.seed import Seed
+
     os.umask(UMASK)
     seed = Seed(cloud)
     reach = Connectivity(seed)
@@ -82,23 +95,41 @@ def prepare(cloud: Cloud) -> str:
 
 def upgrade(cloud: Cloud) -> str:
     from deploy import host_keys
-    said = run([VENV / "bin/kilonova", "database", "upgrade"], "If an upgrade failed, the database is as before.",
-               env={"KILONOVA_CONF": str(cloud.config())}, log=cloud.log("database")).strip()
+
+    said = run(
+        [VENV / "bin/kilonova", "database", "upgrade"],
+        "If an upgrade failed, the database is as before.",
+        env={"KILONOVA_CONF": str(cloud.config())},
+        log=cloud.log("database"),
+    ).strip()
     host_keys.make(cloud)
     return said
 
 
 def bootstrap(cloud: Cloud) -> None:
-    endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url,
-                 "placement": cloud.placement_url,
-                 **({"network": cloud.network_url} if cloud.has_networks else {})}
-    command: list[str | Path] = [VENV / "bin/python", "-m", "deploy.standalone.identity", "bootstrap",
-                                 "--db", cloud.identity_db, "--admin-password-file", cloud.secret("admin"),
-                                 "--service-password-file", cloud.secret("kilonova")]
+    endpoints = {
+        "identity": cloud.identity_url,
+        "image": cloud.image_url,
+        "compute": cloud.api_url,
+        "placement": cloud.placement_url,
+        **({"network": cloud.network_url} if cloud.has_networks else {}),
+    }
+    command: list[str | Path] = [
+        VENV / "bin/python",
+        "-m",
+        "deploy.standalone.identity",
+        "bootstrap",
+        "--db",
+        cloud.identity_db,
+        "--admin-password-file",
+        cloud.secret("admin"),
+        "--service-password-file",
+        cloud.secret("kilonova"),
+    ]
     for kind, url in endpoints.items():
         command += ["--endpoint", f"{kind}={url}"]
     if not cloud.has_networks:
-        command += ["--without", "network"]     # of a cloud that had them when it was started before
+        command += ["--without", "network"]  # of a cloud that had them when it was started before
     run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
 
 
@@ -112,9 +143,16 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 
 def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
-    asked = {"identity": cloud.identity_url, "image": cloud.image_url, "network": cloud.network_url,
-             "api": cloud.api_url + "/", "metadata": cloud.metadata_url, "console": cloud.console_url,
-             "placement": cloud.placement_url, "image-gateway": cloud.image_gateway_url}
+    asked = {
+        "identity": cloud.identity_url,
+        "image": cloud.image_url,
+        "network": cloud.network_url,
+        "api": cloud.api_url + "/",
+        "metadata": cloud.metadata_url,
+        "console": cloud.console_url,
+        "placement": cloud.placement_url,
+        "image-gateway": cloud.image_gateway_url,
+    }
     names = [program.name for program in cloud.programs() if program.name in asked]
     for name in names:
         cloud.await_http(name, asked[name])
@@ -124,8 +162,10 @@ def await_services(cloud: Cloud) -> str:
 def command(arguments: list[str]) -> int:
     """Parse the command line."""
     if arguments not in ([], [CONTINUED]):
-        raise Failure(f"./deploy/up takes no arguments: {' '.join(arguments)}",
-                      "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see README.md.")
+        raise Failure(
+            f"./deploy/up takes no arguments: {' '.join(arguments)}",
+            "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see README.md.",
+        )
     cloud = Cloud.from_environment()
     if not arguments:
         return begin(cloud, "up")

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that a BIOS boots: a FAT partition with syslinux, a kernel and an initramfs, then one of Linux' own.
+"""Disks that a BIOS boots: a FAT partition with syslinux, a kernel and an initramfs, then one of
+Linux' own.
 
-Used by the build scripts beside it, which the system's Python runs too: nothing but its library is imported.
-No loop device and no mount is used, so it works in any container. The kernel is Debian's cloud kernel, which
-``deploy.packages`` has unpacked into build/kernel; an installed one does as well.
+Used by the build scripts beside it, which the system's Python runs too: nothing but its library is
+imported. No loop device and no mount is used, so it works in any container. The kernel is Debian's
+cloud kernel, which ``deploy.packages`` has unpacked into build/kernel; an installed one does as
+well.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -34,12 +37,20 @@ INITRD initrd
 APPEND console=tty0 console=ttyS0,115200 nokaslr mitigations=off panic=5 random.trust_cpu=on """
 
 
-def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, Path], None],
-               own: Iterable[Path] = (), installed: Iterable[Path] = (), compressed: bool = False) -> int:
-    """``make(folder, kernel, disk)`` writes a raw disk that becomes the qcow2 image named by ``arguments``.
+def build_once(
+    script: Path,
+    arguments: list[str],
+    make: Callable[[Path, Path, Path], None],
+    own: Iterable[Path] = (),
+    installed: Iterable[Path] = (),
+    compressed: bool = False,
+) -> int:
+    """``make(folder, kernel, disk)`` writes a raw disk that becomes the qcow2 image named by
+    ``arguments``.
 
-    Nothing is made when the image is there and was made of the same parts: ``own`` are files of ours,
-    ``installed`` come from packages, which the script names in its header. ``compressed``: smaller, slower to boot.
+    Nothing is made when the image is there and was made of the same parts: ``own`` are files of
+    ours, ``installed`` come from packages, which the script names in its header. ``compressed``:
+    smaller, slower to boot.
     """
     if len(arguments) != 1:
         print("usage: build OUTPUT.qcow2", file=sys.stderr)
@@ -48,7 +59,9 @@ def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, P
     parts = [kernel, BUSYBOX, BOOT_CODE, *installed]
     absent = [part for part in parts if not part.exists()]
     if absent:
-        raise SystemExit(f"{absent[0]} is missing: install the packages named at the top of {script}")
+        raise SystemExit(
+            f"{absent[0]} is missing: install the packages named at the top of {script}"
+        )
     stamp, recipe = output.with_suffix(".stamp"), fingerprint([Path(__file__), script, *own], parts)
     if output.exists() and stamp.exists() and stamp.read_text() == recipe:
         return 0
@@ -57,7 +70,20 @@ def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, P
         disk = Path(name, "disk")
         make(Path(name), kernel, disk)
         part = Path(name, output.name)
-        run("qemu-img", "convert", *(["-c"] * compressed), "-m", "4", "-W", "-f", "raw", "-O", "qcow2", disk, part)
+        run(
+            "qemu-img",
+            "convert",
+            *(["-c"] * compressed),
+            "-m",
+            "4",
+            "-W",
+            "-f",
+            "raw",
+            "-O",
+            "qcow2",
+            disk,
+            part,
+        )
         os.replace(part, output)
     stamp.write_text(recipe)
     return 0
@@ -66,10 +92,14 @@ def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, P
 def newest_kernel() -> Path:
     """Of the first folder that has one; its modules are beside it."""
     for folder in KERNELS:
-        kernels = sorted(folder.glob("vmlinuz-*-cloud-amd64"), key=lambda path: path.stat().st_mtime)
+        kernels = sorted(
+            folder.glob("vmlinuz-*-cloud-amd64"), key=lambda path: path.stat().st_mtime
+        )
         if kernels:
             return kernels[-1]
-    raise SystemExit("no vmlinuz-*-cloud-amd64 in build/kernel/boot or /boot: run ./deploy/up or ./deploy/test")
+    raise SystemExit(
+        "no vmlinuz-*-cloud-amd64 in build/kernel/boot or /boot: run ./deploy/up or ./deploy/test"
+    )
 
 
 def modules_of(kernel: Path) -> Path:
@@ -88,29 +118,71 @@ def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
 
 def run(*command: str | Path) -> str:
     """Run a tool; what it says is shown only when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode != 0:
-        raise SystemExit(f"{command[0]} failed ({done.returncode}): {done.stderr.strip() or done.stdout.strip()}")
+        raise SystemExit(
+            f"{command[0]} failed ({done.returncode}): {done.stderr.strip() or done.stdout.strip()}"
+        )
     return done.stdout
 
 
-def write_boot_disk(disk: Path, kernel: Path, initrd: bytes, kernel_options: str, root_size: int,
-                    *mke2fs: str | Path) -> None:
-    """A disk whose loader starts ``kernel``; partition 2 is ``root_size`` bytes of ext4, made with these options."""
+def write_boot_disk(
+    disk: Path,
+    kernel: Path,
+    initrd: bytes,
+    kernel_options: str,
+    root_size: int,
+    *mke2fs: str | Path,
+) -> None:
+    """A disk whose loader starts ``kernel``; partition 2 is ``root_size`` bytes of ext4, made with
+    these options."""
     with disk.open("wb") as file:
         file.truncate(ROOT_START + root_size)
         file.write(master_boot_record(root_size))
-    files = {"vmlinuz": kernel, "initrd": disk.with_name("initrd"), "syslinux.cfg": disk.with_name("syslinux.cfg")}
+    files = {
+        "vmlinuz": kernel,
+        "initrd": disk.with_name("initrd"),
+        "syslinux.cfg": disk.with_name("syslinux.cfg"),
+    }
     files["initrd"].write_bytes(initrd)
     files["syslinux.cfg"].write_text(f"{LOADER}{kernel_options}\n")
     partition = f"{disk}@@{BOOT_START}"
-    run("mformat", "-i", partition, "-T", str(BOOT_SIZE // SECTOR), "-h", "64", "-s", "32",
-        "-H", str(BOOT_START // SECTOR), "-c", "8", "-v", "KILONOVA", "::")
+    run(
+        "mformat",
+        "-i",
+        partition,
+        "-T",
+        str(BOOT_SIZE // SECTOR),
+        "-h",
+        "64",
+        "-s",
+        "32",
+        "-H",
+        str(BOOT_START // SECTOR),
+        "-c",
+        "8",
+        "-v",
+        "KILONOVA",
+        "::",
+    )
     for name, path in files.items():
         run("mcopy", "-i", partition, path, f"::/{name}")
     run("syslinux", "--install", "--offset", str(BOOT_START), disk)
-    run("mke2fs", "-q", "-t", "ext4", "-O", "^metadata_csum", *mke2fs,
-        "-E", f"offset={ROOT_START},root_owner=0:0,lazy_itable_init=0", disk, f"{root_size >> 10}k")
+    run(
+        "mke2fs",
+        "-q",
+        "-t",
+        "ext4",
+        "-O",
+        "^metadata_csum",
+        *mke2fs,
+        "-E",
+        f"offset={ROOT_START},root_owner=0:0,lazy_itable_init=0",
+        disk,
+        f"{root_size >> 10}k",
+    )
 
 
 def master_boot_record(root_size: int) -> bytes:
@@ -120,21 +192,31 @@ def master_boot_record(root_size: int) -> bytes:
 
 
 def _entry(flag: int, kind: int, start: int, size: int) -> bytes:
-    return (bytes((flag, 0xFE, 0xFF, 0xFF, kind, 0xFE, 0xFF, 0xFF))
-            + (start // SECTOR).to_bytes(4, "little") + (size // SECTOR).to_bytes(4, "little"))
+    return (
+        bytes((flag, 0xFE, 0xFF, 0xFF, kind, 0xFE, 0xFF, 0xFF))
+        + (start // SECTOR).to_bytes(4, "little")
+        + (size // SECTOR).to_bytes(4, "little")
+    )
 
 
-def initramfs(folders: Iterable[str], files: dict[str, bytes], kernel: Path, modules: Iterable[str]) -> bytes:
-    """busybox as /bin/sh, ``files`` (all executable), and in /modules what the ``modules`` need, made ``lean``;
-    /modules/order names them. A cpio archive, not compressed because unpacking costs more than reading it."""
+def initramfs(
+    folders: Iterable[str], files: dict[str, bytes], kernel: Path, modules: Iterable[str]
+) -> bytes:
+    """busybox as /bin/sh, ``files`` (all executable), and in /modules what the ``modules`` need,
+    made ``lean``; /modules/order names them. A cpio archive, not compressed because unpacking costs
+    more than reading it."""
     archive = bytearray()
     for folder in folders:
         add(archive, folder, stat.S_IFDIR | 0o755)
     add(archive, "dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     add(archive, "bin/sh", stat.S_IFLNK | 0o777, b"busybox")
     loaded = in_order(modules_of(kernel), modules)
-    files = {"bin/busybox": BUSYBOX.read_bytes(), "modules/order": "".join(f"{m.name}\n" for m in loaded).encode(),
-             **{f"modules/{module.name}": lean(module.read_bytes()) for module in loaded}, **files}
+    files = {
+        "bin/busybox": BUSYBOX.read_bytes(),
+        "modules/order": "".join(f"{m.name}\n" for m in loaded).encode(),
+        **{f"modules/{module.name}": lean(module.read_bytes()) for module in loaded},
+        **files,
+    }
     for name, data in files.items():
         add(archive, name, stat.S_IFREG | 0o755, data)
     add(archive, "TRAILER!!!", 0)
@@ -142,28 +224,46 @@ def initramfs(folders: Iterable[str], files: dict[str, bytes], kernel: Path, mod
 
 
 def lean(module: bytes) -> bytes:
-    """Without its signature and with its BPF types hidden, which the kernel would check at each boot."""
+    """Without its signature and with its BPF types hidden, which the kernel would check at each
+    boot."""
     return module.removesuffix(SIGNED).replace(b"\0.BTF\0", b"\0.btf\0")
 
 
 def in_order(tree: Path, modules: Iterable[str]) -> list[Path]:
-    """The wanted modules and what they need, each after its own needs. Built-in ones are left out."""
-    needs = {Path(name).stem: (name, rest.split()) for name, rest in
-             (line.split(":", 1) for line in (tree / "modules.dep").read_text().splitlines())}
+    """The wanted modules and what they need, each after its own needs. Built-in ones are left
+    out."""
+    needs = {
+        Path(name).stem: (name, rest.split())
+        for name, rest in (
+            line.split(":", 1) for line in (tree / "modules.dep").read_text().splitlines()
+        )
+    }
     ordered: list[Path] = []
     for wanted in modules:
-        name, others = next((needs[key] for key in (wanted, wanted.replace("_", "-")) if key in needs), ("", []))
-        ordered += [tree / path for path in [*reversed(others), name] if path and tree / path not in ordered]
+        name, others = next(
+            (needs[key] for key in (wanted, wanted.replace("_", "-")) if key in needs), ("", [])
+        )
+        ordered += [
+            tree / path for path in [*reversed(others), name] if path and tree / path not in ordered
+        ]
     return ordered
 
 
 def libraries(ldd: str) -> dict[str, Path]:
-    """Of what ``ldd`` said: where a guest's loader looks for each library -> the file on this machine."""
-    loaded = {f"lib/{name}": Path(path) for name, path in re.findall(r"^\s(\S+) => (/\S+) ", ldd, re.MULTILINE)}
-    return loaded | {path[1:]: Path(path) for path in re.findall(r"^\s(/lib64/\S+) ", ldd, re.MULTILINE)}
+    """Of what ``ldd`` said: where a guest's loader looks for each library -> the file on this
+    machine."""
+    loaded = {
+        f"lib/{name}": Path(path)
+        for name, path in re.findall(r"^\s(\S+) => (/\S+) ", ldd, re.MULTILINE)
+    }
+    return loaded | {
+        path[1:]: Path(path) for path in re.findall(r"^\s(/lib64/\S+) ", ldd, re.MULTILINE)
+    }
 
 
-def add(archive: bytearray, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)) -> None:
+def add(
+    archive: bytearray, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
+) -> None:
     """Append one entry in the "newc" form of cpio."""
     path = name.encode() + b"\0"
     numbers = (len(archive), mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(path), 0)

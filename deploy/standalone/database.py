@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One SQLite file: its engine, its tables and its two kinds of transaction.
 
-Each standalone service opens one `Database` per process, after gunicorn has forked. What must stay true:
-every writing transaction begins IMMEDIATE (a deferred one fails when it meets another writer), an answered
-write has reached the disk (synchronous=FULL), and the file can be read by its owner only, for it holds
-password hashes.
+Each standalone service opens one `Database` per process, after gunicorn has forked. What must stay
+true: every writing transaction begins IMMEDIATE (a deferred one fails when it meets another
+writer), an answered write has reached the disk (synchronous=FULL), and the file can be read by its
+owner only, for it holds password hashes.
 """
 
 import os
@@ -40,7 +40,8 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that commits when the block ends well and leaves nothing behind when it raises."""
+        """A transaction that commits when the block ends well and leaves nothing behind when it
+        raises."""
         with self._writer.begin() as connection:
             yield connection
 
@@ -50,7 +51,8 @@ class Database:
 
 
 def _prepare(dbapi_connection: Any, _record: Any) -> None:
-    # The driver's own implicit BEGIN would be a deferred one: transactions are begun in `_begin` instead.
+    # The driver's own implicit BEGIN would be a deferred one: transactions are begun in `_begin`
+    # instead.
     dbapi_connection.isolation_level = None
     for pragma in PRAGMAS:
         dbapi_connection.execute(f"PRAGMA {pragma}")

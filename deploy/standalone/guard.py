@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authentication of a standalone service: keystonemiddleware, which validates tokens at the identity service as the
-user kilonova, and what makes a caller of its answer. The password comes from a file or, without the option, from
-KILONOVA_SERVICE_PASSWORD; never from an argument, which every user of the machine can read.
+"""The authentication of a standalone service: keystonemiddleware, which validates tokens at the
+identity service as the user kilonova, and what makes a caller of its answer. The password comes
+from a file or, without the option, from KILONOVA_SERVICE_PASSWORD; never from an argument, which
+every user of the machine can read.
 """
 
 import argparse
@@ -20,7 +21,9 @@ TOKEN_CACHE_SECONDS = 30
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:
     """The options that `identity_of` reads."""
-    parser.add_argument("--auth-url", required=True, metavar="URL", help="of the identity service, with /v3")
+    parser.add_argument(
+        "--auth-url", required=True, metavar="URL", help="of the identity service, with /v3"
+    )
     parser.add_argument("--username", default="kilonova")
     parser.add_argument("--project", default="service")
     parser.add_argument("--password-file")
@@ -43,8 +46,11 @@ def identity_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def guarded(app: App, identity: Mapping[str, Any], is_open: Callable[[str], bool]) -> Callable[..., Any]:
-    """`app` behind keystonemiddleware with these options; paths that are open (version documents) are in front."""
+def guarded(
+    app: App, identity: Mapping[str, Any], is_open: Callable[[str], bool]
+) -> Callable[..., Any]:
+    """`app` behind keystonemiddleware with these options; paths that are open (version documents)
+    are in front."""
     # It warns of every option that belongs to its authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     behind = AuthProtocol(app, dict(identity))
@@ -56,17 +62,22 @@ def guarded(app: App, identity: Mapping[str, Any], is_open: Callable[[str], bool
 
 
 class HeaderAuthentication:
-    """Falcon middleware: no path but those that are open is reached without a valid token. It believes the headers that
-    keystonemiddleware sets; `caller_of` makes `req.context.caller` of the project and the roles."""
+    """Falcon middleware: no path but those that are open is reached without a valid token. It
+    believes the headers that keystonemiddleware sets; `caller_of` makes `req.context.caller` of the
+    project and the roles."""
 
-    def __init__(self, is_open: Callable[[str], bool], caller_of: Callable[[str | None, frozenset[str]], Any]) -> None:
+    def __init__(
+        self, is_open: Callable[[str], bool], caller_of: Callable[[str | None, frozenset[str]], Any]
+    ) -> None:
         self._is_open, self._caller_of = is_open, caller_of
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         if self._is_open(req.path):
             return
         if req.get_header("X-Identity-Status") != "Confirmed":
-            raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",
-                                          challenges=["Keystone"])
+            raise falcon.HTTPUnauthorized(
+                description="The request you have made requires authentication.",
+                challenges=["Keystone"],
+            )
         roles = (req.get_header("X-Roles") or "").split(",")
         req.context.caller = self._caller_of(req.get_header("X-Project-Id"), frozenset(roles))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lists of the APIs share: parameters of a query, and pages by keyset.
 
-The marker of a page is the last row of the page before; `id` breaks ties. What has no value sorts first.
+The marker of a page is the last row of the page before; `id` breaks ties. What has no value sorts
+first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,9 @@ def value_of(query: Query, name: str, default: str = "") -> str:
 def number_of(name: str, value: str, maximum: int = 2**62) -> int:
     """A number from 0 on. Raises 400."""
     if not (value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= maximum):
-        raise falcon.HTTPBadRequest(description=f"Invalid input for '{name}': it must be a number from 0 on.")
+        raise falcon.HTTPBadRequest(
+            description=f"Invalid input for '{name}': it must be a number from 0 on."
+        )
     return int(value)
 
 
@@ -40,13 +43,18 @@ def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> 
     return (found if key is None else found.where(each.c.key == key)).exists()
 
 
-def paged(statement: Select[Any], table: Table, keys: SortKeys, marker: Row[Any] | None) -> Select[Any]:
+def paged(
+    statement: Select[Any], table: Table, keys: SortKeys, marker: Row[Any] | None
+) -> Select[Any]:
     """`statement` in the order of `keys`, from after `marker`."""
+
     def nothing(name: str) -> Any:
         return 0 if isinstance(table.c[name].type, Integer | Boolean) else ""
 
     columns = [(func.coalesce(table.c[name], nothing(name)), up, name) for name, up in keys]
-    statement = statement.order_by(*[column.asc() if up else column.desc() for column, up, _ in columns])
+    statement = statement.order_by(
+        *[column.asc() if up else column.desc() for column, up, _ in columns]
+    )
     if marker is None:
         return statement
     steps: list[ColumnElement[bool]] = []

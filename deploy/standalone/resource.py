@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resources of the APIs: list, create, show, change and delete, each in one transaction.
 
-A `Resource` says what is its own: its table, who may do what, how a body is checked, and how a row is made, changed,
-removed and shown. It never begins a transaction; the answer to a write is read after its commit.
+A `Resource` says what is its own: its table, who may do what, how a body is checked, and how a row
+is made, changed, removed and shown. It never begins a transaction; the answer to a write is read
+after its commit.
 """
 
 from collections.abc import Mapping
@@ -51,12 +52,13 @@ class ResourceService(Protocol):
 
 
 class Resource:
-    """What the API shows under one plural. `Any` of a caller and a change is the service's own type."""
+    """What the API shows under one plural. `Any` of a caller and a change is the service's own
+    type."""
 
-    name: str                                #: of one, in a body
-    plural: str                              #: in a path
+    name: str  #: of one, in a body
+    plural: str  #: in a path
     table: Table
-    bulk: bool | None = None                 #: whether several are made at a time: None if the client wants
+    bulk: bool | None = None  #: whether several are made at a time: None if the client wants
 
     @property
     def collection(self) -> str:
@@ -72,7 +74,8 @@ class Resource:
         return true()
 
     def admit(self, caller: Any, action: str, key: str = "") -> None:
-        """Raises 403 for a caller who may not list, create, show, update or delete, whatever is there."""
+        """Raises 403 for a caller who may not list, create, show, update or delete, whatever is
+        there."""
 
     def admit_to(self, caller: Any, action: str, row: Row[Any]) -> None:
         """Raises 403 for a caller who may not update or delete this one."""
@@ -111,7 +114,9 @@ class Resource:
 
     def find(self, connection: Connection, caller: Any, key: str) -> Row[Any]:
         """One that the caller may know of. Raises 404 also for one that they may not."""
-        row = connection.execute(self.select().where(self.table.c.id == key, self.visible(caller))).first()
+        row = connection.execute(
+            self.select().where(self.table.c.id == key, self.visible(caller))
+        ).first()
         if row is None:
             raise self.not_found(key)
         return row
@@ -127,7 +132,9 @@ class Collection:
         resource = self._resource
         resource.admit(req.context.caller, "list")
         rows, beside = resource.page(self._service, req)
-        answer(resp, {resource.collection: [resource.show(req, row._mapping) for row in rows]} | beside)
+        answer(
+            resp, {resource.collection: [resource.show(req, row._mapping) for row in rows]} | beside
+        )
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         resource, caller = self._resource, req.context.caller
@@ -138,7 +145,9 @@ class Collection:
             is_bulk = isinstance(body, dict) and isinstance(body.get(resource.collection), list)
         items = part_of(body, resource.collection) if is_bulk else [part_of(body, resource.name)]
         if not isinstance(items, list) or not 0 < len(items) <= MAX_BULK:
-            raise falcon.HTTPBadRequest(description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK}.")
+            raise falcon.HTTPBadRequest(
+                description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK}."
+            )
         wanted = [resource.checked(caller, item, new=True) for item in items]
         try:
             with self._service.change() as change:
@@ -152,10 +161,12 @@ class Collection:
 
     def _shown(self, req: falcon.Request, keys: list[str]) -> list[Body]:
         with self._service.database.read() as connection:
-            rows = connection.execute(self._resource.select().where(self._resource.table.c.id.in_(keys))).all()
+            rows = connection.execute(
+                self._resource.select().where(self._resource.table.c.id.in_(keys))
+            ).all()
         by_id = {row.id: self._resource.show(req, row._mapping) for row in rows}
         for key in keys:
-            if key not in by_id:      # deleted meanwhile
+            if key not in by_id:  # deleted meanwhile
                 raise self._resource.not_found(key)
         return [by_id[key] for key in keys]
 

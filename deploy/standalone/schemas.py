@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON schemas of bodies: here they are brought to their canonical form and checked, and nowhere else.
+"""JSON schemas of bodies: here they are brought to their canonical form and checked, and nowhere
+else.
 
-A schema may say two things more than JSON schema knows. A `format` of FORMATS brings a value to its canonical form
-first ("TRUE" becomes true, an address its shortest spelling); `null_is` stands for null. A wrong body raises a 400 that
-names the field, and never repeats the value, which may be a secret. No handler meets a value of a wrong type.
+A schema may say two things more than JSON schema knows. A `format` of FORMATS brings a value to its
+canonical form first ("TRUE" becomes true, an address its shortest spelling); `null_is` stands for
+null. A wrong body raises a 400 that names the field, and never repeats the value, which may be a
+secret. No handler meets a value of a wrong type.
 """
 
 import copy
@@ -23,10 +25,12 @@ MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 def _spelled(parse: Callable[[str], Any]) -> Callable[[Any], str]:
     """As `parse` spells it."""
+
     def spell(value: Any) -> str:
         if not isinstance(value, str):
-            raise TypeError      # a number would be taken for an address
+            raise TypeError  # a number would be taken for an address
         return str(parse(value))
+
     return spell
 
 
@@ -71,7 +75,9 @@ def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: Any) -> Docume
 
 def one_of(*values: Any) -> Document:
     """One of these values."""
-    return {"enum": list(values)} | ({"type": "string"} if all(isinstance(one, str) for one in values) else {})
+    return {"enum": list(values)} | (
+        {"type": "string"} if all(isinstance(one, str) for one in values) else {}
+    )
 
 
 def array(items: Document, max_items: int = 200) -> Document:
@@ -81,8 +87,12 @@ def array(items: Document, max_items: int = 200) -> Document:
 
 def mapping(properties: Mapping[str, Document], *required: str, others: bool = False) -> Document:
     """An object with these properties, and others only where that is said."""
-    return {"type": "object", "properties": dict(properties), "required": list(required),
-            "additionalProperties": others}
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": others,
+    }
 
 
 def nullable(document: Document) -> Document:
@@ -101,18 +111,28 @@ class BodySchema:
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._validator = jsonschema_rs.validator_for(document, formats={
-            name: _parses(form) for name, form in FORMATS.items()}, validate_formats=True, mask="the value")
+        self._validator = jsonschema_rs.validator_for(
+            document,
+            formats={name: _parses(form) for name, form in FORMATS.items()},
+            validate_formats=True,
+            mask="the value",
+        )
 
     def checked(self, value: Any, where: str) -> Any:
-        """The canonical form of a body, or of a part of it; `where` is its name in the error. Raises 400."""
+        """The canonical form of a body, or of a part of it; `where` is its name in the error.
+        Raises 400."""
         found = _canonical(self._document, value)
         error = next(self._validator.iter_errors(found), None)
         if error is None:
             return found
-        path = [where, *(str(step)[:64] for step in error.instance_path), *filter(None, [
-            getattr(error.kind, "property", None)])]
-        raise falcon.HTTPBadRequest(description=f"Invalid input for '{'.'.join(path)}': {error.message[:300]}.")
+        path = [
+            where,
+            *(str(step)[:64] for step in error.instance_path),
+            *filter(None, [getattr(error.kind, "property", None)]),
+        ]
+        raise falcon.HTTPBadRequest(
+            description=f"Invalid input for '{'.'.join(path)}': {error.message[:300]}."
+        )
 
 
 def _canonical(document: Document, value: Any) -> Any:
@@ -126,7 +146,10 @@ def _canonical(document: Document, value: Any) -> Any:
     if isinstance(value, list) and "items" in document:
         return [_canonical(document["items"], item) for item in value]
     if isinstance(value, dict) and "properties" in document:
-        return {name: _canonical(document["properties"].get(name, {}), item) for name, item in value.items()}
+        return {
+            name: _canonical(document["properties"].get(name, {}), item)
+            for name, item in value.items()
+        }
     return value
 
 
@@ -137,4 +160,5 @@ def _parses(form: Callable[[Any], Any]) -> Callable[[str], bool]:
         except (ValueError, TypeError):
             return False
         return True
+
     return check

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP edge that the standalone services share: bodies in, answers and errors out, the log, the server.
+"""The HTTP edge that the standalone services share: bodies in, answers and errors out, the log, the
+server.
 
-`application` builds a falcon app whose every error has the shape {"error": {"code", "title", "message"}};
-`read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until SIGTERM and lets requests
-that are under way finish. Neither headers, bodies nor query strings are ever logged: that is where secrets
-travel.
+`application` builds a falcon app whose every error has the shape {"error": {"code", "title",
+"message"}}; `read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until
+SIGTERM and lets requests that are under way finish. Neither headers, bodies nor query strings are
+ever logged: that is where secrets travel.
 """
 
 import argparse
@@ -33,7 +34,8 @@ App = falcon.App[falcon.Request, falcon.Response]
 
 
 def application(middleware: list[Any]) -> App:
-    """A falcon app with the log, the error shape and lenient trailing slashes; routes are the caller's."""
+    """A falcon app with the log, the error shape and lenient trailing slashes; routes are the
+    caller's."""
     app: App = falcon.App(middleware=[RequestLog(), *middleware])
     app.req_options.strip_url_path_trailing_slash = True
     app.req_options.keep_blank_qs_values = True
@@ -54,18 +56,24 @@ class RequestLog:
         self, req: falcon.Request, resp: falcon.Response, resource: object, ok: bool
     ) -> None:
         took = 1000 * (time.monotonic() - req.context.started)
-        LOG.info("%s %s %r %s %.1f ms", req.context.id, req.method, req.path[:200], resp.status, took)
+        LOG.info(
+            "%s %s %r %s %.1f ms", req.context.id, req.method, req.path[:200], resp.status, took
+        )
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give `error` the body that Keystone's clients read, and that openstacksdk reads of any service."""
+    """Give `error` the body that Keystone's clients read, and that openstacksdk reads of any
+    service."""
     title = HTTPStatus(error.status_code).phrase
     message = error.description or f"{title}."
     answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})
 
 
-def answer_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: Any) -> None:
-    """Log a bug with its traceback; tell the client only the id under which the operator finds it."""
+def answer_unexpected(
+    req: falcon.Request, resp: falcon.Response, error: Exception, params: Any
+) -> None:
+    """Log a bug with its traceback; tell the client only the id under which the operator finds
+    it."""
     LOG.error("%s failed", req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
         description=f"Unexpected error; the log of {req.context.id} says more."
@@ -80,8 +88,8 @@ def answer(resp: falcon.Response, body: object) -> None:
 
 
 def read_bytes(req: falcon.Request, limit: int) -> bytes:
-    """Up to `limit` bytes of the body, chunked or not; b"" at its end. Raises 400 when the client broke off.
-    """
+    """Up to `limit` bytes of the body, chunked or not; b"" at its end. Raises 400 when the client
+    broke off."""
     try:
         return bytes(req.stream.read(limit))
     except (OSError, ParseException) as error:
@@ -91,21 +99,29 @@ def read_bytes(req: falcon.Request, limit: int) -> bytes:
 
 
 def read_json(req: falcon.Request) -> Any:
-    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too deep."""
+    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too
+    deep."""
     raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
     if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
-        raise falcon.HTTPContentTooLarge(description=f"The request body is larger than {BODY_LIMIT} bytes.")
+        raise falcon.HTTPContentTooLarge(
+            description=f"The request body is larger than {BODY_LIMIT} bytes."
+        )
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise falcon.HTTPBadRequest(description=f"The request body is not valid JSON: {error}.") from error
+        raise falcon.HTTPBadRequest(
+            description=f"The request body is not valid JSON: {error}."
+        ) from error
     if is_too_deep(raw, body):
-        raise falcon.HTTPBadRequest(description=f"The request body has more than {MAX_DEPTH} levels.")
+        raise falcon.HTTPBadRequest(
+            description=f"The request body has more than {MAX_DEPTH} levels."
+        )
     return body
 
 
 def read_object(req: falcon.Request, key: str) -> Any:
-    """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming the key."""
+    """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming
+    the key."""
     return part_of(read_json(req), key)
 
 
@@ -117,8 +133,8 @@ def part_of(body: object, key: str) -> Any:
 
 
 def secret(path: str | None, variable: str) -> str:
-    """A password from the first line of a file, or else from the environment. Raises SystemExit saying what
-    to do.
+    """A password from the first line of a file, or else from the environment. Raises SystemExit
+    saying what to do.
     """
     if path:
         with open(path, encoding="utf-8") as file:
@@ -127,7 +143,9 @@ def secret(path: str | None, variable: str) -> str:
         value = os.environ.get(variable, "")
     if not value:
         raise SystemExit(
-            f"No password: write it to the file {path!r}." if path else f"No password: set {variable}."
+            f"No password: write it to the file {path!r}."
+            if path
+            else f"No password: set {variable}."
         )
     return value
 
@@ -154,19 +172,26 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return self._load()
 
 
-def serve(load: Callable[[], Any], options: argparse.Namespace, when_ready: Callable[[], None]) -> None:
-    """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in it. Half of its
-    threads may be busy with bodies that are longer than BODY_LIMIT: images.
+def serve(
+    load: Callable[[], Any], options: argparse.Namespace, when_ready: Callable[[], None]
+) -> None:
+    """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in
+    it. Half of its threads may be busy with bodies that are longer than BODY_LIMIT: images.
 
-    `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up after a
-    crash.
+    `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up
+    after a crash.
     """
     os.umask(UMASK)
     logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        stream=sys.stdout,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    limits = ClientLimits(patience_seconds=options.idle_seconds, max_body_bytes=BODY_LIMIT,
-                          max_streams=max(1, options.threads // 2))
+    limits = ClientLimits(
+        patience_seconds=options.idle_seconds,
+        max_body_bytes=BODY_LIMIT,
+        max_streams=max(1, options.threads // 2),
+    )
     _Server(
         load,
         {

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ./deploy/test side by side: each a process with a log and a report of its own; what came of them.
+"""Jobs of ./deploy/test side by side: each a process with a log and a report of its own; what came
+of them.
 
-Used by deploy/commands/test.py. As many run as there are processors and two more, since most wait: for guests, silences
-and disks. When the command is ended, each job is interrupted and ends first: it removes its clouds.
+Used by deploy/commands/test.py. As many run as there are processors and two more, since most wait:
+for guests, silences and disks. When the command is ended, each job is interrupted and ends first:
+it removes its clouds.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,7 +30,7 @@ from deploy.progress import say
 if TYPE_CHECKING:
     from deploy.testing.plan import Job
 
-NO_TESTS = 5                    # pytest's status
+NO_TESTS = 5  # pytest's status
 SIDE_BY_SIDE = (os.cpu_count() or 1) + 2
 #: Seconds: between two lines that say how far the jobs are; what one may take to remove its clouds.
 PROGRESS_SECONDS, TEAR_DOWN_SECONDS = 60, 180
@@ -87,8 +90,13 @@ class Result:
         for case in cases:
             name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
             skip = case.find("skipped")
-            self.cases.append(Case(name, float(case.get("time", 0)),
-                                   None if skip is None else skip.get("message", "")))
+            self.cases.append(
+                Case(
+                    name,
+                    float(case.get("time", 0)),
+                    None if skip is None else skip.get("message", ""),
+                )
+            )
             wrong = case.find("failure") is not None or case.find("error") is not None
             self.failed += wrong
             self.passed += not wrong and skip is None
@@ -97,7 +105,7 @@ class Result:
         """The part of the log that tells what failed; all of it when pytest did not come so far."""
         text = self.log.read_text(errors="replace")
         found = FAILURES.search(text)
-        return text[found.start():] if found else text[-20_000:]
+        return text[found.start() :] if found else text[-20_000:]
 
     def ended(self) -> int:
         """How many tests have ended so far, by its log."""
@@ -105,11 +113,15 @@ class Result:
 
 
 class Jobs:
-    """Runs jobs in their order, a few at a time. ``command`` makes a job's command line for a report's path; its
-    environment is asked for when it starts, since that may take servers."""
+    """Runs jobs in their order, a few at a time. ``command`` makes a job's command line for a
+    report's path; its environment is asked for when it starts, since that may take servers."""
 
-    def __init__(self, folder: Path, command: Callable[[Job, Path], Sequence[str | Path]],
-                 environment: Callable[[Job], Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Callable[[Job, Path], Sequence[str | Path]],
+        environment: Callable[[Job], Mapping[str, str]],
+    ) -> None:
         self._folder, self._command, self._environment = folder, command, environment
         self._running: dict[str, tuple[Result, subprocess.Popen[bytes]]] = {}
         self._lock, self._ending = threading.Lock(), False
@@ -118,7 +130,10 @@ class Jobs:
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """Yields each result as soon as it is there."""
         waiting = iter(jobs)
-        workers = [threading.Thread(target=self._work, args=(waiting,)) for _ in range(min(SIDE_BY_SIDE, len(jobs)))]
+        workers = [
+            threading.Thread(target=self._work, args=(waiting,))
+            for _ in range(min(SIDE_BY_SIDE, len(jobs)))
+        ]
         for worker in workers:
             worker.start()
         try:
@@ -135,7 +150,9 @@ class Jobs:
                 ended = self._ended.get(timeout=PROGRESS_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    progress = [f"{name} {result.ended()}" for name, (result, _) in self._running.items()]
+                    progress = [
+                        f"{name} {result.ended()}" for name, (result, _) in self._running.items()
+                    ]
                 say(f"        … tests that have ended: {', '.join(progress)}")
                 continue
             if isinstance(ended, Exception):
@@ -150,7 +167,7 @@ class Jobs:
                 return
             try:
                 self._ended.put(self._run(job))
-            except Exception as problem:        # noqa: BLE001 - raised again where the results are awaited
+            except Exception as problem:  # noqa: BLE001 - raised again where the results are awaited
                 self._ended.put(problem)
 
     def _run(self, job: Job) -> Result:
@@ -162,8 +179,14 @@ class Jobs:
                 if self._ending:
                     return result
                 process = subprocess.Popen(
-                    [str(part) for part in self._command(job, result.report)], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, env=environ, cwd=ROOT, start_new_session=True)
+                    [str(part) for part in self._command(job, result.report)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    cwd=ROOT,
+                    start_new_session=True,
+                )
                 self._running[job.name] = result, process
             result.status = process.wait()
         with self._lock:
@@ -196,6 +219,7 @@ def pytest_command(job: Job, report: Path | None, *more: str) -> list[str | Path
 
 
 def work_of_children() -> float:
-    """Seconds of CPU time that the jobs' processes have had, with the children that they waited for."""
+    """Seconds of CPU time that the jobs' processes have had, with the children that they waited
+    for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in which process, and in which set: the one table of the tests' jobs, and the sets that tests are in.
+"""What runs in which process, and in which set: the one table of the tests' jobs, and the sets that
+tests are in.
 
-Pure data: ``./deploy/test`` reads it before anything is installed, and tests/selection.py in each pytest process. A
-test belongs to the first job of its ring whose fixtures or mark it has, so each job makes only the servers, hosts and
-clouds that its tests share. A test is in the default set unless a mark puts it into a slice.
+Pure data: ``./deploy/test`` reads it before anything is installed, and tests/selection.py in each
+pytest process. A test belongs to the first job of its ring whose fixtures or mark it has, so each
+job makes only the servers, hosts and clouds that its tests share. A test is in the default set
+unless a mark puts it into a slice.
 """
+
 from __future__ import annotations
 
 import zlib
@@ -14,7 +17,8 @@ from enum import StrEnum
 
 
 class Slice(StrEnum):
-    """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from; ``@pytest.mark.slice(...)``."""
+    """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from;
+    ``@pytest.mark.slice(...)``."""
 
     DEFAULT = "default"
     GUESTS = "guests"
@@ -34,8 +38,9 @@ LIMITS_MINUTES = {str(Slice.DEFAULT): 12, CI: 25, ALL: 35}
 class Job:
     """One process of pytest (or of ``module``).
 
-    ``fixtures`` and ``mark``: which of the ring's tests it has; with neither, the rest. ``part``: (k, n), the k-th of
-    n parts of these tests, the cases of one test in one part. ``servers``: what it uses of deploy/servers.py.
+    ``fixtures`` and ``mark``: which of the ring's tests it has; with neither, the rest. ``part``:
+    (k, n), the k-th of n parts of these tests, the cases of one test in one part. ``servers``: what
+    it uses of deploy/servers.py.
     ``seconds``: what it took in a run of ``all``.
     """
 
@@ -50,9 +55,11 @@ class Job:
 
     def has(self, fixtures: Collection[str], marks: Collection[str], test: str) -> bool:
         """Does a test that uses these belong here? ``test``: its id, without the case's."""
-        return ((not self.fixtures or not self.fixtures.isdisjoint(fixtures))
-                and (not self.mark or self.mark in marks)
-                and zlib.crc32(test.encode()) % self.part[1] + 1 == self.part[0])
+        return (
+            (not self.fixtures or not self.fixtures.isdisjoint(fixtures))
+            and (not self.mark or self.mark in marks)
+            and zlib.crc32(test.encode()) % self.part[1] + 1 == self.part[0]
+        )
 
 
 SQL = ("postgresql", "mariadb")
@@ -63,7 +70,13 @@ JOBS = (
     Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390),
     Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290),
     Job("e2e", "e2e-memory", seconds=960),
-    Job("contract", "contract-moves", frozenset({"machines", "pair", "sharing", "live"}), "kvm_or_tcg", seconds=660),
+    Job(
+        "contract",
+        "contract-moves",
+        frozenset({"machines", "pair", "sharing", "live"}),
+        "kvm_or_tcg",
+        seconds=660,
+    ),
     Job("workflows", "workflows-1", part=(1, 2), seconds=130),
     Job("workflows", "workflows-2", part=(2, 2), seconds=420),
     Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=710),
@@ -79,8 +92,25 @@ JOBS = (
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
 #: Run only when they are named, and start servers of their own.
-ALONE = (Job("bench", "bench", module="tests.bench"), Job("fuzz", "fuzz", module="tests.fuzz"), TEMPEST, CLIENTS)
-RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "fuzz", "tempest", "clients")
+ALONE = (
+    Job("bench", "bench", module="tests.bench"),
+    Job("fuzz", "fuzz", module="tests.fuzz"),
+    TEMPEST,
+    CLIENTS,
+)
+RINGS = (
+    "lint",
+    "unit",
+    "contract",
+    "workflows",
+    "functional",
+    "api",
+    "e2e",
+    "bench",
+    "fuzz",
+    "tempest",
+    "clients",
+)
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters: each looks at all hosts at once and says which may not take a server, and why.
 
-``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's names, installed
-distributions add their own as entry points. ``Filters.checks`` is the one order in which hosts are asked: named hosts,
-failing hosts, the zone, disabled hosts, the enabled filters, and then what is promised whatever the operator enables
-(``placement``).
+``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's
+names, installed distributions add their own as entry points. ``Filters.checks`` is the one order in
+which hosts are asked: named hosts, failing hosts, the zone, disabled hosts, the enabled filters,
+and then what is promised whatever the operator enables (``placement``).
 """
+
 from __future__ import annotations
 
 import logging
@@ -45,7 +46,7 @@ def _plain(filter_: Filter) -> Factory:
     return lambda conf: filter_
 
 
-PROMISED = Entry()      # asked in any case (Filters.checks); the name in the option changes nothing
+PROMISED = Entry()  # asked in any case (Filters.checks); the name in the option changes nothing
 BUILT_IN: dict[str, Entry] = {
     "AggregateImagePropertiesIsolation": Entry(aggregates.image_properties, on_rebuild=True),
     "AggregateInstanceExtraSpecsFilter": Entry(_plain(aggregates.extra_specs)),
@@ -80,11 +81,14 @@ class Filters:
     enabled: tuple[tuple[Filter, bool], ...]
     failures: int = 0
 
-    def checks(self, snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int = 1) -> Iterator[Check]:
+    def checks(
+        self, snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int = 1
+    ) -> Iterator[Check]:
         """Every question to the hosts, in order; each is made when it is asked for.
 
         Args:
-            passing: the caller's own mask of the hosts that passed so far, narrowed in place between two checks:
+            passing: the caller's own mask of the hosts that passed so far, narrowed in place
+            between two checks:
                 what is costly asks only those.
             count: so many equal servers are wanted: no host's room needs to be known beyond it.
         """
@@ -108,11 +112,14 @@ def load(conf: cfg.ConfigOpts) -> Filters:
     """The filters that ``[scheduler] enabled_filters`` names, made.
 
     Raises:
-        UnknownFilter: a name that neither we nor an installed distribution have, or a third party's filter that
+        UnknownFilter: a name that neither we nor an installed distribution have, or a third party's
+        filter that
             cannot be made.
     """
     names = dict.fromkeys(conf.scheduler.enabled_filters)
-    foreign = third_parties.installed("enabled_filters", names, ENTRY_POINTS, BUILT_IN, UnknownFilter)
+    foreign = third_parties.installed(
+        "enabled_filters", names, ENTRY_POINTS, BUILT_IN, UnknownFilter
+    )
     enabled = []
     for name in names:
         if name in foreign:
@@ -132,16 +139,33 @@ def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, 
 
 
 def _guarded(name: str, ask: Filter) -> Filter:
-    """A third party's filter that fails lets nobody in, and says so: other requests are in hand beside this one."""
+    """A third party's filter that fails lets nobody in, and says so: other requests are in hand
+    beside this one."""
+
     def guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         size = len(snapshot.names)
         try:
             checks = list(ask(snapshot, spec))
-            wrong = [check for check in checks if check.passes.dtype != np.bool_ or check.passes.shape != (size,)]
+            wrong = [
+                check
+                for check in checks
+                if check.passes.dtype != np.bool_ or check.passes.shape != (size,)
+            ]
             if wrong:
-                raise ValueError(f"passes must be {size} booleans, one a host, where it says: {wrong[0].text}")
+                raise ValueError(
+                    f"passes must be {size} booleans, one a host, where it says: {wrong[0].text}"
+                )
         except Exception:
-            log.exception("the filter %s failed; repair it or take it out of [scheduler] enabled_filters", name)
-            return [Check(np.zeros(size, np.bool_), f"not let in because {name} failed (see the scheduler's log)")]
+            log.exception(
+                "the filter %s failed; repair it or take it out of [scheduler] enabled_filters",
+                name,
+            )
+            return [
+                Check(
+                    np.zeros(size, np.bool_),
+                    f"not let in because {name} failed (see the scheduler's log)",
+                )
+            ]
         return checks
+
     return guarded

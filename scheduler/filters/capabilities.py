@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """ComputeCapabilitiesFilter: extra specs of a flavor that ask something of the host's facts.
 
-``capabilities:cpu_info:arch = x86_64`` looks into a fact; what no host tells, no host meets. A key without a scope
-counts only where it is the name of a fact, as it does in Nova for the sake of old flavors.
+``capabilities:cpu_info:arch = x86_64`` looks into a fact; what no host tells, no host meets. A key
+without a scope counts only where it is the name of a fact, as it does in Nova for the sake of old
+flavors.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,8 +25,11 @@ SCOPE = "capabilities"
 
 def _of(resource_class: str, what: Callable[[Stock], Numbers]) -> Callable[[Snapshot], Numbers]:
     """A number of an inventory; 0 where no host has one."""
-    return lambda found: what(found.stock[resource_class]) if resource_class in found.stock else np.zeros(
-        len(found.names), np.int64)
+    return lambda found: (
+        what(found.stock[resource_class])
+        if resource_class in found.stock
+        else np.zeros(len(found.names), np.int64)
+    )
 
 
 def _free(stock: Stock) -> Numbers:
@@ -37,10 +42,15 @@ def _total(stock: Stock) -> Numbers:
 
 #: Facts that are a number of each host, under the names that Nova's filters know them by.
 COLUMNS: Mapping[str, Callable[[Snapshot], Numbers]] = {
-    "free_ram_mb": _of("MEMORY_MB", _free), "total_usable_ram_mb": _of("MEMORY_MB", _total),
-    "free_disk_mb": _of("DISK_GB", lambda stock: stock.free * 1024), "total_usable_disk_gb": _of("DISK_GB", _total),
-    "vcpus_total": _of("VCPU", _total), "num_instances": lambda found: found.servers,
-    "num_io_ops": lambda found: found.working, "failed_builds": lambda found: found.failures}
+    "free_ram_mb": _of("MEMORY_MB", _free),
+    "total_usable_ram_mb": _of("MEMORY_MB", _total),
+    "free_disk_mb": _of("DISK_GB", lambda stock: stock.free * 1024),
+    "total_usable_disk_gb": _of("DISK_GB", _total),
+    "vcpus_total": _of("VCPU", _total),
+    "num_instances": lambda found: found.servers,
+    "num_io_ops": lambda found: found.working,
+    "failed_builds": lambda found: found.failures,
+}
 
 
 def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
@@ -66,7 +76,7 @@ def _asked(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, boo
 
 
 def _column_meets(snapshot: Snapshot, path: list[str], wanted: str) -> Mask:
-    if len(path) > 1:           # a number has no parts
+    if len(path) > 1:  # a number has no parts
         return np.zeros(len(snapshot.names), np.bool_)
     values, places = np.unique(COLUMNS[path[0]](snapshot), return_inverse=True)
     return np.array([meets(wanted, str(value)) for value in values], np.bool_)[places]

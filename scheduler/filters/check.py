@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a filter is: a function that asks all hosts at once whether they may take a server.
 
-Every filter makes ``Check``s; ``scheduler.selection`` applies them in order and counts a host for the first that it
-does not pass. The texts reach tenants: they name nothing that the request did not name itself.
+Every filter makes ``Check``s; ``scheduler.selection`` applies them in order and counts a host for
+the first that it does not pass. The texts reach tenants: they name nothing that the request did not
+name itself.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,16 +19,18 @@ from common.models import RequestSpec
 from scheduler.snapshot import Mask, Numbers, Snapshot
 
 #: The room of a host that this check does not limit.
-UNLIMITED = 2 ** 31
+UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question to all hosts. ``text`` says what is true of hosts that do not pass; with ``need``, ``free`` has
-    each host's number beside it; ``each`` says it of the host in one row, where hosts differ.
+    """One question to all hosts. ``text`` says what is true of hosts that do not pass; with
+    ``need``, ``free`` has each host's number beside it; ``each`` says it of the host in one row,
+    where hosts differ.
 
-    room: how many such servers a host that passes can take, where that is limited; every server that is placed there
-    makes it one less. settles: the first server placed changes which hosts pass, so ask again for the next.
+    room: how many such servers a host that passes can take, where that is limited; every server
+    that is placed there makes it one less. settles: the first server placed changes which hosts
+    pass, so ask again for the next.
     """
 
     passes: Mask
@@ -54,8 +58,9 @@ class Check:
 
 Filter = Callable[[Snapshot, RequestSpec], Iterable[Check]]
 
-#: Makes a filter, once, from the process's options. What it reads of them it must have read before it returns.
-#: One with an attribute ``on_rebuild`` that is true depends on the image, so it is asked of rebuilds too.
+#: Makes a filter, once, from the process's options. What it reads of them it must have read before
+#: it returns. One with an attribute ``on_rebuild`` that is true depends on the image, so it is
+#: asked of rebuilds too.
 Factory = Callable[[cfg.ConfigOpts], Filter]
 
 

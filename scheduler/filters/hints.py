@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters for the scheduler hints ``same_host`` and ``different_host``: near to other servers of one's own, or away.
+"""Filters for the scheduler hints ``same_host`` and ``different_host``: near to other servers of
+one's own, or away.
 
-Where those servers are comes with the snapshot, of the request's own project only: of others' servers nothing is
-known here, so a hint cannot be used to find them.
+Where those servers are comes with the snapshot, of the request's own project only: of others'
+servers nothing is known here, so a hint cannot be used to find them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable

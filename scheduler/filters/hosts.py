@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that look at the host itself: its service, its zone."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -22,7 +23,8 @@ def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def enabled(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Nobody has taken the host out of use. The claim holds to it, so it is asked whatever the operator enables."""
+    """Nobody has taken the host out of use. The claim holds to it, so it is asked whatever the
+    operator enables."""
     yield Check(~snapshot.disabled, "disabled")
 
 

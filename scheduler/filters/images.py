@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that depend on the image: what its properties want of a host, and which hosts are kept for which images.
+"""Filters that depend on the image: what its properties want of a host, and which hosts are kept
+for which images.
 
-They are asked of rebuilds too: a server may not keep its host with an image that could not have been started there.
+They are asked of rebuilds too: a server may not keep its host with an image that could not have
+been started there.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -17,19 +20,36 @@ from scheduler.filters.check import Check, Filter, of_facts
 from scheduler.snapshot import Snapshot
 
 #: Names of image properties that are as old as the image service -> the names they have today.
-OLD_NAMES = {"architecture": "hw_architecture", "hypervisor_type": "img_hv_type", "vm_mode": "hw_vm_mode",
-             "hypervisor_version_requires": "img_hv_requested_version", "owner_id": "img_owner_id",
-             "vmware_ostype": "os_distro", "root_device_name": "img_root_device_name"}
+OLD_NAMES = {
+    "architecture": "hw_architecture",
+    "hypervisor_type": "img_hv_type",
+    "vm_mode": "hw_vm_mode",
+    "hypervisor_version_requires": "img_hv_requested_version",
+    "owner_id": "img_owner_id",
+    "vmware_ostype": "os_distro",
+    "root_device_name": "img_root_device_name",
+}
 #: What else the values of these properties are called. The first is the one that hosts use.
-OTHER_WORDS = {"hw_architecture": {"i386": "i686", "i486": "i686", "i586": "i686", "x86_32": "i686",
-                                   "x86_32p": "i686", "amd64": "x86_64"},
-               "img_hv_type": {"xapi": "xen"},
-               "hw_vm_mode": {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}}
+OTHER_WORDS = {
+    "hw_architecture": {
+        "i386": "i686",
+        "i486": "i686",
+        "i586": "i686",
+        "x86_32": "i686",
+        "x86_32p": "i686",
+        "amd64": "x86_64",
+    },
+    "img_hv_type": {"xapi": "xen"},
+    "hw_vm_mode": {"pv": "xen", "hv": "hvm", "baremetal": "hvm"},
+}
 
 
 def properties(spec: RequestSpec) -> dict[str, str]:
-    """The image's properties under today's names; architecture, hypervisor and mode in the words of hosts."""
-    found = {OLD_NAMES[name]: value for name, value in spec.image_properties.items() if name in OLD_NAMES}
+    """The image's properties under today's names; architecture, hypervisor and mode in the words of
+    hosts."""
+    found = {
+        OLD_NAMES[name]: value for name, value in spec.image_properties.items() if name in OLD_NAMES
+    }
     found |= {name: value for name, value in spec.image_properties.items() if name not in OLD_NAMES}
     return found | {name: _word(name, found[name]) for name in OTHER_WORDS if name in found}
 
@@ -40,7 +60,8 @@ def _word(name: str, value: object) -> str:
 
 
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
-    """The host runs guests of the image's architecture, hypervisor and mode, in a version that the image accepts."""
+    """The host runs guests of the image's architecture, hypervisor and mode, in a version that the
+    image accepts."""
     architecture = conf.scheduler.image_properties_default_architecture
 
     def ask(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
@@ -48,24 +69,36 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
         if architecture:
             found.setdefault("hw_architecture", _word("hw_architecture", architecture))
         wanted = [found[name] for name in OTHER_WORDS if found.get(name)]
-        if not wanted:          # then the version is not compared either: so Nova's images have always been read
+        if (
+            not wanted
+        ):  # then the version is not compared either: so Nova's images have always been read
             return
-        yield Check(of_facts(snapshot, lambda facts: _runs(facts, wanted)),
-                    f"not made for guests with {', '.join(wanted)[:200]}")
+        yield Check(
+            of_facts(snapshot, lambda facts: _runs(facts, wanted)),
+            f"not made for guests with {', '.join(wanted)[:200]}",
+        )
         version, bits = found.get("img_hv_requested_version"), found.get("hw_maxphysaddr_bits")
         if version:
-            yield Check(of_facts(snapshot, lambda facts: _accepts(facts, version)),
-                        f"with a hypervisor whose version is not {version[:64]}")
+            yield Check(
+                of_facts(snapshot, lambda facts: _accepts(facts, version)),
+                f"with a hypervisor whose version is not {version[:64]}",
+            )
         if bits:
-            yield Check(of_facts(snapshot, lambda facts: _addresses(facts, bits)),
-                        f"with physical addresses of fewer than {bits[:64]} bits")
+            yield Check(
+                of_facts(snapshot, lambda facts: _addresses(facts, bits)),
+                f"with physical addresses of fewer than {bits[:64]} bits",
+            )
+
     return ask
 
 
 def _runs(facts: Mapping[str, Any], wanted: list[str]) -> bool:
-    """Is one of the host's supported instances (architecture, hypervisor type, vm mode) all of this?"""
-    return any(set(wanted) <= {str(word).lower() for word in supported}
-               for supported in facts.get("supported_instances") or ())
+    """Is one of the host's supported instances (architecture, hypervisor type, vm mode) all of
+    this?"""
+    return any(
+        set(wanted) <= {str(word).lower() for word in supported}
+        for supported in facts.get("supported_instances") or ()
+    )
 
 
 def _accepts(facts: Mapping[str, Any], wanted: str) -> bool:
@@ -75,7 +108,7 @@ def _accepts(facts: Mapping[str, Any], wanted: str) -> bool:
     try:
         predicate = versionutils.VersionPredicate(wanted)
         return bool(predicate.satisfied_by(versionutils.convert_version_to_str(int(version))))
-    except ValueError:          # the image's own words: they make no sense, so no version is what it wants
+    except ValueError:  # the image's own words: they make no sense, so no version is what it wants
         return False
 
 
@@ -88,7 +121,8 @@ def _addresses(facts: Mapping[str, Any], wanted: str) -> bool:
 
 
 def isolated_hosts(conf: cfg.ConfigOpts) -> Filter:
-    """``isolated_images`` run on ``isolated_hosts`` only; with the restriction these run nothing else."""
+    """``isolated_images`` run on ``isolated_hosts`` only; with the restriction these run nothing
+    else."""
     hosts, images = tuple(conf.scheduler.isolated_hosts), frozenset(conf.scheduler.isolated_images)
     restricted = conf.scheduler.restrict_isolated_hosts_to_isolated_images
 
@@ -99,4 +133,5 @@ def isolated_hosts(conf: cfg.ConfigOpts) -> Filter:
             yield Check(isolated, "not kept for this image")
         elif restricted:
             yield Check(~isolated, "kept for other images")
+
     return ask

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of every request, whatever the operator enables: the hosts it names, traits, resources, group, parts.
+"""What is asked of every request, whatever the operator enables: the hosts it names, traits,
+resources, group, parts.
 
-Called by ``Filters.checks``. The arithmetic of a resource class is Placement's, and must stay the same as that of the
-claim (``common.store.placement.allocations``): a host passes here exactly when a claim on it would. What
-NUMATopologyFilter and PciPassthroughFilter ask in Nova is asked of each host by itself, and only when it passed all
-else; hosts that are alike and hold nothing are asked once.
+Called by ``Filters.checks``. The arithmetic of a resource class is Placement's, and must stay the
+same as that of the claim (``common.store.placement.allocations``): a host passes here exactly when
+a claim on it would. What NUMATopologyFilter and PciPassthroughFilter ask in Nova is asked of each
+host by itself, and only when it passed all else; hosts that are alike and hold nothing are asked
+once.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -35,14 +38,16 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def alive(snapshot: Snapshot) -> Iterable[Check]:
-    """Asked of a forced host instead of the operator's filters: it may be disabled, but something must answer there."""
+    """Asked of a forced host instead of the operator's filters: it may be disabled, but something
+    must answer there."""
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
     yield Check(snapshot.up, "not heard from")
 
 
 def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
-    """A host where builds failed in a row is left out for a while, and then tried with one server."""
+    """A host where builds failed in a row is left out for a while, and then tried with one
+    server."""
     if not limit or not (snapshot.failures >= limit).any():
         return
     failing = snapshot.failures >= limit
@@ -53,13 +58,18 @@ def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
     def text(failures: int, seconds: int) -> str:
         return f"left out after {failures} failed builds in a row, tried again in {seconds} s"
 
-    yield Check(~left_out, text(fewest, again), room=np.where(failing, 1, UNLIMITED),
-                each=lambda row: text(int(snapshot.failures[row]), int(snapshot.waits[row])))
+    yield Check(
+        ~left_out,
+        text(fewest, again),
+        room=np.where(failing, 1, UNLIMITED),
+        each=lambda row: text(int(snapshot.failures[row]), int(snapshot.waits[row])),
+    )
 
 
 def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterator[Check]:
-    """What a host must have for the server to run there as promised. See ``Filters.checks`` for the arguments."""
-    if spec.is_rebuild:         # it has its place; only the traits that its new image asks for are news
+    """What a host must have for the server to run there as promised. See ``Filters.checks`` for the
+    arguments."""
+    if spec.is_rebuild:  # it has its place; only the traits that its new image asks for are news
         yield from traits(snapshot, *_traits_of_image(spec))
         return
     yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
@@ -74,7 +84,9 @@ def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
     return traits_of(replace(spec.flavor, extra_specs={}), spec.image_properties)
 
 
-def traits(snapshot: Snapshot, required: Iterable[str], forbidden: Iterable[str]) -> Iterable[Check]:
+def traits(
+    snapshot: Snapshot, required: Iterable[str], forbidden: Iterable[str]
+) -> Iterable[Check]:
     """The host has these traits, and not those."""
     nobody = np.zeros(len(snapshot.names), np.bool_)
     for name in required:
@@ -100,11 +112,16 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         yield Check(free >= amount, f"short of {name}", amount, free, free // amount)
         allowed = (amount >= stock.least) & (amount <= stock.most) & (amount % stock.step == 0)
         most = int(stock.most[~allowed].max(initial=0))
-        yield Check(allowed, f"not able to give one server {amount} of {name}" + f" (at most {most})" * (most < amount))
+        yield Check(
+            allowed,
+            f"not able to give one server {amount} of {name}"
+            + f" (at most {most})" * (most < amount),
+        )
 
 
 def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The hard policy of the request's server group holds with one more member there. Soft ones are weighed."""
+    """The hard policy of the request's server group holds with one more member there. Soft ones are
+    weighed."""
     wanted = snapshot.groups.get(spec.group or "")
     if wanted is None or wanted.policy not in ("affinity", "anti-affinity"):
         return
@@ -112,30 +129,50 @@ def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     for row, number in wanted.members.items():
         members[row] = number
     if wanted.policy == "anti-affinity":
-        text = f"with {wanted.most} or more servers of the group" if wanted.most > 1 else "with a server of the group"
+        text = (
+            f"with {wanted.most} or more servers of the group"
+            if wanted.most > 1
+            else "with a server of the group"
+        )
         yield Check(members < wanted.most, text, room=wanted.most - members)
     elif (members > 0).any():
         # One that moves is in two places until it has moved: no host then has all of the group.
         yield Check(members == members.sum(), "away from the servers of the group")
     else:
-        yield Check(np.ones(len(snapshot.names), np.bool_), "away from the servers of the group", settles=True)
+        yield Check(
+            np.ones(len(snapshot.names), np.bool_),
+            "away from the servers of the group",
+            settles=True,
+        )
 
 
 # --- what a guest needs of its host piece by piece ---
 def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterable[Check]:
-    """The host has the NUMA nodes, and then the devices, that the guest needs; room up to ``count``."""
+    """The host has the NUMA nodes, and then the devices, that the guest needs; room up to
+    ``count``."""
     if spec.flavor is None:
         return
     try:
         wanted = hardware(spec.flavor, spec.image_properties)
-    except errors.BadRequest as problem:    # of an older flavor, say: no host makes it, and others are asked beside it
-        yield Check(np.zeros(len(snapshot.names), np.bool_), f"not able to make its hardware: {problem.text}")
+    except (
+        errors.BadRequest
+    ) as problem:  # of an older flavor, say: no host makes it, and others are asked beside it
+        yield Check(
+            np.zeros(len(snapshot.names), np.bool_),
+            f"not able to make its hardware: {problem.text}",
+        )
         return
     if not wanted.needs_assignment:
         return
     numa_nodes = replace(wanted, devices=())
     if numa_nodes.needs_assignment:
-        yield _check(snapshot, numa_nodes, passing, count, _numa_nodes_text(numa_nodes, spec.flavor.memory_mb))
+        yield _check(
+            snapshot,
+            numa_nodes,
+            passing,
+            count,
+            _numa_nodes_text(numa_nodes, spec.flavor.memory_mb),
+        )
     if wanted.devices:
         devices = ", ".join(f"{request.count} of {request.name}" for request in wanted.devices)
         yield _check(snapshot, wanted, passing, count, f"without free PCI devices ({devices})")
@@ -145,13 +182,19 @@ def _numa_nodes_text(wanted: Hardware, memory_mb: int) -> str:
     number = len(wanted.numa_nodes)
     needs = [f"{number} NUMA node{'s' * (number > 1)} with {memory_mb} MiB"] if number else []
     needs += [f"{len(wanted.dedicated)} CPUs of its own"] if wanted.dedicated else []
-    needs += [f"pages of {wanted.page_kb} KiB" if wanted.page_kb > 0 else "large pages"] if wanted.page_kb else []
+    needs += (
+        [f"pages of {wanted.page_kb} KiB" if wanted.page_kb > 0 else "large pages"]
+        if wanted.page_kb
+        else []
+    )
     return f"without a place for a guest with {', '.join(needs)}"
 
 
 def _check(snapshot: Snapshot, wanted: Hardware, passing: Mask, count: int, text: str) -> Check:
     room = np.zeros(len(snapshot.names), np.int64)
-    known: dict[int, int] = {}      # hosts that are alike share one record: what fits there is found once
+    known: dict[
+        int, int
+    ] = {}  # hosts that are alike share one record: what fits there is found once
     for row in np.flatnonzero(passing).tolist():
         host = snapshot.parts.get(row)
         if host is not None:
@@ -164,7 +207,10 @@ def _check(snapshot: Snapshot, wanted: Hardware, passing: Mask, count: int, text
 def _room(host: Parts, wanted: Hardware, count: int) -> int:
     """How many such guests fit there, counted up to ``count``."""
     held, fitted = list(host.held), 0
-    while fitted < count and (assignment := numa.fit(host.numa_nodes, host.devices, held, wanted)) is not None:
+    while (
+        fitted < count
+        and (assignment := numa.fit(host.numa_nodes, host.devices, held, wanted)) is not None
+    ):
         held.append(assignment)
         fitted += 1
     return fitted

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API in one process: the real application over SQLite, with in-memory neighbours and callers by header."""
+"""The API in one process: the real application over SQLite, with in-memory neighbours and callers
+by header."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -59,13 +61,17 @@ class Agents:
         self.told: list[tuple[str, Command]] = []
         self.hold: threading.Event | None = None
         self.silent: set[str] = set()
-        self.uptime: str | None = None          #: hosts whose driver does not tell it, as long as it is None
+        self.uptime: str | None = (
+            None  #: hosts whose driver does not tell it, as long as it is None
+        )
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
         self.told += [(host, command) for command in commands]
         return host not in self.silent
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+    def query(
+        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
+    ) -> dict[str, Any]:
         self.asked.append((host, verb, arguments))
         if self.hold is not None:
             self.hold.wait(10)
@@ -85,7 +91,9 @@ class Images:
         self.down = False
         self.records: dict[str, dict[str, Any]] = {}
         self.asked: list[dict[str, str]] = []
-        self.images = {IMAGE: Image(ImageRef(IMAGE, "qcow2", 1024 ** 2, properties={"architecture": "x86_64"}))}
+        self.images = {
+            IMAGE: Image(ImageRef(IMAGE, "qcow2", 1024**2, properties={"architecture": "x86_64"}))
+        }
 
     def show(self, image_id: str, token: str) -> Image:
         if self.down:
@@ -106,7 +114,7 @@ class Images:
 
     def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
         self.asked.append(dict(query))
-        return list(self.records.values())[:int(query["limit"])]
+        return list(self.records.values())[: int(query["limit"])]
 
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
         record = {**self.records[image_id], **properties}
@@ -117,13 +125,20 @@ class Images:
 
 
 #: token -> user, project, roles
-TOKENS = {"user": ("u1", PROJECT, "member,reader"), "admin": ("a1", "admins", "admin"),
-          "reader": ("u2", PROJECT, "reader"), "service": ("k1", "services", "service"),
-          "stranger": ("u3", OTHER, "member"), "manager": ("u4", PROJECT, "manager"), "nobody": ("u5", PROJECT, "")}
+TOKENS = {
+    "user": ("u1", PROJECT, "member,reader"),
+    "admin": ("a1", "admins", "admin"),
+    "reader": ("u2", PROJECT, "reader"),
+    "service": ("k1", "services", "service"),
+    "stranger": ("u3", OTHER, "member"),
+    "manager": ("u4", PROJECT, "manager"),
+    "nobody": ("u5", PROJECT, ""),
+}
 
 
 class Callers:
-    """What the middleware for tokens says of a request, from a table instead of the identity service."""
+    """What the middleware for tokens says of a request, from a table instead of the identity
+    service."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -131,8 +146,12 @@ class Callers:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         known = TOKENS.get(environ.get("HTTP_X_AUTH_TOKEN", ""))
         if known:
-            environ |= {"HTTP_X_IDENTITY_STATUS": "Confirmed", "HTTP_X_USER_ID": known[0],
-                        "HTTP_X_PROJECT_ID": known[1], "HTTP_X_ROLES": known[2]}
+            environ |= {
+                "HTTP_X_IDENTITY_STATUS": "Confirmed",
+                "HTTP_X_USER_ID": known[0],
+                "HTTP_X_PROJECT_ID": known[1],
+                "HTTP_X_ROLES": known[2],
+            }
         return self.inner(environ, start_response)
 
 
@@ -150,34 +169,68 @@ def default_policy() -> Policy:
 class Cloud:
     """The application and everything around it, with shortcuts for requests."""
 
-    def __init__(self, url: str, secret_key: str = "", networks: Networks | None = None,
-                 policy_file: str | None = None, keystone: Any = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        secret_key: str = "",
+        networks: Networks | None = None,
+        policy_file: str | None = None,
+        keystone: Any = None,
+        **settings: Any,
+    ) -> None:
         self.store = Store(url)
         self.wakeup, self.agents, self.images = ConductorWakeup(), Agents(), Images()
         self.vault = Vault(secret_key) if secret_key else None
-        self.services = Services(self.store, self.wakeup, self.agents, self.images,
-                                 ApiSettings(**{"answer_timeout_seconds": 0, **settings}), self.vault, networks,
-                                 keystone)
+        self.services = Services(
+            self.store,
+            self.wakeup,
+            self.agents,
+            self.images,
+            ApiSettings(**{"answer_timeout_seconds": 0, **settings}),
+            self.vault,
+            networks,
+            keystone,
+        )
         policy = Policy(COMPUTE_RULES, policy_file) if policy_file else default_policy()
         self.client = falcon.testing.TestClient(Callers(app.create(self.services, policy)))
 
     def furnish(self) -> None:
         """Tables, two flavors and a host."""
         upgrade(self.store)
-        for number, (name, vcpus, memory, disk) in enumerate((("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1):
+        for number, (name, vcpus, memory, disk) in enumerate(
+            (("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1
+        ):
             self.add_flavor(Flavor(str(number), name, vcpus, memory, disk))
         self.add_host("host1")
 
     def add_flavor(self, flavor: Flavor) -> None:
         with self.store.begin() as tx:
-            tx.execute(sa.insert(schema.flavors).values(created_at=now()), {
-                "flavorid": flavor.id, "name": flavor.name, "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb,
-                "root_gb": flavor.root_gb, "ephemeral_gb": flavor.ephemeral_gb, "swap_mb": flavor.swap_mb,
-                "is_public": True, "extra_specs": flavor.extra_specs})
+            tx.execute(
+                sa.insert(schema.flavors).values(created_at=now()),
+                {
+                    "flavorid": flavor.id,
+                    "name": flavor.name,
+                    "vcpus": flavor.vcpus,
+                    "memory_mb": flavor.memory_mb,
+                    "root_gb": flavor.root_gb,
+                    "ephemeral_gb": flavor.ephemeral_gb,
+                    "swap_mb": flavor.swap_mb,
+                    "is_public": True,
+                    "extra_specs": flavor.extra_specs,
+                },
+            )
 
     def add_host(self, name: str) -> None:
-        self.store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
-            "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"})))
+        self.store.write(
+            lambda tx: hosts.register(
+                tx,
+                name,
+                "boot",
+                HostInventory(
+                    "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"}
+                ),
+            )
+        )
 
     def change(self, table: sa.Table, where: Any, **values: Any) -> None:
         """Write rows as the conductor would."""
@@ -186,25 +239,46 @@ class Cloud:
 
     def rest(self, server_id: str, vm_state: str = "active", **values: Any) -> None:
         """Let a server rest in a state on host1, as when its create is done."""
-        self.change(schema.servers, schema.servers.c.id == server_id, **{
-            "vm_state": vm_state, "task_state": None, "action": None, "power_state": 1, "host": "host1",
-            "availability_zone": "nova", **values})
+        self.change(
+            schema.servers,
+            schema.servers.c.id == server_id,
+            **{
+                "vm_state": vm_state,
+                "task_state": None,
+                "action": None,
+                "power_state": 1,
+                "host": "host1",
+                "availability_zone": "nova",
+                **values,
+            },
+        )
 
     def rows(self, table: sa.Table) -> list[Any]:
         return self.store.read(lambda tx: list(tx.execute(sa.select(table))))
 
     def meanwhile(self, read: str, work: Callable[[], None]) -> None:
-        """Let others' ``work`` be committed once, right after the next statement that begins like this has read."""
+        """Let others' ``work`` be committed once, right after the next statement that begins like
+        this has read."""
         left = [work]
 
         def executed(_: Any, __: Any, statement: str, *rest: Any) -> None:
             if left and statement.startswith(read):
                 left.pop()()
+
         sa.event.listen(self.store.engine, "after_cursor_execute", executed)
 
-    def call(self, method: str, path: str, body: Any = None, *, mv: str | None = "2.1", token: str | None = "user",
-             root: str = "/v2.1", headers: dict[str, str] | None = None, raw: bytes | None = None
-             ) -> falcon.testing.Result:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        mv: str | None = "2.1",
+        token: str | None = "user",
+        root: str = "/v2.1",
+        headers: dict[str, str] | None = None,
+        raw: bytes | None = None,
+    ) -> falcon.testing.Result:
         sent = {"X-Auth-Token": token} if token else {}
         sent |= {"OpenStack-API-Version": f"compute {mv}"} if mv else {}
         sent |= headers or {}
@@ -212,17 +286,29 @@ class Cloud:
         content = {"json": body} if raw is None else {"body": raw}
         if raw is not None:
             sent = {"Content-Type": "application/json", **sent}
-        answer = self.client.simulate_request(method, root + path, headers=sent, query_string=query, **content)
-        unsendable = [item for item in answer.headers.items() if not HEADER_VALUE_RE.fullmatch(item[1])]
+        answer = self.client.simulate_request(
+            method, root + path, headers=sent, query_string=query, **content
+        )
+        unsendable = [
+            item for item in answer.headers.items() if not HEADER_VALUE_RE.fullmatch(item[1])
+        ]
         assert unsendable == [], "the server would refuse to send it"
         if root:
-            nova.judge(method, root + path, body, _version(answer), answer.status_code,
-                       answer.json if answer.text else None)
+            nova.judge(
+                method,
+                root + path,
+                body,
+                _version(answer),
+                answer.status_code,
+                answer.json if answer.text else None,
+            )
         return answer
 
     def create(self, name: str = "vm", token: str = "user", mv: str = "2.1", **more: Any) -> str:
         """A server's id."""
-        body: dict[str, Any] = {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}}
+        body: dict[str, Any] = {
+            "server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}
+        }
         if mv != "2.1":
             body["server"].setdefault("networks", "none")
         answer = self.call("POST", "/servers", body, token=token, mv=mv)
@@ -250,6 +336,7 @@ def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]
         shutil.copy(furnished, path)
         made.append(Cloud(f"sqlite:///{path}", **settings))
         return made[-1]
+
     yield make
     for cloud in made:
         arguments_are_declared(cloud)
@@ -257,9 +344,17 @@ def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]
 
 
 def arguments_are_declared(cloud: Cloud) -> None:
-    """Whatever the API has asked for in a test: each workflow declares the arguments that it was given."""
-    rows = cloud.store.read(lambda tx: list(tx.execute(sa.select(
-        schema.actions.c.workflow, schema.actions.c.args).where(schema.actions.c.workflow != ""))))
+    """Whatever the API has asked for in a test: each workflow declares the arguments that it was
+    given."""
+    rows = cloud.store.read(
+        lambda tx: list(
+            tx.execute(
+                sa.select(schema.actions.c.workflow, schema.actions.c.args).where(
+                    schema.actions.c.workflow != ""
+                )
+            )
+        )
+    )
     for row in rows:
         kind = WORKFLOWS[row.workflow].args
         assert row.args.keys() <= {one.name for one in dataclasses.fields(kind)}, row.workflow
@@ -268,8 +363,12 @@ def arguments_are_declared(cloud: Cloud) -> None:
 @pytest.fixture
 def networks() -> Networks:
     """An empty network service, which admins and services see all of."""
-    return Networks({token: None if roles in ("admin", "service") else project
-                     for token, (_, project, roles) in TOKENS.items()})
+    return Networks(
+        {
+            token: None if roles in ("admin", "service") else project
+            for token, (_, project, roles) in TOKENS.items()
+        }
+    )
 
 
 @pytest.fixture

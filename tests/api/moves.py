@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of servers that move share: a cloud of two hosts, and what was begun in it."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,8 +24,15 @@ def rested(cloud: Cloud, **values: Any) -> str:
     return made
 
 
-def act(cloud: Cloud, server: str, key: str, given: Any = None, mv: str = "2.1", token: str = "user",
-        status: int | None = None) -> Any:
+def act(
+    cloud: Cloud,
+    server: str,
+    key: str,
+    given: Any = None,
+    mv: str = "2.1",
+    token: str = "user",
+    status: int | None = None,
+) -> Any:
     answer = cloud.call("POST", f"/servers/{server}/action", {key: given}, mv=mv, token=token)
     if status is not None:
         assert answer.status_code == status, answer.text
@@ -44,19 +52,26 @@ def begun(cloud: Cloud, server: str) -> tuple[Any, Any]:
     """The action that holds the server, and its migration."""
     [row] = [row for row in cloud.rows(schema.servers) if row.id == server]
     action = next(action for action in cloud.rows(schema.actions) if action.id == row.action)
-    return action, next((move for move in cloud.rows(schema.migrations) if move.action_id == action.id), None)
+    return action, next(
+        (move for move in cloud.rows(schema.migrations) if move.action_id == action.id), None
+    )
 
 
 def asked(args: dict[str, Any]) -> dict[str, Any]:
     """What the API alone has put into an action's args."""
-    return {key: value for key, value in args.items() if key not in (
-        "was", "migration", "source", "old_flavor", "new_flavor")}
+    return {
+        key: value
+        for key, value in args.items()
+        if key not in ("was", "migration", "source", "old_flavor", "new_flavor")
+    }
 
 
 def finished(cloud: Cloud, server: str) -> None:
     """As when its resize is done: it waits on host2 to be confirmed or reverted."""
     action, move = begun(cloud, server)
-    cloud.change(schema.migrations, schema.migrations.c.id == move.id, status="finished", dest_host="host2")
+    cloud.change(
+        schema.migrations, schema.migrations.c.id == move.id, status="finished", dest_host="host2"
+    )
     cloud.change(schema.actions, schema.actions.c.id == action.id, state="done")
     new = move.new_flavor
     cloud.rest(server, "resized", host="host2", flavor=new, flavor_id=new["id"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles over HTTP: their URLs in every version's shape, what is refused, and what a token stands for."""
+"""Consoles over HTTP: their URLs in every version's shape, what is refused, and what a token stands
+for."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +28,9 @@ class Hosts:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.silent = False
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+    def query(
+        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
+    ) -> dict[str, Any]:
         self.asked.append((host, verb, arguments))
         if self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
@@ -69,10 +73,14 @@ def test_remote_consoles(cloud: Cloud, server: str, mv: str) -> None:
     assert {**found, "url": ""} == {"protocol": "vnc", "type": "novnc", "url": ""}
     assert found["url"].startswith("http://127.0.0.1:6080/vnc_lite.html?path=%3Ftoken%3D")
     assert terminal.json["remote_console"]["url"].startswith("ws://127.0.0.1:6080/?token=")
-    records = [cloud.store.read(lambda tx, url=url: console_tokens.find(tx, token_in(url)))
-               for url in (found["url"], terminal.json["remote_console"]["url"])]
+    records = [
+        cloud.store.read(lambda tx, url=url: console_tokens.find(tx, token_in(url)))
+        for url in (found["url"], terminal.json["remote_console"]["url"])
+    ]
     assert [(row.server_id, row.host, row.kind, row.user_id) for row in records if row] == [
-        (server, "host1", "novnc", "u1"), (server, "host1", "serial", "u1")]
+        (server, "host1", "novnc", "u1"),
+        (server, "host1", "serial", "u1"),
+    ]
 
 
 def test_the_callers_token_is_kept_sealed(make_cloud: Callable[..., Cloud]) -> None:
@@ -87,56 +95,91 @@ def test_the_callers_token_is_kept_sealed(make_cloud: Callable[..., Cloud]) -> N
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.5"])
-@pytest.mark.parametrize(("key", "kind", "begins"), [
-    ("os-getVNCConsole", "novnc", "http://127.0.0.1:6080/vnc_lite.html?path=%3Ftoken%3D"),
-    ("os-getSerialConsole", "serial", "ws://127.0.0.1:6080/?token=")])
-def test_actions_before_2_6(cloud: Cloud, server: str, mv: str, key: str, kind: str, begins: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "kind", "begins"),
+    [
+        ("os-getVNCConsole", "novnc", "http://127.0.0.1:6080/vnc_lite.html?path=%3Ftoken%3D"),
+        ("os-getSerialConsole", "serial", "ws://127.0.0.1:6080/?token="),
+    ],
+)
+def test_actions_before_2_6(
+    cloud: Cloud, server: str, mv: str, key: str, kind: str, begins: str
+) -> None:
     answer = act(cloud, server, key, kind, mv)
     assert answer.status_code == 200 and answer.json["console"]["type"] == kind
     assert answer.json["console"]["url"].startswith(begins)
     assert set(answer.json["console"]) == {"type", "url"}
 
 
-@pytest.mark.parametrize(("url", "kind", "wanted"), [
-    ("http://c:6080", "novnc", "http://c:6080/vnc_lite.html?path=%3Ftoken%3DT"),
-    ("https://c/consoles/", "novnc", "https://c/consoles/vnc_lite.html?path=consoles%2F%3Ftoken%3DT"),
-    ("http://c:6080", "serial", "ws://c:6080/?token=T"),
-    ("https://c/consoles", "serial", "wss://c/consoles/?token=T")])
+@pytest.mark.parametrize(
+    ("url", "kind", "wanted"),
+    [
+        ("http://c:6080", "novnc", "http://c:6080/vnc_lite.html?path=%3Ftoken%3DT"),
+        (
+            "https://c/consoles/",
+            "novnc",
+            "https://c/consoles/vnc_lite.html?path=consoles%2F%3Ftoken%3DT",
+        ),
+        ("http://c:6080", "serial", "ws://c:6080/?token=T"),
+        ("https://c/consoles", "serial", "wss://c/consoles/?token=T"),
+    ],
+)
 def test_an_url_leads_noVNC_to_the_websocket(url: str, kind: str, wanted: str) -> None:
     made = address(url, kind, "T")
     assert made == wanted
-    if kind == "novnc":         # the page joins scheme, host and path
+    if kind == "novnc":  # the page joins scheme, host and path
         [path] = parse_qs(urlsplit(made).query)["path"]
         assert f"{urlsplit(url).path.rstrip('/')}/?token=T" == f"/{path}"
 
 
 # --- what is not there ---
-@pytest.mark.parametrize(("protocol", "kind", "mv", "says"), [
-    ("spice", "spice-html5", "2.6", "Unavailable console type spice-html5."),
-    ("rdp", "rdp-html5", "2.6", "Unavailable console type rdp-html5."),
-    ("mks", "webmks", "2.8", "Unavailable console type webmks."),
-    ("spice", "spice-direct", "2.99", "Unavailable console type spice-direct."),
-    ("vnc", "xvpvnc", "2.6", "Invalid console type xvpvnc"),
-    ("vnc", "serial", "2.6", "Invalid console type serial"),
-    ("mks", "webmks", "2.7", "Invalid input for field/attribute protocol"),
-    ("spice", "spice-direct", "2.98", "Invalid input for field/attribute type"),
-    ("telnet", "novnc", "2.6", "Invalid input for field/attribute protocol")])
-def test_kinds_that_there_are_not(cloud: Cloud, server: str, protocol: str, kind: str, mv: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "kind", "mv", "says"),
+    [
+        ("spice", "spice-html5", "2.6", "Unavailable console type spice-html5."),
+        ("rdp", "rdp-html5", "2.6", "Unavailable console type rdp-html5."),
+        ("mks", "webmks", "2.8", "Unavailable console type webmks."),
+        ("spice", "spice-direct", "2.99", "Unavailable console type spice-direct."),
+        ("vnc", "xvpvnc", "2.6", "Invalid console type xvpvnc"),
+        ("vnc", "serial", "2.6", "Invalid console type serial"),
+        ("mks", "webmks", "2.7", "Invalid input for field/attribute protocol"),
+        ("spice", "spice-direct", "2.98", "Invalid input for field/attribute type"),
+        ("telnet", "novnc", "2.6", "Invalid input for field/attribute protocol"),
+    ],
+)
+def test_kinds_that_there_are_not(
+    cloud: Cloud, server: str, protocol: str, kind: str, mv: str, says: str
+) -> None:
     answer = ask(cloud, server, {"remote_console": {"protocol": protocol, "type": kind}}, mv)
     assert answer.status_code == 400 and says in answer.json["badRequest"]["message"]
     assert cloud.rows(schema.console_tokens) == []
 
 
-@pytest.mark.parametrize("body", [{}, {"remote_console": {}}, {"remote_console": {"protocol": "vnc"}},
-                                  {"remote_console": {"protocol": "vnc", "type": "novnc", "more": 1}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"remote_console": {}},
+        {"remote_console": {"protocol": "vnc"}},
+        {"remote_console": {"protocol": "vnc", "type": "novnc", "more": 1}},
+    ],
+)
 def test_malformed_bodies(cloud: Cloud, server: str, body: Any) -> None:
     assert ask(cloud, server, body).status_code == 400
 
 
-@pytest.mark.parametrize(("key", "kind", "status"), [
-    ("os-getSPICEConsole", "spice-html5", 400), ("os-getVNCConsole", "xvpvnc", 400), ("os-getVNCConsole", "x", 400),
-    ("os-getSerialConsole", None, 400)])
-def test_actions_that_are_refused(cloud: Cloud, server: str, key: str, kind: Any, status: int) -> None:
+@pytest.mark.parametrize(
+    ("key", "kind", "status"),
+    [
+        ("os-getSPICEConsole", "spice-html5", 400),
+        ("os-getVNCConsole", "xvpvnc", 400),
+        ("os-getVNCConsole", "x", 400),
+        ("os-getSerialConsole", None, 400),
+    ],
+)
+def test_actions_that_are_refused(
+    cloud: Cloud, server: str, key: str, kind: Any, status: int
+) -> None:
     assert act(cloud, server, key, kind).status_code == status
     assert act(cloud, server, key, kind, "2.6").status_code == 404
 
@@ -147,9 +190,15 @@ def test_versions_bound_the_operation(cloud: Cloud, server: str) -> None:
 
 
 # --- states and callers ---
-@pytest.mark.parametrize("values", [
-    {"host": None}, {"power_state": 4}, {"power_state": 0, "vm_state": "building"},
-    {"vm_state": "shelved_offloaded", "host": None, "power_state": 4}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"host": None},
+        {"power_state": 4},
+        {"power_state": 0, "vm_state": "building"},
+        {"vm_state": "shelved_offloaded", "host": None, "power_state": 4},
+    ],
+)
 def test_what_does_not_run_has_none(cloud: Cloud, server: str, values: dict[str, Any]) -> None:
     cloud.rest(server, **values)
     for answer in (ask(cloud, server, VNC), act(cloud, server, "os-getVNCConsole", "novnc")):
@@ -162,14 +211,23 @@ def test_a_guest_that_is_being_removed_has_none(cloud: Cloud, server: str) -> No
     assert ask(cloud, server, VNC).status_code == 409
 
 
-@pytest.mark.parametrize("values", [{"vm_state": "paused", "power_state": 3}, {"vm_state": "rescued"},
-                                    {"vm_state": "error"}, {"task_state": "rebooting", "locked": True}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vm_state": "paused", "power_state": 3},
+        {"vm_state": "rescued"},
+        {"vm_state": "error"},
+        {"task_state": "rebooting", "locked": True},
+    ],
+)
 def test_whatever_runs_has_one(cloud: Cloud, server: str, values: dict[str, Any]) -> None:
     cloud.rest(server, **values)
     assert ask(cloud, server, VNC).status_code == 200
 
 
-@pytest.mark.parametrize(("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 200), ("nobody", 403)])
+@pytest.mark.parametrize(
+    ("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 200), ("nobody", 403)]
+)
 def test_who_may(cloud: Cloud, server: str, token: str, status: int) -> None:
     assert ask(cloud, server, VNC, token=token).status_code == status
 
@@ -184,11 +242,18 @@ def show(cloud: Cloud, token: str, mv: str, query: str = "", caller: str = "admi
 
 
 @pytest.mark.parametrize("mv", ["2.31", "2.98", "2.99", "2.104"])
-def test_a_token_says_where_its_console_is(cloud: Cloud, server: str, hosts: Hosts, mv: str) -> None:
+def test_a_token_says_where_its_console_is(
+    cloud: Cloud, server: str, hosts: Hosts, mv: str
+) -> None:
     token = token_in(ask(cloud, server, VNC).json["remote_console"]["url"])
-    wanted = {"instance_uuid": server, "host": "192.0.2.7", "port": 41234, "internal_access_path": "s" * 43}
+    wanted = {
+        "instance_uuid": server,
+        "host": "192.0.2.7",
+        "port": 41234,
+        "internal_access_path": "s" * 43,
+    }
     wanted |= {"tls_port": None} if mv in ("2.99", "2.104") else {}
-    for _ in range(2):          # being looked at does not use it up
+    for _ in range(2):  # being looked at does not use it up
         answer = show(cloud, token, mv)
         assert (answer.status_code, answer.json) == (200, {"console": wanted})
     assert hosts.asked[0] == ("host1", "console", {"server": server, "kind": "vnc"})
@@ -213,7 +278,7 @@ def test_a_token_that_is_none_is_not_found(cloud: Cloud, server: str, hosts: Hos
 def test_a_token_after_delete_is_none(cloud: Cloud, server: str, hosts: Hosts) -> None:
     token = token_in(ask(cloud, server, VNC).json["remote_console"]["url"])
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
-    cloud.store.write(lambda tx: guests.add_debt(tx, server, 5))         # what the conductor does first
+    cloud.store.write(lambda tx: guests.add_debt(tx, server, 5))  # what the conductor does first
     assert show(cloud, token, "2.31").status_code == 404
 
 
@@ -233,5 +298,7 @@ def test_urls_are_not_hoarded(cloud: Cloud, server: str) -> None:
     for _ in range(console_tokens.UNUSED_PER_SERVER + 5):
         ask(cloud, server, VNC)
     with cloud.store.begin() as tx:
-        assert tx.scalar(sa.select(sa.func.count()).select_from(schema.console_tokens)) \
+        assert (
+            tx.scalar(sa.select(sa.func.count()).select_from(schema.console_tokens))
             == console_tokens.UNUSED_PER_SERVER
+        )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics of a guest in both shapes, and the password that guests would publish."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,21 +11,74 @@ from common.store import schema
 from tests.api.conftest import Cloud
 
 FOUND: dict[str, Any] = {
-    "state": "running", "driver": "libvirt", "hypervisor": "qemu", "hypervisor_os": "linux", "uptime": 7,
-    "config_drive": True, "num_cpus": 2, "num_disks": 2, "num_nics": 1,
+    "state": "running",
+    "driver": "libvirt",
+    "hypervisor": "qemu",
+    "hypervisor_os": "linux",
+    "uptime": 7,
+    "config_drive": True,
+    "num_cpus": 2,
+    "num_disks": 2,
+    "num_nics": 1,
     "memory_details": {"maximum": 512, "used": None},
-    "cpu_details": [{"id": 0, "time": 17, "utilisation": 3}, {"id": 1, "time": 18, "utilisation": 4}],
-    "disk_details": [{"read_bytes": 1, "read_requests": 2, "write_bytes": 3, "write_requests": 4, "errors_count": 0},
-                     {"read_bytes": 5, "read_requests": 6, "write_bytes": 7, "write_requests": 8,
-                      "errors_count": None}],
-    "nic_details": [{"mac_address": "02:00:00:00:00:01", "rx_octets": 1, "rx_packets": 2, "rx_errors": 3, "rx_drop": 4,
-                     "rx_rate": 0, "tx_octets": 5, "tx_packets": 6, "tx_errors": 7, "tx_drop": 8, "tx_rate": 0}],
+    "cpu_details": [
+        {"id": 0, "time": 17, "utilisation": 3},
+        {"id": 1, "time": 18, "utilisation": 4},
+    ],
+    "disk_details": [
+        {
+            "read_bytes": 1,
+            "read_requests": 2,
+            "write_bytes": 3,
+            "write_requests": 4,
+            "errors_count": 0,
+        },
+        {
+            "read_bytes": 5,
+            "read_requests": 6,
+            "write_bytes": 7,
+            "write_requests": 8,
+            "errors_count": None,
+        },
+    ],
+    "nic_details": [
+        {
+            "mac_address": "02:00:00:00:00:01",
+            "rx_octets": 1,
+            "rx_packets": 2,
+            "rx_errors": 3,
+            "rx_drop": 4,
+            "rx_rate": 0,
+            "tx_octets": 5,
+            "tx_packets": 6,
+            "tx_errors": 7,
+            "tx_drop": 8,
+            "tx_rate": 0,
+        }
+    ],
 }
 FLAT = {
-    "cpu0_time": 17, "cpu1_time": 18, "memory": 524288, "vda_read": 1, "vda_read_req": 2, "vda_write": 3,
-    "vda_write_req": 4, "vda_errors": 0, "vdb_read": 5, "vdb_read_req": 6, "vdb_write": 7, "vdb_write_req": 8,
-    "vnet0_rx": 1, "vnet0_rx_packets": 2, "vnet0_rx_errors": 3, "vnet0_rx_drop": 4, "vnet0_tx": 5,
-    "vnet0_tx_packets": 6, "vnet0_tx_errors": 7, "vnet0_tx_drop": 8}
+    "cpu0_time": 17,
+    "cpu1_time": 18,
+    "memory": 524288,
+    "vda_read": 1,
+    "vda_read_req": 2,
+    "vda_write": 3,
+    "vda_write_req": 4,
+    "vda_errors": 0,
+    "vdb_read": 5,
+    "vdb_read_req": 6,
+    "vdb_write": 7,
+    "vdb_write_req": 8,
+    "vnet0_rx": 1,
+    "vnet0_rx_packets": 2,
+    "vnet0_rx_errors": 3,
+    "vnet0_rx_drop": 4,
+    "vnet0_tx": 5,
+    "vnet0_tx_packets": 6,
+    "vnet0_tx_errors": 7,
+    "vnet0_tx_drop": 8,
+}
 
 
 @pytest.fixture
@@ -35,7 +89,9 @@ def server(cloud: Cloud) -> str:
     return made
 
 
-@pytest.mark.parametrize(("mv", "body"), [("2.1", FLAT), ("2.47", FLAT), ("2.48", FOUND), ("2.104", FOUND)])
+@pytest.mark.parametrize(
+    ("mv", "body"), [("2.1", FLAT), ("2.47", FLAT), ("2.48", FOUND), ("2.104", FOUND)]
+)
 def test_diagnostics(cloud: Cloud, server: str, mv: str, body: dict[str, Any]) -> None:
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv=mv)
     assert (answer.status_code, answer.json) == (200, body)
@@ -43,12 +99,23 @@ def test_diagnostics(cloud: Cloud, server: str, mv: str, body: dict[str, Any]) -
 
 
 def test_diagnostics_have_one_shape_whatever_a_host_answers(cloud: Cloud, server: str) -> None:
-    cloud.agents.diagnostics = {"state": "running", "secret": 1, "disk_details": [{"path": "/x", "read_bytes": 1}]}
+    cloud.agents.diagnostics = {
+        "state": "running",
+        "secret": 1,
+        "disk_details": [{"path": "/x", "read_bytes": 1}],
+    }
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv="2.48").json
     assert set(answer) == set(FOUND)
     assert (answer["driver"], answer["config_drive"], answer["uptime"]) == ("libvirt", False, None)
-    assert answer["disk_details"] == [{"read_bytes": 1, "read_requests": None, "write_bytes": None,
-                                       "write_requests": None, "errors_count": None}]
+    assert answer["disk_details"] == [
+        {
+            "read_bytes": 1,
+            "read_requests": None,
+            "write_bytes": None,
+            "write_requests": None,
+            "errors_count": None,
+        }
+    ]
 
 
 def test_only_admins_ask_and_only_of_a_guest_that_runs(cloud: Cloud, server: str) -> None:
@@ -59,7 +126,8 @@ def test_only_admins_ask_and_only_of_a_guest_that_runs(cloud: Cloud, server: str
     cloud.rest(server)
     cloud.agents.output = None
     assert cloud.call("GET", path, token="admin").json["conflictingRequest"]["message"] == (
-        f"The host of instance {server} does not answer; try again.")
+        f"The host of instance {server} does not answer; try again."
+    )
 
 
 def test_the_password_that_a_guest_has_posted(cloud: Cloud, server: str) -> None:

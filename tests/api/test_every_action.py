@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of every action over HTTP, against the hand-written rules; two at the same instant; the same one again."""
+"""A sample of every action over HTTP, against the hand-written rules; two at the same instant; the
+same one again."""
+
 from __future__ import annotations
 
 import itertools
@@ -19,32 +21,58 @@ from tests import allowed
 from tests.api.conftest import PROJECT, Cloud
 from tests.api.networks import Networks
 
-ONE_OF = 23              # each case has a number of its own: beside what members ask of resting servers, every 23rd
+ONE_OF = (
+    23  # each case has a number of its own: beside what members ask of resting servers, every 23rd
+)
 TASKS = (None, "rebooting", "spawning", "image_uploading", "deleting")
-CASES = [case for case in itertools.product(
-    sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS))
-    if case[1] != "deleted" and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % ONE_OF == 0)]
+CASES = [
+    case
+    for case in itertools.product(
+        sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS)
+    )
+    if case[1] != "deleted"
+    and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % ONE_OF == 0)
+]
 
 
 @pytest.fixture
 def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tuple[Cloud, str]:
-    """A cloud that refuses no action for what it lacks, and a server with a port in the group "web", that was moved."""
+    """A cloud that refuses no action for what it lacks, and a server with a port in the group
+    "web", that was moved."""
     cloud: Cloud = make_cloud(secret_key="k", networks=networks)
     cloud.add_host("host2")
     server, red = cloud.create(), networks.add_network("red", PROJECT)
-    port = networks.add_port(red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)])
+    port = networks.add_port(
+        red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)]
+    )
     cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.migrations), {
-            "uuid": ids.new(), "server_id": server, "action_id": action.id, "project_id": PROJECT, "user_id": "u1",
-            "type": "resize", "status": "finished", "source_host": "host2", "dest_host": "host1", "old_flavor": {},
-            "new_flavor": {}, "was": "active", "created_at": 0, "updated_at": 0})
+        tx.execute(
+            sa.insert(schema.migrations),
+            {
+                "uuid": ids.new(),
+                "server_id": server,
+                "action_id": action.id,
+                "project_id": PROJECT,
+                "user_id": "u1",
+                "type": "resize",
+                "status": "finished",
+                "source_host": "host2",
+                "dest_host": "host1",
+                "old_flavor": {},
+                "new_flavor": {},
+                "was": "active",
+                "created_at": 0,
+                "updated_at": 0,
+            },
+        )
     return cloud, server
 
 
 def prepare(cloud: Cloud, server: str, name: str, vm_state: str, **values: Any) -> None:
-    """What the rules take for granted: there is a move to end, and a host is down where that is asked for."""
+    """What the rules take for granted: there is a move to end, and a host is down where that is
+    asked for."""
     cloud.rest(server, vm_state, **values)
     cloud.change(schema.migrations, schema.migrations.c.source_host == "host2", status="finished")
     cloud.change(schema.services, schema.services.c.host == "host1", forced_down=name == "evacuate")
@@ -53,8 +81,13 @@ def prepare(cloud: Cloud, server: str, name: str, vm_state: str, **values: Any) 
 def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
     if name == "delete":
         return cloud.call("DELETE", f"/servers/{server}", token=token)
-    return cloud.call("POST", f"/servers/{server}/action", {name.partition(" ")[0]: allowed.ALL[name].body},
-                      mv="2.17", token=token)
+    return cloud.call(
+        "POST",
+        f"/servers/{server}/action",
+        {name.partition(" ")[0]: allowed.ALL[name].body},
+        mv="2.17",
+        token=token,
+    )
 
 
 def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str]) -> None:
@@ -62,24 +95,46 @@ def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str]) -> None:
     cloud, server = furnished_cloud
     asked, wrong = set(), []
     for name, vm_state, task_state, locked, token in CASES:
-        prepare(cloud, server, name, vm_state, task_state=task_state, action="held" if task_state else None,
-                locked=locked, locked_by="owner" if locked else None)
+        prepare(
+            cloud,
+            server,
+            name,
+            vm_state,
+            task_state=task_state,
+            action="held" if task_state else None,
+            locked=locked,
+            locked_by="owner" if locked else None,
+        )
         before = cloud.rows(schema.servers)[0]
         answer = ask(cloud, server, name, token)
         after = cloud.rows(schema.servers)[0]
         wanted = allowed.status(name, allowed.PERSONAS[token], vm_state, task_state, locked)
         task = allowed.task_after(name, task_state) if wanted < 300 else task_state
-        if (answer.status_code, after.task_state) != (wanted, task) or wanted >= 300 and after != before:
-            wrong.append((name, vm_state, task_state, locked, token, answer.status_code, wanted, answer.text))
+        if (
+            (answer.status_code, after.task_state) != (wanted, task)
+            or wanted >= 300
+            and after != before
+        ):
+            wrong.append(
+                (name, vm_state, task_state, locked, token, answer.status_code, wanted, answer.text)
+            )
         asked.add((name, wanted))
     assert wrong == []
     assert {name for name, _ in asked} == set(allowed.ALL)
     assert {status for _, status in asked} == {200, 202, 204, 403, 404, 409}
 
 
-@pytest.mark.parametrize(("first", "second"), [("os-stop", "pause"), ("rebuild", "reboot SOFT"), ("shelve", "rescue"),
-                                               ("createImage", "suspend"), ("os-stop", "os-stop"),
-                                               ("reboot SOFT", "reboot SOFT")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("os-stop", "pause"),
+        ("rebuild", "reboot SOFT"),
+        ("shelve", "rescue"),
+        ("createImage", "suspend"),
+        ("os-stop", "os-stop"),
+        ("reboot SOFT", "reboot SOFT"),
+    ],
+)
 def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second: str) -> None:
     cloud: Cloud = make_cloud(secret_key="k")
     server = cloud.create()
@@ -90,6 +145,7 @@ def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second
         def go(name: str, start: threading.Barrier = start, answers: list[Any] = answers) -> None:
             start.wait(10)
             answers.append(ask(cloud, server, name))
+
         threads = [threading.Thread(target=go, args=(name,)) for name in (first, second)]
         for thread in threads:
             thread.start()
@@ -100,14 +156,16 @@ def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second
         assert lost.status_code == 409
         [row] = cloud.rows(schema.servers)
         assert lost.json["conflictingRequest"]["message"].endswith(
-            f"instance {server} while it is in task_state {row.task_state}")
+            f"instance {server} while it is in task_state {row.task_state}"
+        )
         live = [action for action in cloud.rows(schema.actions) if action.fence == row.fence]
         assert [action.id for action in live] == [row.action]
 
 
 @pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
-def test_repeated_action_is_refused_or_changes_nothing(furnished_cloud: tuple[Cloud, str], name: str
-                                                                   ) -> None:
+def test_repeated_action_is_refused_or_changes_nothing(
+    furnished_cloud: tuple[Cloud, str], name: str
+) -> None:
     """As a client does that never saw the answer."""
     cloud, server = furnished_cloud
     rule = allowed.ALL[name]
@@ -118,6 +176,8 @@ def test_repeated_action_is_refused_or_changes_nothing(furnished_cloud: tuple[Cl
     second = cloud.rows(schema.servers)[0]
     assert again in (rule.ok, 409)
     state = ("vm_state", "task_state", "locked", "locked_by", "locked_reason", "image_id", "name")
-    assert [getattr(first, column) for column in state] == [getattr(second, column) for column in state]
+    assert [getattr(first, column) for column in state] == [
+        getattr(second, column) for column in state
+    ]
     if again == 409:
         assert first == second

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flavors, their access and extra specs."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,22 +9,45 @@ import pytest
 
 from tests.api.conftest import PROJECT, Cloud
 
-FLAVOR = {"id", "name", "links", "ram", "disk", "vcpus", "swap", "OS-FLV-EXT-DATA:ephemeral",
-          "os-flavor-access:is_public"}
+FLAVOR = {
+    "id",
+    "name",
+    "links",
+    "ram",
+    "disk",
+    "vcpus",
+    "swap",
+    "OS-FLV-EXT-DATA:ephemeral",
+    "os-flavor-access:is_public",
+}
 OLD = {"OS-FLV-DISABLED:disabled", "rxtx_factor"}
 
 
-@pytest.mark.parametrize(("mv", "keys", "swap"), [
-    ("2.1", FLAVOR | OLD, ""), ("2.54", FLAVOR | OLD, ""), ("2.55", FLAVOR | OLD | {"description"}, ""),
-    ("2.60", FLAVOR | OLD | {"description"}, ""), ("2.61", FLAVOR | OLD | {"description", "extra_specs"}, ""),
-    ("2.75", FLAVOR | OLD | {"description", "extra_specs"}, 0),
-    ("2.101", FLAVOR | OLD | {"description", "extra_specs"}, 0),
-    ("2.102", FLAVOR | {"description", "extra_specs"}, 0)])
+@pytest.mark.parametrize(
+    ("mv", "keys", "swap"),
+    [
+        ("2.1", FLAVOR | OLD, ""),
+        ("2.54", FLAVOR | OLD, ""),
+        ("2.55", FLAVOR | OLD | {"description"}, ""),
+        ("2.60", FLAVOR | OLD | {"description"}, ""),
+        ("2.61", FLAVOR | OLD | {"description", "extra_specs"}, ""),
+        ("2.75", FLAVOR | OLD | {"description", "extra_specs"}, 0),
+        ("2.101", FLAVOR | OLD | {"description", "extra_specs"}, 0),
+        ("2.102", FLAVOR | {"description", "extra_specs"}, 0),
+    ],
+)
 def test_a_flavor_at_each_version(cloud: Cloud, mv: str, keys: set[str], swap: Any) -> None:
-    for flavor in (cloud.call("GET", "/flavors/1", mv=mv).json["flavor"],
-                   cloud.call("GET", "/flavors/detail", mv=mv).json["flavors"][0]):
+    for flavor in (
+        cloud.call("GET", "/flavors/1", mv=mv).json["flavor"],
+        cloud.call("GET", "/flavors/detail", mv=mv).json["flavors"][0],
+    ):
         assert set(flavor) == keys
-        assert (flavor["id"], flavor["name"], flavor["ram"], flavor["swap"]) == ("1", "m1.tiny", 512, swap)
+        assert (flavor["id"], flavor["name"], flavor["ram"], flavor["swap"]) == (
+            "1",
+            "m1.tiny",
+            512,
+            swap,
+        )
     brief = cloud.call("GET", "/flavors", mv=mv).json["flavors"][0]
     assert set(brief) == {"id", "name", "links"} | (keys & {"description"})
 
@@ -37,24 +61,49 @@ def make(cloud: Cloud, mv: str = "2.55", status: int = 200, **more: Any) -> Any:
 
 def test_a_flavor_is_made_described_and_removed(cloud: Cloud) -> None:
     flavor = make(cloud, description="d", swap="256", **{"OS-FLV-EXT-DATA:ephemeral": 3})["flavor"]
-    assert (flavor["vcpus"], flavor["swap"], flavor["OS-FLV-EXT-DATA:ephemeral"], flavor["description"]) == (2, 256,
-                                                                                                             3, "d")
+    assert (
+        flavor["vcpus"],
+        flavor["swap"],
+        flavor["OS-FLV-EXT-DATA:ephemeral"],
+        flavor["description"],
+    ) == (2, 256, 3, "d")
     path = f"/flavors/{flavor['id']}"
     body = {"flavor": {"description": None}}
-    assert cloud.call("PUT", path, body, mv="2.55", token="admin").json["flavor"]["description"] is None
+    assert (
+        cloud.call("PUT", path, body, mv="2.55", token="admin").json["flavor"]["description"]
+        is None
+    )
     assert cloud.call("PUT", path, body, mv="2.55").status_code == 403
-    assert (cloud.call("DELETE", path).status_code, cloud.call("DELETE", path, token="admin").status_code) == (403, 202)
-    assert cloud.call("GET", path).json["itemNotFound"]["message"] == f"Flavor {flavor['id']} could not be found."
+    assert (
+        cloud.call("DELETE", path).status_code,
+        cloud.call("DELETE", path, token="admin").status_code,
+    ) == (403, 202)
+    assert (
+        cloud.call("GET", path).json["itemNotFound"]["message"]
+        == f"Flavor {flavor['id']} could not be found."
+    )
     assert cloud.call("DELETE", path, token="admin").status_code == 404
 
 
 def test_a_flavor_s_id_and_name_are_taken_once(cloud: Cloud) -> None:
     make(cloud, id="x")
     assert make(cloud, status=409, id="x", name="other")["conflictingRequest"]["message"] == (
-        "Flavor with ID x already exists.")
-    assert make(cloud, status=409, id="y")["conflictingRequest"]["message"] == "Flavor with name f1 already exists."
-    for wrong in ({"ram": 0}, {"vcpus": "x"}, {"disk": -1}, {"ram": 2 ** 31}, {"id": "a/b"}, {"id": " a"}, {"id": "a "},
-                  {"name": " "}):
+        "Flavor with ID x already exists."
+    )
+    assert (
+        make(cloud, status=409, id="y")["conflictingRequest"]["message"]
+        == "Flavor with name f1 already exists."
+    )
+    for wrong in (
+        {"ram": 0},
+        {"vcpus": "x"},
+        {"disk": -1},
+        {"ram": 2**31},
+        {"id": "a/b"},
+        {"id": " a"},
+        {"id": "a "},
+        {"name": " "},
+    ):
         make(cloud, status=400, **wrong)
     make(cloud, "2.102", 400, name="f2", rxtx_factor=1.0)
     make(cloud, "2.54", 400, name="f2", description="d")
@@ -64,7 +113,11 @@ def test_lists_are_filtered_sorted_and_paged(cloud: Cloud) -> None:
     make(cloud, id="0", name="big", ram=9999, disk=99)
 
     def found(query: str, mv: str = "2.1", token: str = "user") -> list[str]:
-        return [flavor["id"] for flavor in cloud.call("GET", "/flavors" + query, mv=mv, token=token).json["flavors"]]
+        return [
+            flavor["id"]
+            for flavor in cloud.call("GET", "/flavors" + query, mv=mv, token=token).json["flavors"]
+        ]
+
     assert found("") == ["0", "1", "2"]
     assert found("?minRam=2048") == ["0", "2"]
     assert found("?minDisk=20&minRam=1") == ["0", "2"]
@@ -82,44 +135,66 @@ def test_a_private_flavor_exists_for_whom_it_was_given_to(cloud: Cloud) -> None:
     body = {"server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "p"}}
     assert cloud.call("POST", "/servers", body).status_code == 400
 
-    def action(name: str, tenant: str, mv: str = "2.7", token: str = "admin", flavor: str = "p") -> Any:
-        return cloud.call("POST", f"/flavors/{flavor}/action", {name: {"tenant": tenant}}, mv=mv, token=token)
-    assert action("addTenantAccess", PROJECT).json == {"flavor_access": [{"flavor_id": "p", "tenant_id": PROJECT}]}
+    def action(
+        name: str, tenant: str, mv: str = "2.7", token: str = "admin", flavor: str = "p"
+    ) -> Any:
+        return cloud.call(
+            "POST", f"/flavors/{flavor}/action", {name: {"tenant": tenant}}, mv=mv, token=token
+        )
+
+    assert action("addTenantAccess", PROJECT).json == {
+        "flavor_access": [{"flavor_id": "p", "tenant_id": PROJECT}]
+    }
     assert action("addTenantAccess", PROJECT).status_code == 409
     assert cloud.call("GET", "/flavors/p").status_code == 200
     assert cloud.call("GET", "/flavors/p", token="stranger").status_code == 404
     assert "p" in [flavor["id"] for flavor in cloud.call("GET", "/flavors").json["flavors"]]
-    assert "p" not in [flavor["id"] for flavor in cloud.call("GET", "/flavors", token="admin").json["flavors"]]
+    assert "p" not in [
+        flavor["id"] for flavor in cloud.call("GET", "/flavors", token="admin").json["flavors"]
+    ]
     for query, count in (("None", 3), ("false", 1), ("true", 2)):
-        assert len(cloud.call("GET", f"/flavors?is_public={query}", token="admin").json["flavors"]) == count
+        assert (
+            len(cloud.call("GET", f"/flavors?is_public={query}", token="admin").json["flavors"])
+            == count
+        )
     assert cloud.call("GET", "/flavors?is_public=maybe", token="admin").status_code == 400
-    assert cloud.call("GET", "/flavors/p/os-flavor-access",
-                      token="admin").json["flavor_access"][0]["tenant_id"] == PROJECT
+    assert (
+        cloud.call("GET", "/flavors/p/os-flavor-access", token="admin").json["flavor_access"][0][
+            "tenant_id"
+        ]
+        == PROJECT
+    )
     assert cloud.call("GET", "/flavors/1/os-flavor-access", token="admin").status_code == 404
     assert action("removeTenantAccess", PROJECT, token="user").status_code == 403
     assert action("removeTenantAccess", PROJECT).json == {"flavor_access": []}
     assert action("removeTenantAccess", PROJECT).status_code == 404
-    assert action("addTenantAccess", PROJECT, "2.7", flavor="1").json["conflictingRequest"]["message"] == (
-        "Can not add access to a public flavor.")
+    assert action("addTenantAccess", PROJECT, "2.7", flavor="1").json["conflictingRequest"][
+        "message"
+    ] == ("Can not add access to a public flavor.")
     assert action("addTenantAccess", PROJECT, "2.6", flavor="1").status_code == 200
 
 
 def test_extra_specs(cloud: Cloud) -> None:
     path = "/flavors/1/os-extra_specs"
     specs = {"hw:cpu_policy": "shared", "n": "1"}
-    assert cloud.call("POST", path, {"extra_specs": specs}, token="admin").json == {"extra_specs": specs}
+    assert cloud.call("POST", path, {"extra_specs": specs}, token="admin").json == {
+        "extra_specs": specs
+    }
     assert cloud.call("GET", path).json == {"extra_specs": specs}
     assert cloud.call("GET", path + "/n").json == {"n": "1"}
     assert cloud.call("PUT", path + "/n", {"n": "2"}, token="admin").json == {"n": "2"}
     assert cloud.call("PUT", path + "/n", {"m": "2"}, token="admin").status_code == 400
     assert cloud.call("DELETE", path + "/n", token="admin").status_code == 200
     assert cloud.call("DELETE", path + "/n", token="admin").json["itemNotFound"]["message"] == (
-        "Flavor 1 has no extra specs with key n.")
+        "Flavor 1 has no extra specs with key n."
+    )
     assert cloud.call("GET", path + "/n").status_code == 404
     assert cloud.call("POST", path, {"extra_specs": specs}).status_code == 403
     assert cloud.call("POST", path, {"extra_specs": {"a/b": "1"}}, token="admin").status_code == 400
     server = cloud.create()
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"]["extra_specs"]
+    shown = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"][
+        "extra_specs"
+    ]
     assert shown == {"hw:cpu_policy": "shared"}, "frozen into the server"
 
 
@@ -128,16 +203,33 @@ def test_extra_specs_are_known_since_2_86(cloud: Cloud) -> None:
 
     def status(specs: dict[str, str], mv: str) -> list[int]:
         (key, value), *_ = specs.items()
-        return [cloud.call("POST", path, {"extra_specs": specs}, mv=mv, token="admin").status_code,
-                cloud.call("PUT", f"{path}/{key}", {key: value}, mv=mv, token="admin").status_code]
-    for specs in ({"hw:cpu_polcy": "shared"}, {"hw:cpu_policy": "own"}, {"resources:VCPU": "x"}, {"os:x": "1"}):
+        return [
+            cloud.call("POST", path, {"extra_specs": specs}, mv=mv, token="admin").status_code,
+            cloud.call("PUT", f"{path}/{key}", {key: value}, mv=mv, token="admin").status_code,
+        ]
+
+    for specs in (
+        {"hw:cpu_polcy": "shared"},
+        {"hw:cpu_policy": "own"},
+        {"resources:VCPU": "x"},
+        {"os:x": "1"},
+    ):
         assert status(specs, "2.85") == [200, 200]
         assert status(specs, "2.86") == [400, 400]
-    for specs in ({"hw:cpu_policy": "shared"}, {"mine:x": "1"}, {"x": "1"}, {"trait:CUSTOM_A": "required"}):
+    for specs in (
+        {"hw:cpu_policy": "shared"},
+        {"mine:x": "1"},
+        {"x": "1"},
+        {"trait:CUSTOM_A": "required"},
+    ):
         assert status(specs, "2.86") == [200, 200]
     for mv in ("2.1", "2.104"):
-        assert status({"kilonova:devices": "x=10de:1db4:1"}, mv) == [400, 400], "what only Kilonova writes"
-    text = cloud.call("POST", path, {"extra_specs": {"hw:cpu_polcy": "x"}}, mv="2.86", token="admin").json
+        assert status({"kilonova:devices": "x=10de:1db4:1"}, mv) == [400, 400], (
+            "what only Kilonova writes"
+        )
+    text = cloud.call(
+        "POST", path, {"extra_specs": {"hw:cpu_polcy": "x"}}, mv="2.86", token="admin"
+    ).json
     assert "hw:cpu_polcy" in text["badRequest"]["message"]
 
 
@@ -146,15 +238,30 @@ def test_a_server_of_a_flavor_that_no_host_makes_is_refused(cloud: Cloud) -> Non
         for key in cloud.call("GET", "/flavors/1/os-extra_specs").json["extra_specs"]:
             cloud.call("DELETE", f"/flavors/1/os-extra_specs/{key}", token="admin")
         cloud.call("POST", "/flavors/1/os-extra_specs", {"extra_specs": specs}, token="admin")
-        body = {"server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "1"}}
+        body = {
+            "server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "1"}
+        }
         return cloud.call("POST", "/servers", body)
-    for specs in ({"hw:mem_encryption": "true"}, {"hw:cpu_polcy": "x"}, {"resources1:VCPU": "1"},
-                  {"pci_passthrough:alias": "gpu:1"}, {"hw:numa_nodes": "7"}, {"resources:VGPU": "1"}):
+
+    for specs in (
+        {"hw:mem_encryption": "true"},
+        {"hw:cpu_polcy": "x"},
+        {"resources1:VCPU": "1"},
+        {"pci_passthrough:alias": "gpu:1"},
+        {"hw:numa_nodes": "7"},
+        {"resources:VGPU": "1"},
+    ):
         answer = create(specs)
-        assert answer.status_code == 400 and next(iter(specs)) in answer.json["badRequest"]["message"]
+        assert (
+            answer.status_code == 400 and next(iter(specs)) in answer.json["badRequest"]["message"]
+        )
     assert create({"hw:mem_encryption": "false", "quota:cpu_shares": "1024"}).status_code == 202
 
 
-@pytest.mark.parametrize("more", [{"ram": "9999999999"}, {"ram": "0"}, {"vcpus": "2147483648"}, {"disk": "-1"}])
-def test_a_number_that_no_database_keeps_is_refused_as_text_too(cloud: Cloud, more: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "more", [{"ram": "9999999999"}, {"ram": "0"}, {"vcpus": "2147483648"}, {"disk": "-1"}]
+)
+def test_a_number_that_no_database_keeps_is_refused_as_text_too(
+    cloud: Cloud, more: dict[str, str]
+) -> None:
     assert next(iter(more)) in make(cloud, status=400, **more)["badRequest"]["message"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services, hypervisors, zones and extensions: the cloud as its admins see it."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -29,24 +30,46 @@ def zone(cloud: Cloud) -> str:
     """An aggregate with host1 that is a zone; its uuid."""
     uuid = ids.new()
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.aggregates), {"id": 7, "uuid": uuid, "name": "rack", "created_at": 0,
-                                                  "meta": {"availability_zone": "az1", "ssd": "true"}})
+        tx.execute(
+            sa.insert(schema.aggregates),
+            {
+                "id": 7,
+                "uuid": uuid,
+                "name": "rack",
+                "created_at": 0,
+                "meta": {"availability_zone": "az1", "ssd": "true"},
+            },
+        )
         tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 7, "host": "host1"})
     cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
     return uuid
 
 
 # --- services ---
-@pytest.mark.parametrize(("mv", "keys", "kind"), [
-    ("2.1", SERVICE, int), ("2.10", SERVICE, int), ("2.11", SERVICE | {"forced_down"}, int),
-    ("2.52", SERVICE | {"forced_down"}, int), ("2.53", SERVICE | {"forced_down"}, str),
-    ("2.104", SERVICE | {"forced_down"}, str)])
-def test_services_at_each_version(cloud: Cloud, zone: str, mv: str, keys: set[str], kind: type) -> None:
+@pytest.mark.parametrize(
+    ("mv", "keys", "kind"),
+    [
+        ("2.1", SERVICE, int),
+        ("2.10", SERVICE, int),
+        ("2.11", SERVICE | {"forced_down"}, int),
+        ("2.52", SERVICE | {"forced_down"}, int),
+        ("2.53", SERVICE | {"forced_down"}, str),
+        ("2.104", SERVICE | {"forced_down"}, str),
+    ],
+)
+def test_services_at_each_version(
+    cloud: Cloud, zone: str, mv: str, keys: set[str], kind: type
+) -> None:
     compute, conductor = get(cloud, "/os-services", mv)["services"]
     assert set(compute) == set(conductor) == keys
     assert isinstance(compute["id"], kind)
-    assert (compute["binary"], compute["host"], compute["zone"], compute["status"], compute["state"]) == (
-        "nova-compute", "host1", "az1", "enabled", "up")
+    assert (
+        compute["binary"],
+        compute["host"],
+        compute["zone"],
+        compute["status"],
+        compute["state"],
+    ) == ("nova-compute", "host1", "az1", "enabled", "up")
     assert (conductor["binary"], conductor["zone"]) == ("nova-conductor", "internal")
     assert len(get(cloud, "/os-services?host=ctl", mv)["services"]) == 1
     assert get(cloud, "/os-services?binary=nova-compute&host=ctl", mv)["services"] == []
@@ -64,34 +87,56 @@ def test_services_are_changed_by_host_before_2_53(cloud: Cloud) -> None:
     assert put(cloud, "disable", body, "2.1") == {"service": {**body, "status": "disabled"}}
     assert get(cloud, "/os-services")["services"][0]["status"] == "disabled"
     assert put(cloud, "disable-log-reason", {**body, "disabled_reason": "fire"}, "2.52") == {
-        "service": {**body, "status": "disabled", "disabled_reason": "fire"}}
+        "service": {**body, "status": "disabled", "disabled_reason": "fire"}
+    }
     assert put(cloud, "enable", body, "2.1") == {"service": {**body, "status": "enabled"}}
     assert get(cloud, "/os-services")["services"][0]["disabled_reason"] is None
-    assert put(cloud, "force-down", {**body, "forced_down": True}, "2.11") == {"service": {**body, "forced_down": True}}
+    assert put(cloud, "force-down", {**body, "forced_down": True}, "2.11") == {
+        "service": {**body, "forced_down": True}
+    }
     assert get(cloud, "/os-services")["services"][0]["state"] == "down"
     put(cloud, "force-down", {**body, "forced_down": "no"}, "2.52")
     assert get(cloud, "/os-services")["services"][0]["state"] == "up"
     for path, given, mv, status in (
-            ("explode", body, "2.1", 404), ("force-down", body, "2.10", 404), ("disable-log-reason", body, "2.1", 400),
-            ("force-down", {**body, "forced_down": True}, "2.10", 400), ("enable", {"host": "host1"}, "2.1", 400),
-            ("enable", {**body, "host": "nowhere"}, "2.1", 404)):
+        ("explode", body, "2.1", 404),
+        ("force-down", body, "2.10", 404),
+        ("disable-log-reason", body, "2.1", 400),
+        ("force-down", {**body, "forced_down": True}, "2.10", 400),
+        ("enable", {"host": "host1"}, "2.1", 400),
+        ("enable", {**body, "host": "nowhere"}, "2.1", 404),
+    ):
         put(cloud, path, given, mv, status)
 
 
 def test_services_are_changed_by_uuid_since_2_53(cloud: Cloud) -> None:
     uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     service = put(cloud, uuid, {"status": "disabled", "disabled_reason": "fire"}, "2.53")["service"]
-    assert (service["status"], service["disabled_reason"], service["id"]) == ("disabled", "fire", uuid)
+    assert (service["status"], service["disabled_reason"], service["id"]) == (
+        "disabled",
+        "fire",
+        uuid,
+    )
     assert put(cloud, uuid, {"forced_down": True}, "2.104")["service"]["state"] == "down"
     service = put(cloud, uuid, {"status": "enabled", "forced_down": False}, "2.53")["service"]
-    assert (service["status"], service["disabled_reason"], service["state"]) == ("enabled", None, "up")
-    for path, given, status in ((uuid, {}, 400), (uuid, {"status": "enabled", "disabled_reason": "x"}, 400),
-                                ("1", {"status": "enabled"}, 400), (ids.new(), {"status": "enabled"}, 404)):
+    assert (service["status"], service["disabled_reason"], service["state"]) == (
+        "enabled",
+        None,
+        "up",
+    )
+    for path, given, status in (
+        (uuid, {}, 400),
+        (uuid, {"status": "enabled", "disabled_reason": "x"}, 400),
+        ("1", {"status": "enabled"}, 400),
+        (ids.new(), {"status": "enabled"}, 404),
+    ):
         put(cloud, path, given, "2.53", status)
     cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
     conductor = get(cloud, "/os-services?host=ctl", "2.53")["services"][0]["id"]
     put(cloud, conductor, {"status": "disabled"}, "2.53", 400)
-    assert cloud.call("PUT", f"/os-services/{uuid}", {"status": "enabled"}, mv="2.53").status_code == 403
+    assert (
+        cloud.call("PUT", f"/os-services/{uuid}", {"status": "enabled"}, mv="2.53").status_code
+        == 403
+    )
 
 
 def remove(cloud: Cloud, service: Any, mv: str, status: int = 204, token: str = "admin") -> str:
@@ -103,14 +148,26 @@ def remove(cloud: Cloud, service: Any, mv: str, status: int = 204, token: str = 
 @pytest.mark.parametrize("mv", ["2.1", "2.52", "2.53", "2.104"])
 def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: str, mv: str) -> None:
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.host_images).values(host="host1", image_id=ids.new(), image={}, asked_at=0))
+        tx.execute(
+            sa.insert(schema.host_images).values(
+                host="host1", image_id=ids.new(), image={}, asked_at=0
+            )
+        )
     compute, conductor = (service["id"] for service in get(cloud, "/os-services", mv)["services"])
     remove(cloud, compute, mv, 403, "user")
     remove(cloud, compute, mv)
-    assert [service["binary"] for service in get(cloud, "/os-services", mv)["services"]] == ["nova-conductor"]
+    assert [service["binary"] for service in get(cloud, "/os-services", mv)["services"]] == [
+        "nova-conductor"
+    ]
     assert get(cloud, "/os-hypervisors", mv)["hypervisors"] == []
     assert get(cloud, "/os-aggregates/7", mv)["aggregate"]["hosts"] == []
-    for table in (schema.hosts, schema.providers, schema.inventories, schema.provider_traits, schema.host_images):
+    for table in (
+        schema.hosts,
+        schema.providers,
+        schema.inventories,
+        schema.provider_traits,
+        schema.host_images,
+    ):
         assert cloud.rows(table) == [], table.name
     remove(cloud, compute, mv, 404)
     remove(cloud, conductor, mv)
@@ -121,26 +178,59 @@ def test_deleted_host_that_still_runs_returns_as_a_new_one(cloud: Cloud) -> None
     before = get(cloud, "/os-services", "2.53")["services"][0]
     put(cloud, before["id"], {"status": "disabled"}, "2.53")
     remove(cloud, before["id"], "2.53")
-    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}      # so it is told to register
+    assert (
+        cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}
+    )  # so it is told to register
     cloud.add_host("host1")
     after = get(cloud, "/os-services", "2.53")["services"][0]
-    assert (after["host"], after["status"], after["id"] != before["id"]) == ("host1", "enabled", True)
+    assert (after["host"], after["status"], after["id"] != before["id"]) == (
+        "host1",
+        "enabled",
+        True,
+    )
 
 
-@pytest.mark.parametrize(("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)])
+@pytest.mark.parametrize(
+    ("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)]
+)
 @pytest.mark.parametrize("place", ["source_host", "dest_host"])
-def test_host_is_kept_while_a_server_can_return_to_it(cloud: Cloud, place: str, status: str, answer: int
-                                                                  ) -> None:
+def test_host_is_kept_while_a_server_can_return_to_it(
+    cloud: Cloud, place: str, status: str, answer: int
+) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     server = cloud.create()
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.migrations), {
-            "uuid": ids.new(), "server_id": server, "action_id": ids.new(), "project_id": "p", "user_id": "u",
-            "type": "resize", "status": status, place: "host1", "old_flavor": {}, "new_flavor": {}, "was": "active",
-            "created_at": 0, "updated_at": 0})
+        tx.execute(
+            sa.insert(schema.migrations),
+            {
+                "uuid": ids.new(),
+                "server_id": server,
+                "action_id": ids.new(),
+                "project_id": "p",
+                "user_id": "u",
+                "type": "resize",
+                "status": status,
+                place: "host1",
+                "old_flavor": {},
+                "new_flavor": {},
+                "was": "active",
+                "created_at": 0,
+                "updated_at": 0,
+            },
+        )
         if answer == 409:
-            guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1, "wanted": guests.KEPT,
-                             "may_run": False}])
+            guests.add(
+                tx,
+                [
+                    {
+                        "server_id": server,
+                        "host": "host1",
+                        "fence": 1,
+                        "wanted": guests.KEPT,
+                        "may_run": False,
+                    }
+                ],
+            )
     said = remove(cloud, service, "2.53", answer)
     assert answer == 204 or "There are 1 in-progress migrations involving the host." in said
 
@@ -152,18 +242,36 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
     cloud.rest(server)
     assert "hosting instances" in remove(cloud, service, "2.53", 409)
     cloud.change(schema.servers, schema.servers.c.id == server, host=None)
-    cloud.store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}]))
+    cloud.store.write(
+        lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
+    )
     cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
     assert "1 guests on it that it has not removed yet" in remove(cloud, service, "2.53", 409)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.guests))
-        tx.execute(sa.insert(schema.allocations), {"provider_id": provider.id, "consumer_id": ids.new(),
-                                                   "resource_class": "VCPU", "used": 1})
+        tx.execute(
+            sa.insert(schema.allocations),
+            {
+                "provider_id": provider.id,
+                "consumer_id": ids.new(),
+                "resource_class": "VCPU",
+                "used": 1,
+            },
+        )
     assert "1 in-progress migrations" in remove(cloud, service, "2.53", 409)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.allocations))
-        tx.execute(sa.insert(schema.providers), {"uuid": ids.new(), "name": "card", "parent_uuid": provider.uuid,
-                                                 "root_uuid": provider.uuid, "created_at": 0, "changed_at": 0})
+        tx.execute(
+            sa.insert(schema.providers),
+            {
+                "uuid": ids.new(),
+                "name": "card",
+                "parent_uuid": provider.uuid,
+                "root_uuid": provider.uuid,
+                "created_at": 0,
+                "changed_at": 0,
+            },
+        )
     assert "made by hand below it" in remove(cloud, service, "2.53", 409)
     assert (len(cloud.rows(schema.hosts)), len(cloud.rows(schema.heartbeats))) == (1, 1)
     with cloud.store.begin() as tx:
@@ -171,17 +279,30 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
     remove(cloud, service, "2.53")
 
 
-@pytest.mark.parametrize(("mv", "service", "status"), [
-    ("2.1", "x", 400), ("2.1", "1" * 30, 400), ("2.1", "99", 404), ("2.52", "9" * 18, 404), ("2.53", "1", 400),
-    ("2.53", "12345678-1234-1234-1234-123456789012", 404)])
-def test_what_is_no_service_is_not_deleted(cloud: Cloud, mv: str, service: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("mv", "service", "status"),
+    [
+        ("2.1", "x", 400),
+        ("2.1", "1" * 30, 400),
+        ("2.1", "99", 404),
+        ("2.52", "9" * 18, 404),
+        ("2.53", "1", 400),
+        ("2.53", "12345678-1234-1234-1234-123456789012", 404),
+    ],
+)
+def test_what_is_no_service_is_not_deleted(
+    cloud: Cloud, mv: str, service: str, status: int
+) -> None:
     remove(cloud, service, mv, status)
 
 
 def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> None:
     """They read again what changed since they last looked."""
+
     def changed_at() -> int:
-        return next(int(row.changed_at) for row in cloud.rows(schema.providers) if row.host == "host1")
+        return next(
+            int(row.changed_at) for row in cloud.rows(schema.providers) if row.host == "host1"
+        )
 
     def silent() -> None:
         cloud.add_host("host2")
@@ -190,14 +311,19 @@ def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> 
 
     def heard() -> None:
         cloud.store.write(lambda tx: services.beat(tx, ["host1"], services.COMPUTE))
+
     before = changed_at()
     heard()
-    assert changed_at() == before           # as ever
+    assert changed_at() == before  # as ever
     uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
-    for change in (silent, heard, lambda: put(cloud, uuid, {"forced_down": True}, "2.53"),
-                   lambda: put(cloud, uuid, {"forced_down": False}, "2.53"),
-                   lambda: put(cloud, uuid, {"status": "disabled"}, "2.53"),
-                   lambda: put(cloud, uuid, {"status": "enabled"}, "2.53")):
+    for change in (
+        silent,
+        heard,
+        lambda: put(cloud, uuid, {"forced_down": True}, "2.53"),
+        lambda: put(cloud, uuid, {"forced_down": False}, "2.53"),
+        lambda: put(cloud, uuid, {"status": "disabled"}, "2.53"),
+        lambda: put(cloud, uuid, {"status": "enabled"}, "2.53"),
+    ):
         change()
         assert changed_at() > before
         before = changed_at()
@@ -208,16 +334,38 @@ def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> 
 # --- hypervisors ---
 NAMES = {"id", "hypervisor_hostname", "state", "status"}
 FACTS = NAMES | {"service", "hypervisor_type", "hypervisor_version", "host_ip"}
-USAGE = {"vcpus", "vcpus_used", "memory_mb", "memory_mb_used", "free_ram_mb", "local_gb", "local_gb_used",
-         "free_disk_gb",
-         "disk_available_least", "running_vms", "current_workload", "cpu_info"}
+USAGE = {
+    "vcpus",
+    "vcpus_used",
+    "memory_mb",
+    "memory_mb_used",
+    "free_ram_mb",
+    "local_gb",
+    "local_gb_used",
+    "free_disk_gb",
+    "disk_available_least",
+    "running_vms",
+    "current_workload",
+    "cpu_info",
+}
 
 
-@pytest.mark.parametrize(("mv", "keys", "ident", "cpu"), [
-    ("2.1", FACTS | USAGE, int, str), ("2.27", FACTS | USAGE, int, str), ("2.28", FACTS | USAGE, int, dict),
-    ("2.52", FACTS | USAGE, int, dict), ("2.53", FACTS | USAGE, str, dict), ("2.87", FACTS | USAGE, str, dict),
-    ("2.88", FACTS | {"uptime"}, str, None), ("2.104", FACTS | {"uptime"}, str, None)])
-def test_hypervisors_at_each_version(cloud: Cloud, mv: str, keys: set[str], ident: type, cpu: type | None) -> None:
+@pytest.mark.parametrize(
+    ("mv", "keys", "ident", "cpu"),
+    [
+        ("2.1", FACTS | USAGE, int, str),
+        ("2.27", FACTS | USAGE, int, str),
+        ("2.28", FACTS | USAGE, int, dict),
+        ("2.52", FACTS | USAGE, int, dict),
+        ("2.53", FACTS | USAGE, str, dict),
+        ("2.87", FACTS | USAGE, str, dict),
+        ("2.88", FACTS | {"uptime"}, str, None),
+        ("2.104", FACTS | {"uptime"}, str, None),
+    ],
+)
+def test_hypervisors_at_each_version(
+    cloud: Cloud, mv: str, keys: set[str], ident: type, cpu: type | None
+) -> None:
     brief = get(cloud, "/os-hypervisors", mv)["hypervisors"][0]
     assert set(brief) == NAMES
     detailed = get(cloud, "/os-hypervisors/detail", mv)["hypervisors"][0]
@@ -234,6 +382,7 @@ def test_hypervisors_at_each_version(cloud: Cloud, mv: str, keys: set[str], iden
         get(cloud, "/os-hypervisors/1", mv, 400)
 
 
+# fmt: off
 def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.rest(server)
@@ -250,6 +399,7 @@ def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
         "local_gb_used": 1, "free_disk_gb": 99, "disk_available_least": 99, "running_vms": 1, "current_workload": 0}
     statistics = get(cloud, "/os-hypervisors/statistics", "2.87")["hypervisor_statistics"]
     assert (statistics["count"], statistics["memory_mb_used"], statistics["vcpus"]) == (1, 896, 8)
+# fmt: on
 
 
 def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
@@ -262,13 +412,23 @@ def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
     found = get(cloud, "/os-hypervisors?with_servers=1", "2.75")["hypervisors"]
     assert [item["servers"] for item in found] == [held, []]
     assert "servers" not in get(cloud, "/os-hypervisors", "2.75")["hypervisors"][0]
-    assert get(cloud, f"/os-hypervisors/{found[0]['id']}?with_servers=1", "2.88")["hypervisor"]["servers"] == held
+    assert (
+        get(cloud, f"/os-hypervisors/{found[0]['id']}?with_servers=1", "2.88")["hypervisor"][
+            "servers"
+        ]
+        == held
+    )
     assert get(cloud, "/os-hypervisors/host1/servers", "2.52")["hypervisors"][0]["servers"] == held
-    assert [item["hypervisor_hostname"] for item in get(cloud, "/os-hypervisors/host/search")["hypervisors"]] == [
-        "host1.cloud", "host2.cloud"]
-    for path, mv in (("/os-hypervisors/zzz/search", "2.1"), ("/os-hypervisors/zzz/servers", "2.1"),
-                     ("/os-hypervisors/host/search", "2.53"),
-                     ("/os-hypervisors?hypervisor_hostname_pattern=zzz", "2.53")):
+    assert [
+        item["hypervisor_hostname"]
+        for item in get(cloud, "/os-hypervisors/host/search")["hypervisors"]
+    ] == ["host1.cloud", "host2.cloud"]
+    for path, mv in (
+        ("/os-hypervisors/zzz/search", "2.1"),
+        ("/os-hypervisors/zzz/servers", "2.1"),
+        ("/os-hypervisors/host/search", "2.53"),
+        ("/os-hypervisors?hypervisor_hostname_pattern=zzz", "2.53"),
+    ):
         get(cloud, path, mv, 404)
 
 
@@ -281,7 +441,12 @@ def test_the_uptime_of_a_host_is_what_it_says(cloud: Cloud) -> None:
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
     cloud.agents.uptime = UPTIME
     assert get(cloud, "/os-hypervisors/1/uptime", "2.52")["hypervisor"] == {
-        "id": 1, "hypervisor_hostname": "host1.cloud", "state": "up", "status": "enabled", "uptime": UPTIME}
+        "id": 1,
+        "hypervisor_hostname": "host1.cloud",
+        "state": "up",
+        "status": "enabled",
+        "uptime": UPTIME,
+    }
     assert get(cloud, f"/os-hypervisors/{uuid}/uptime", "2.87")["hypervisor"]["uptime"] == UPTIME
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] == UPTIME
     get(cloud, "/os-hypervisors/9/uptime", "2.1", 404)
@@ -304,7 +469,7 @@ def test_a_host_that_is_down_is_not_asked(cloud: Cloud) -> None:
     assert [host for host, _, _ in cloud.agents.asked] == ["host2"]
     get(cloud, "/os-hypervisors", "2.104")
     get(cloud, "/os-hypervisors/detail", "2.87")
-    assert len(cloud.agents.asked) == 1          # nobody is asked for what is not shown
+    assert len(cloud.agents.asked) == 1  # nobody is asked for what is not shown
 
 
 def test_silent_host_in_a_list_has_no_uptime_others_have(cloud: Cloud) -> None:
@@ -313,7 +478,8 @@ def test_silent_host_in_a_list_has_no_uptime_others_have(cloud: Cloud) -> None:
     cloud.agents.uptime, cloud.agents.silent = UPTIME, {"host3"}
     found = get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"]
     assert {item["hypervisor_hostname"]: item["uptime"] for item in found} == {
-        f"host{number}.cloud": None if number == 3 else UPTIME for number in range(1, 13)}
+        f"host{number}.cloud": None if number == 3 else UPTIME for number in range(1, 13)
+    }
 
 
 def test_a_question_that_finds_too_many_waiting_is_not_asked(cloud: Cloud) -> None:
@@ -331,24 +497,38 @@ def test_hypervisors_in_pages(cloud: Cloud) -> None:
     assert first["hypervisors_links"][0]["href"].endswith("/v2.1/os-hypervisors?limit=1&marker=1")
     assert get(cloud, "/os-hypervisors?limit=5&marker=1", "2.33")["hypervisors"][0]["id"] == 2
     page = get(cloud, "/os-hypervisors/detail?limit=1", "2.53")
-    rest = get(cloud, "/os-hypervisors/detail?marker=" + page["hypervisors"][0]["id"], "2.53")["hypervisors"]
+    rest = get(cloud, "/os-hypervisors/detail?marker=" + page["hypervisors"][0]["id"], "2.53")[
+        "hypervisors"
+    ]
     assert [item["hypervisor_hostname"] for item in rest] == ["host2.cloud"]
     assert len(get(cloud, "/os-hypervisors?limit=1", "2.32")["hypervisors"]) == 2
     one = get(cloud, "/os-hypervisors?hypervisor_hostname_pattern=host2", "2.53")["hypervisors"]
     assert [item["hypervisor_hostname"] for item in one] == ["host2.cloud"]
-    for path in ("?limit=x", "?marker=9", "?limit=1&limit=2", "?hypervisor_hostname_pattern=h&limit=1", "?colour=1"):
+    for path in (
+        "?limit=x",
+        "?marker=9",
+        "?limit=1&limit=2",
+        "?hypervisor_hostname_pattern=h&limit=1",
+        "?colour=1",
+    ):
         get(cloud, "/os-hypervisors" + path, "2.53", 400)
 
 
 # --- zones, extensions ---
 def test_availability_zones(cloud: Cloud, zone: str) -> None:
     cloud.add_host("host2")
-    assert get(cloud, "/os-availability-zone", token="user") == {"availabilityZoneInfo": [
-        {"zoneName": "az1", "zoneState": {"available": True}, "hosts": None},
-        {"zoneName": "nova", "zoneState": {"available": True}, "hosts": None}]}
+    assert get(cloud, "/os-availability-zone", token="user") == {
+        "availabilityZoneInfo": [
+            {"zoneName": "az1", "zoneState": {"available": True}, "hosts": None},
+            {"zoneName": "nova", "zoneState": {"available": True}, "hosts": None},
+        ]
+    }
     cloud.change(schema.services, schema.services.c.host == "host2", disabled=True)
     cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
-    found = {item["zoneName"]: item for item in get(cloud, "/os-availability-zone/detail")["availabilityZoneInfo"]}
+    found = {
+        item["zoneName"]: item
+        for item in get(cloud, "/os-availability-zone/detail")["availabilityZoneInfo"]
+    }
     assert list(found) == ["az1", "internal", "nova"]
     assert found["nova"] == {"zoneName": "nova", "zoneState": {"available": False}, "hosts": None}
     compute = found["az1"]["hosts"]["host1"]["nova-compute"]
@@ -360,8 +540,16 @@ def test_availability_zones(cloud: Cloud, zone: str) -> None:
 def test_bare_metal_nodes_were_never_changed_here(cloud: Cloud) -> None:
     for method, path in (("POST", ""), ("DELETE", "/x"), ("POST", "/x/action")):
         for mv, status in (("2.1", 400), ("2.35", 400), ("2.36", 404)):
-            assert cloud.call(method, "/os-baremetal-nodes" + path, {} if method == "POST" else None, mv=mv,
-                              token="admin").status_code == status
+            assert (
+                cloud.call(
+                    method,
+                    "/os-baremetal-nodes" + path,
+                    {} if method == "POST" else None,
+                    mv=mv,
+                    token="admin",
+                ).status_code
+                == status
+            )
 
 
 def test_extensions(cloud: Cloud) -> None:
@@ -372,20 +560,41 @@ def test_extensions(cloud: Cloud) -> None:
 
 
 def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
-    there = {extension["alias"] for extension in get(cloud, "/extensions", token="user")["extensions"]}
+    there = {
+        extension["alias"] for extension in get(cloud, "/extensions", token="user")["extensions"]
+    }
     routed = {route.path.split("/")[1] for route in ROUTES}
-    for alias in ("os-volumes", "os-hosts", "os-fping", "os-shelve", "os-user-data", "os-assisted-volume-snapshots"):
+    for alias in (
+        "os-volumes",
+        "os-hosts",
+        "os-fping",
+        "os-shelve",
+        "os-user-data",
+        "os-assisted-volume-snapshots",
+    ):
         has = alias not in ("os-volumes", "os-assisted-volume-snapshots") or alias in routed
         assert (alias in there) is has, alias
         get(cloud, f"/extensions/{alias}", token="user", status=200 if has else 404)
     known = set(extensions.announced([*there, "GET /os-volumes/x"]))
-    assert {"OS-EXT-STS", "os-user-data"} <= known and known.isdisjoint({"os-volumes", "os-hosts", "os-shelve", "NMN"})
-    assert {"os-volumes", "NMN", "os-hosts"} <= set(extensions.announced(["GET /os-volumes", "addFixedIp",
-                                                                          "PUT /os-hosts/{host}"]))
+    assert {"OS-EXT-STS", "os-user-data"} <= known and known.isdisjoint(
+        {"os-volumes", "os-hosts", "os-shelve", "NMN"}
+    )
+    assert {"os-volumes", "NMN", "os-hosts"} <= set(
+        extensions.announced(["GET /os-volumes", "addFixedIp", "PUT /os-hosts/{host}"])
+    )
 
 
 def test_operations_of_extensions_are_written_as_routes() -> None:
-    there = {f"{route.method} {route.path}" for route in ROUTES} | {row.key for row in states.ACTIONS}
+    there = {f"{route.method} {route.path}" for route in ROUTES} | {
+        row.key for row in states.ACTIONS
+    }
     there |= {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
-    absent = {"os-assisted-volume-snapshots", "os-baremetal-nodes", "os-volume-attachment-update", "os-volumes"}
-    assert {alias for alias, wanted in extensions._OPERATIONS.items() if wanted not in there} <= absent
+    absent = {
+        "os-assisted-volume-snapshots",
+        "os-baremetal-nodes",
+        "os-volume-attachment-update",
+        "os-volumes",
+    }
+    assert {
+        alias for alias, wanted in extensions._OPERATIONS.items() if wanted not in there
+    } <= absent

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the image service against a small HTTP server: facts, bytes, the cache, and what can go wrong."""
+"""The client of the image service against a small HTTP server: facts, bytes, the cache, and what
+can go wrong."""
+
 from __future__ import annotations
 
 import hashlib
@@ -15,12 +17,27 @@ from common import errors
 from common.clients import image
 
 ID = "70a599e0-31e7-49b7-b260-868f441e862b"
-BODY = {"id": ID, "name": "cirros", "status": "active", "disk_format": "qcow2", "container_format": "bare",
-        "size": 3_000_000,
-        "virtual_size": 2 ** 30, "min_ram": 64, "min_disk": 1, "os_hash_algo": "sha512", "os_hash_value": "abc",
-        "visibility": "public", "tags": [], "protected": False, "owner": "o", "self": "/v2/images/x",
-        "hw_disk_bus": "virtio",
-        "os_distro": "cirros", "nothing": None}
+BODY = {
+    "id": ID,
+    "name": "cirros",
+    "status": "active",
+    "disk_format": "qcow2",
+    "container_format": "bare",
+    "size": 3_000_000,
+    "virtual_size": 2**30,
+    "min_ram": 64,
+    "min_disk": 1,
+    "os_hash_algo": "sha512",
+    "os_hash_value": "abc",
+    "visibility": "public",
+    "tags": [],
+    "protected": False,
+    "owner": "o",
+    "self": "/v2/images/x",
+    "hw_disk_bus": "virtio",
+    "os_distro": "cirros",
+    "nothing": None,
+}
 
 
 class Glance(ThreadingHTTPServer):
@@ -37,9 +54,9 @@ class Glance(ThreadingHTTPServer):
     asked: list[tuple[str, str]]
     data: bytes
     cut: int
-    there: dict[str, Any]        # the image that a GET finds
-    words: str                   # the page of a refusal
-    got: bytes                   # the body of the last POST or PUT
+    there: dict[str, Any]  # the image that a GET finds
+    words: str  # the page of a refusal
+    got: bytes  # the body of the last POST or PUT
 
     @property
     def url(self) -> str:
@@ -54,7 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/v2/images?"):
             body = self._page()
         else:
-            body = self.server.data if self.path.endswith("/file") else json.dumps(self.server.there).encode()
+            body = (
+                self.server.data
+                if self.path.endswith("/file")
+                else json.dumps(self.server.there).encode()
+            )
         self._answer(self.server.status if self.server.got == b"" else 200, body)
 
     def _page(self) -> bytes:
@@ -83,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[:-self.server.cut or None])
+        self.wfile.write(body[: -self.server.cut or None])
 
     def log_message(self, *args: Any) -> None:
         """Not to the terminal."""
@@ -103,9 +124,22 @@ def glance() -> Iterator[Glance]:
 def test_the_facts_of_an_image(glance: Glance) -> None:
     found = image.ImageClient(glance.url + "/v2/").show(ID, "token")
     assert glance.asked == [(f"/v2/images/{ID}", "token")]
-    assert found == image.Image(image.ImageRef(
-        ID, "qcow2", 3_000_000, "sha512", "abc", {"hw_disk_bus": "virtio", "os_distro": "cirros"}), "cirros",
-        "active", 64, 1, 2 ** 30, "public")
+    assert found == image.Image(
+        image.ImageRef(
+            ID,
+            "qcow2",
+            3_000_000,
+            "sha512",
+            "abc",
+            {"hw_disk_bus": "virtio", "os_distro": "cirros"},
+        ),
+        "cirros",
+        "active",
+        64,
+        1,
+        2**30,
+        "public",
+    )
 
 
 def test_requirement_of_an_image_is_asked_once_while_remembered(glance: Glance) -> None:
@@ -116,6 +150,7 @@ def test_requirement_of_an_image_is_asked_once_while_remembered(glance: Glance) 
 
     def refuse(found: image.Image) -> None:
         raise errors.Forbidden("No host gets it.")
+
     client = image.ImageClient(glance.url, require=refuse)
     for _ in range(2):
         with pytest.raises(errors.Forbidden, match="No host gets it"):
@@ -134,9 +169,17 @@ def test_it_is_remembered_for_a_while_for_one_token(glance: Glance) -> None:
     assert "'a'" not in repr(client), "no token is kept in plain"
 
 
-@pytest.mark.parametrize(("status", "kind"), [
-    (404, errors.BadRequest), (403, errors.BadRequest), (401, errors.Unauthorized), (500, errors.Unavailable),
-    (503, errors.Unavailable), (300, errors.Unavailable)])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, errors.BadRequest),
+        (403, errors.BadRequest),
+        (401, errors.Unauthorized),
+        (500, errors.Unavailable),
+        (503, errors.Unavailable),
+        (300, errors.Unavailable),
+    ],
+)
 def test_answers_that_are_no_image(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
     glance.status = status
     with pytest.raises(kind) as raised:
@@ -189,16 +232,27 @@ def test_the_same_record_again_is_fine_and_another_s_is_not(glance: Glance) -> N
         client.create(RECORD, "token")
 
 
-REFUSALS = [(400, errors.BadRequest), (403, errors.Forbidden), (413, errors.TooLarge), (401, errors.Unauthorized),
-            (500, errors.Unavailable), (503, errors.Unavailable)]
+REFUSALS = [
+    (400, errors.BadRequest),
+    (403, errors.Forbidden),
+    (413, errors.TooLarge),
+    (401, errors.Unauthorized),
+    (500, errors.Unavailable),
+    (503, errors.Unavailable),
+]
 
 
 @pytest.mark.parametrize(("status", "kind"), REFUSALS)
-def test_a_refusal_is_told_with_the_service_s_words(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
+def test_a_refusal_is_told_with_the_service_s_words(
+    glance: Glance, status: int, kind: type[errors.Problem]
+) -> None:
     glance.status, glance.words = status, "<html><h1>No</h1>\n quota  is used up</html>"
     client = image.ImageClient(glance.url)
-    for change in (lambda: client.create(RECORD, "token"), lambda: client.upload(ID, "token", [b"x"]),
-                   lambda: client.delete(ID, "token")):
+    for change in (
+        lambda: client.create(RECORD, "token"),
+        lambda: client.upload(ID, "token", [b"x"]),
+        lambda: client.delete(ID, "token"),
+    ):
         with pytest.raises(kind) as raised:
             change()
         assert type(raised.value) is kind
@@ -216,19 +270,27 @@ def test_images_are_found_over_all_pages_newest_first(glance: Glance) -> None:
     found = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
     assert [record["id"] for record in found] == ["a", "b"]
     assert [path for path, _ in glance.asked] == [
-        "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc", "/v2/images?marker=a"]
+        "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc",
+        "/v2/images?marker=a",
+    ]
     glance.status = 503
     with pytest.raises(errors.Unavailable):
         image.ImageClient(glance.url).find({}, "token")
 
 
 SENT = b"".join(bytes([number]) * 100_000 for number in range(20))
-STORED = {"size": len(SENT), "os_hash_algo": "sha512", "os_hash_value": hashlib.sha512(SENT).hexdigest()}
+STORED = {
+    "size": len(SENT),
+    "os_hash_algo": "sha512",
+    "os_hash_value": hashlib.sha512(SENT).hexdigest(),
+}
 
 
 def upload(glance: Glance) -> None:
     glance.status = 204
-    image.ImageClient(glance.url).upload(ID, "token", (SENT[at:at + 100_000] for at in range(0, len(SENT), 100_000)))
+    image.ImageClient(glance.url).upload(
+        ID, "token", (SENT[at : at + 100_000] for at in range(0, len(SENT), 100_000))
+    )
 
 
 def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
@@ -238,9 +300,14 @@ def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
     assert glance.got == SENT
 
 
-@pytest.mark.parametrize("lost", [{"size": len(SENT) - 1}, {"status": "queued"}, {"os_hash_value": "ab" * 64}],
-                         ids=["size", "status", "checksum"])
-def test_what_the_service_did_not_store_as_given_is_noticed(glance: Glance, lost: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "lost",
+    [{"size": len(SENT) - 1}, {"status": "queued"}, {"os_hash_value": "ab" * 64}],
+    ids=["size", "status", "checksum"],
+)
+def test_what_the_service_did_not_store_as_given_is_noticed(
+    glance: Glance, lost: dict[str, Any]
+) -> None:
     glance.there.update(STORED | lost)
     with pytest.raises(errors.Conflict, match=f"has image {ID} not as it was given"):
         upload(glance)
@@ -251,8 +318,12 @@ def test_checksum_of_another_kind_is_not_compared(glance: Glance) -> None:
     upload(glance)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)])
-def test_an_image_that_takes_no_bytes(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)]
+)
+def test_an_image_that_takes_no_bytes(
+    glance: Glance, status: int, kind: type[errors.Problem]
+) -> None:
     glance.status = status
     with pytest.raises(kind):
         image.ImageClient(glance.url).upload(ID, "token", [b"x"])
@@ -265,6 +336,7 @@ def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"x" * 1000
         raise Cancelled
+
     with pytest.raises(Cancelled):
         image.ImageClient(glance.url).upload(ID, "token", chunks())
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxy to the image service: images until 2.35, their metadata until 2.38."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,8 +11,18 @@ from tests.api.conftest import IMAGE, Cloud
 
 SERVER = "5d9b4a0e-2a37-4d7c-9c5e-0b8e7c3f1a22"
 OTHER_IMAGE = "11111111-2a37-4d7c-9c5e-0b8e7c3f1a22"
-OWN = {"id": IMAGE, "name": "debian", "status": "active", "size": 42, "min_ram": 64, "min_disk": 1, "checksum": "c",
-       "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-02T00:00:00Z", "visibility": "public"}
+OWN = {
+    "id": IMAGE,
+    "name": "debian",
+    "status": "active",
+    "size": 42,
+    "min_ram": 64,
+    "min_disk": 1,
+    "checksum": "c",
+    "created_at": "2026-01-01T00:00:00Z",
+    "updated_at": "2026-01-02T00:00:00Z",
+    "visibility": "public",
+}
 
 
 @pytest.fixture
@@ -19,12 +30,20 @@ def cloud(cloud: Cloud) -> Cloud:
     """Two images; the first one was made of a server."""
     cloud.images.records = {
         IMAGE: {**OWN, "os_type": "linux", "instance_uuid": SERVER, "auto_disk_config": "True"},
-        OTHER_IMAGE: {**OWN, "id": OTHER_IMAGE, "name": None, "status": "queued", "size": None}}
+        OTHER_IMAGE: {**OWN, "id": OTHER_IMAGE, "name": None, "status": "queued", "size": None},
+    }
     return cloud
 
 
-def ask(cloud: Cloud, method: str, path: str = "", body: Any = None, status: int = 200, mv: str = "2.35",
-        token: str = "user") -> Any:
+def ask(
+    cloud: Cloud,
+    method: str,
+    path: str = "",
+    body: Any = None,
+    status: int = 200,
+    mv: str = "2.35",
+    token: str = "user",
+) -> Any:
     answer = cloud.call(method, f"/images{path}", body, mv=mv, token=token)
     assert answer.status_code == status, answer.text
     return answer.json if answer.text else None
@@ -34,26 +53,51 @@ def test_an_image_as_the_api_had_it(cloud: Cloud) -> None:
     shown = ask(cloud, "GET", f"/{IMAGE}")["image"]
     links = shown.pop("links")
     assert [link["rel"] for link in links] == ["self", "bookmark", "alternate"]
-    assert links[2] == {"rel": "alternate", "type": "application/vnd.openstack.image",
-                        "href": f"http://images/v2/images/{IMAGE}"}
+    assert links[2] == {
+        "rel": "alternate",
+        "type": "application/vnd.openstack.image",
+        "href": f"http://images/v2/images/{IMAGE}",
+    }
     assert shown.pop("server")["id"] == SERVER
     assert shown == {
-        "id": IMAGE, "name": "debian", "minRam": 64, "minDisk": 1, "status": "ACTIVE", "progress": 100,
-        "created": "2026-01-01T00:00:00Z", "updated": "2026-01-02T00:00:00Z", "OS-EXT-IMG-SIZE:size": 42,
+        "id": IMAGE,
+        "name": "debian",
+        "minRam": 64,
+        "minDisk": 1,
+        "status": "ACTIVE",
+        "progress": 100,
+        "created": "2026-01-01T00:00:00Z",
+        "updated": "2026-01-02T00:00:00Z",
+        "OS-EXT-IMG-SIZE:size": 42,
         "OS-DCF:diskConfig": "AUTO",
-        "metadata": {"os_type": "linux", "instance_uuid": SERVER, "auto_disk_config": "True"}}
+        "metadata": {"os_type": "linux", "instance_uuid": SERVER, "auto_disk_config": "True"},
+    }
     other = ask(cloud, "GET", f"/{OTHER_IMAGE}")["image"]
-    assert (other["status"], other["progress"], other["OS-EXT-IMG-SIZE:size"], other["name"]) == ("SAVING", 25, 0, None)
+    assert (other["status"], other["progress"], other["OS-EXT-IMG-SIZE:size"], other["name"]) == (
+        "SAVING",
+        25,
+        0,
+        None,
+    )
     assert not {"server", "OS-DCF:diskConfig"} & other.keys()
 
 
 def test_lists_ask_the_image_service_in_its_own_words(cloud: Cloud) -> None:
-    query = (f"?status=ACTIVE&server=http://api/servers/{SERVER}&minRam=64&property-os_type=linux&type=snapshot"
-             f"&changes-since=2026-01-01T00:00:00Z&marker={OTHER_IMAGE}&limit=7&colour=red")
+    query = (
+        f"?status=ACTIVE&server=http://api/servers/{SERVER}&minRam=64&property-os_type=linux&type=snapshot"
+        f"&changes-since=2026-01-01T00:00:00Z&marker={OTHER_IMAGE}&limit=7&colour=red"
+    )
     ask(cloud, "GET", query)
     assert cloud.images.asked[-1] == {
-        "status": "active", "instance_uuid": SERVER, "min_ram": "64", "os_type": "linux", "image_type": "snapshot",
-        "updated_at": "gte:2026-01-01T00:00:00Z", "marker": OTHER_IMAGE, "limit": "7"}
+        "status": "active",
+        "instance_uuid": SERVER,
+        "min_ram": "64",
+        "os_type": "linux",
+        "image_type": "snapshot",
+        "updated_at": "gte:2026-01-01T00:00:00Z",
+        "marker": OTHER_IMAGE,
+        "limit": "7",
+    }
 
 
 def test_lists_and_their_pages(cloud: Cloud) -> None:
@@ -69,7 +113,10 @@ def test_metadata_is_added_replaced_and_taken_out(cloud: Cloud) -> None:
     path = f"/{IMAGE}/metadata"
     before = ask(cloud, "GET", path, mv="2.38")["metadata"]
     assert ask(cloud, "POST", path, {"metadata": {"a": "1", "os_type": "bsd"}})["metadata"] == {
-        **before, "a": "1", "os_type": "bsd"}
+        **before,
+        "a": "1",
+        "os_type": "bsd",
+    }
     assert ask(cloud, "PUT", f"{path}/b", {"meta": {"b": "2"}}) == {"meta": {"b": "2"}}
     assert ask(cloud, "GET", f"{path}/b") == {"meta": {"b": "2"}}
     ask(cloud, "DELETE", f"{path}/a", status=204)
@@ -78,21 +125,35 @@ def test_metadata_is_added_replaced_and_taken_out(cloud: Cloud) -> None:
     assert cloud.images.records[IMAGE] == {**OWN, "only": "this"}, "what is no property stays"
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status"), [
-    ("GET", "/none", None, 404), ("DELETE", "/none", None, 404), ("GET", "/none/metadata", None, 404),
-    ("GET", f"/{IMAGE}/metadata/none", None, 404), ("DELETE", f"/{IMAGE}/metadata/none", None, 404),
-    ("PUT", f"/{IMAGE}/metadata/a", {"meta": {"b": "1"}}, 400),
-    ("PUT", f"/{IMAGE}/metadata/a", {"meta": {"a": "1", "b": "1"}}, 400),
-    ("POST", f"/{IMAGE}/metadata", {"metadata": {"a": 1}}, 400), ("POST", f"/{IMAGE}/metadata", {"meta": {}}, 400),
-    ("PUT", f"/{IMAGE}/metadata", {"metadata": {str(n): "x" for n in range(129)}}, 403)])
-def test_what_is_refused_changes_nothing(cloud: Cloud, method: str, path: str, body: Any, status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/none", None, 404),
+        ("DELETE", "/none", None, 404),
+        ("GET", "/none/metadata", None, 404),
+        ("GET", f"/{IMAGE}/metadata/none", None, 404),
+        ("DELETE", f"/{IMAGE}/metadata/none", None, 404),
+        ("PUT", f"/{IMAGE}/metadata/a", {"meta": {"b": "1"}}, 400),
+        ("PUT", f"/{IMAGE}/metadata/a", {"meta": {"a": "1", "b": "1"}}, 400),
+        ("POST", f"/{IMAGE}/metadata", {"metadata": {"a": 1}}, 400),
+        ("POST", f"/{IMAGE}/metadata", {"meta": {}}, 400),
+        ("PUT", f"/{IMAGE}/metadata", {"metadata": {str(n): "x" for n in range(129)}}, 403),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    cloud: Cloud, method: str, path: str, body: Any, status: int
+) -> None:
     before = dict(cloud.images.records)
     ask(cloud, method, path, body, status)
     assert cloud.images.records == before
 
 
 def test_what_the_image_service_forbids(cloud: Cloud) -> None:
-    for method, path in (("GET", f"/{IMAGE}"), ("DELETE", f"/{IMAGE}"), ("GET", f"/{IMAGE}/metadata")):
+    for method, path in (
+        ("GET", f"/{IMAGE}"),
+        ("DELETE", f"/{IMAGE}"),
+        ("GET", f"/{IMAGE}/metadata"),
+    ):
         fault = ask(cloud, method, path, status=403, token="stranger")
         assert "Not authorized for image" in fault["forbidden"]["message"]
 

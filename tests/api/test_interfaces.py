@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/servers/{id}/os-interface: shown, attached, detached; what waits for what, and every refusal."""
+
 from __future__ import annotations
 
 import threading
@@ -18,25 +19,58 @@ from tests.api.networks import Networks
 
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NETWORK, PORT, SUBNET = (f"{number}0000000-0000-4000-8000-000000000000" for number in range(1, 4))
-MADE = Interface(PORT, NETWORK, "red", "fa:16:3e:00:00:09", [{
-    "address": "10.0.0.9", "version": 4, "prefix": 24, "subnet": SUBNET, "gateway": None, "dns": [], "routes": [],
-    "dhcp": True, "floating": []}], 1450, "data", active=True)
+MADE = Interface(
+    PORT,
+    NETWORK,
+    "red",
+    "fa:16:3e:00:00:09",
+    [
+        {
+            "address": "10.0.0.9",
+            "version": 4,
+            "prefix": 24,
+            "subnet": SUBNET,
+            "gateway": None,
+            "dns": [],
+            "routes": [],
+            "dhcp": True,
+            "floating": [],
+        }
+    ],
+    1450,
+    "data",
+    active=True,
+)
 
 
 class Conductor:
-    """Woken for an attachment, it writes what the real one would: the interface, or why there is none."""
+    """Woken for an attachment, it writes what the real one would: the interface, or why there is
+    none."""
 
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
         self.cloud, self.failure, self.woken = cloud, failure, 0
 
     def wake(self, neighbours: bool = False) -> None:
         self.woken += 1
-        action = next(row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface")
-        event = {"action_id": action.id, "seq": 1, "step": "attach", "attempt": 1,
-                 "event": "failed" if self.failure else "succeeded", "message": self.failure}
+        action = next(
+            row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface"
+        )
+        event = {
+            "action_id": action.id,
+            "seq": 1,
+            "step": "attach",
+            "attempt": 1,
+            "event": "failed" if self.failure else "succeeded",
+            "message": self.failure,
+        }
         self.cloud.store.write(lambda tx: actions.append(tx, [event]))
-        self.cloud.change(schema.actions, schema.actions.c.id == action.id, message=self.failure,
-                          state="failed" if self.failure else "done", data={"interface": to_wire(MADE)})
+        self.cloud.change(
+            schema.actions,
+            schema.actions.c.id == action.id,
+            message=self.failure,
+            state="failed" if self.failure else "done",
+            data={"interface": to_wire(MADE)},
+        )
 
 
 @pytest.fixture
@@ -59,57 +93,97 @@ def plug(cloud: Cloud, networks: Networks, server: str, network: str, tag: str =
 
 
 def attach(cloud: Cloud, server: str, mv: str = "2.49", token: str = "user", **given: Any) -> Any:
-    return cloud.call("POST", f"/servers/{server}/os-interface", {"interfaceAttachment": given}, mv=mv, token=token)
+    return cloud.call(
+        "POST",
+        f"/servers/{server}/os-interface",
+        {"interfaceAttachment": given},
+        mv=mv,
+        token=token,
+    )
 
 
 def begun(cloud: Cloud, name: str) -> list[Any]:
     return [action for action in cloud.rows(schema.actions) if action.name == name]
 
 
-def test_interfaces_as_the_network_service_tells_them(wired: Cloud, networks: Networks, server: str, red: str) -> None:
+def test_interfaces_as_the_network_service_tells_them(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
     port = plug(wired, networks, server, red, "data")
     networks.add_port(red, PROJECT, device_id="another")
     subnet = networks.networks_by_id[red]["subnets"][0]
-    shown = {"port_id": port, "net_id": red, "mac_addr": "fa:16:3e:00:00:00", "port_state": "ACTIVE",
-             "fixed_ips": [{"ip_address": "10.0.0.10", "subnet_id": subnet}]}
+    shown = {
+        "port_id": port,
+        "net_id": red,
+        "mac_addr": "fa:16:3e:00:00:00",
+        "port_state": "ACTIVE",
+        "fixed_ips": [{"ip_address": "10.0.0.10", "subnet_id": subnet}],
+    }
     path = f"/servers/{server}/os-interface"
     assert wired.call("GET", path).json == {"interfaceAttachments": [shown]}
     assert wired.call("GET", f"{path}/{port}").json == {"interfaceAttachment": shown}
-    assert wired.call("GET", path, mv="2.70").json == {"interfaceAttachments": [{**shown, "tag": "data"}]}
-    assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {"interfaceAttachment": {**shown, "tag": "data"}}
+    assert wired.call("GET", path, mv="2.70").json == {
+        "interfaceAttachments": [{**shown, "tag": "data"}]
+    }
+    assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {
+        "interfaceAttachment": {**shown, "tag": "data"}
+    }
 
 
-def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(wired: Cloud, networks: Networks, server: str) -> None:
+def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(
+    wired: Cloud, networks: Networks, server: str
+) -> None:
     networks.asked.clear()
     for text in ("%3Fname=x", "%2E%2E", "eth0"):
         assert wired.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
     assert not networks.asked
 
 
-def test_a_port_of_another_server_is_not_shown(wired: Cloud, networks: Networks, server: str, red: str) -> None:
+def test_a_port_of_another_server_is_not_shown(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
     for port in (other, UNKNOWN):
         answer = wired.call("GET", f"/servers/{server}/os-interface/{port}")
-        assert answer.json == {"itemNotFound": {
-            "code": 404, "message": f"Server {server} has no interface with port {port}."}}
+        assert answer.json == {
+            "itemNotFound": {
+                "code": 404,
+                "message": f"Server {server} has no interface with port {port}.",
+            }
+        }
 
 
-def test_an_attachment_is_answered_with_what_the_guest_has_got(wired: Cloud, server: str, red: str) -> None:
+def test_an_attachment_is_answered_with_what_the_guest_has_got(
+    wired: Cloud, server: str, red: str
+) -> None:
     wired.services.wakeup = Conductor(wired)
-    answer = attach(wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data")
+    answer = attach(
+        wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data"
+    )
     assert answer.status_code == 200
-    assert answer.json == {"interfaceAttachment": {
-        "port_id": PORT, "net_id": NETWORK, "mac_addr": "fa:16:3e:00:00:09", "port_state": "ACTIVE", "tag": "data",
-        "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}]}}
+    assert answer.json == {
+        "interfaceAttachment": {
+            "port_id": PORT,
+            "net_id": NETWORK,
+            "mac_addr": "fa:16:3e:00:00:09",
+            "port_state": "ACTIVE",
+            "tag": "data",
+            "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}],
+        }
+    }
     [action] = begun(wired, "attach_interface")
     assert (action.workflow, action.args["security_groups"]) == ("attach_interface", [])
-    assert action.args["networks"] == [{"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}]
+    assert action.args["networks"] == [
+        {"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}
+    ]
 
 
 def test_an_attachment_that_fails_says_why(wired: Cloud, server: str, red: str) -> None:
     wired.services.wakeup = Conductor(wired, "the bridge is not there")
     answer = attach(wired, server, net_id=red)
-    assert answer.json == {"conflictingRequest": {"code": 409, "message": "the bridge is not there"}}
+    assert answer.json == {
+        "conflictingRequest": {"code": 409, "message": "the bridge is not there"}
+    }
 
 
 def test_an_attachment_that_takes_long_is_accepted(wired: Cloud, server: str, red: str) -> None:
@@ -117,25 +191,40 @@ def test_an_attachment_that_takes_long_is_accepted(wired: Cloud, server: str, re
     assert (answer.status_code, answer.text) == (202, "")
 
 
-def test_a_port_or_the_only_network(wired: Cloud, networks: Networks, server: str, red: str) -> None:
+def test_a_port_or_the_only_network(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
     port = networks.add_port(red, PROJECT)
     assert attach(wired, server, port_id=port, tag="t").status_code == 202
     wired.rest(server)
     assert attach(wired, server, tag="u").status_code == 202
     wired.rest(server)
     assert wired.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
-    assert sorted((one.args["networks"] for one in begun(wired, "attach_interface")), key=str) == sorted([
-        [{"port": port, "label": "red", "tag": "t"}], [{"network": red, "label": "red", "tag": "u"}],
-        [{"network": red, "label": "red"}]], key=str)
+    assert sorted(
+        (one.args["networks"] for one in begun(wired, "attach_interface")), key=str
+    ) == sorted(
+        [
+            [{"port": port, "label": "red", "tag": "t"}],
+            [{"network": red, "label": "red", "tag": "u"}],
+            [{"network": red, "label": "red"}],
+        ],
+        key=str,
+    )
 
 
-def test_a_second_attachment_waits_for_its_turn(make_cloud: Callable[..., Cloud], networks: Networks, red: str) -> None:
+def test_a_second_attachment_waits_for_its_turn(
+    make_cloud: Callable[..., Cloud], networks: Networks, red: str
+) -> None:
     cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)
     server = cloud.create(mv="2.37")
     cloud.rest(server, action="another")
     answer = attach(cloud, server, net_id=red)
-    assert answer.json == {"conflictingRequest": {
-        "code": 409, "message": f"Instance {server} is busy with another action; try again when it has ended."}}
+    assert answer.json == {
+        "conflictingRequest": {
+            "code": 409,
+            "message": f"Instance {server} is busy with another action; try again when it has ended.",
+        }
+    }
     assert begun(cloud, "attach_interface") == []
     free = threading.Timer(0.05, cloud.rest, (server,))
     free.start()
@@ -152,7 +241,9 @@ def test_when_too_many_wait_nothing_is_begun(wired: Cloud, server: str, red: str
     assert begun(wired, "attach_interface") == []
 
 
-def test_detaching_is_begun_and_answered(wired: Cloud, networks: Networks, server: str, red: str) -> None:
+def test_detaching_is_begun_and_answered(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
     port = plug(wired, networks, server, red)
     answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert (answer.status_code, answer.text) == (202, "")
@@ -164,13 +255,18 @@ def test_detaching_is_begun_and_answered(wired: Cloud, networks: Networks, serve
 
 def test_detaching_what_is_not_there(wired: Cloud, server: str) -> None:
     answer = wired.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
-    assert answer.json == {"itemNotFound": {
-        "code": 404, "message": f"Server {server} has no interface with port {UNKNOWN}."}}
+    assert answer.json == {
+        "itemNotFound": {
+            "code": 404,
+            "message": f"Server {server} has no interface with port {UNKNOWN}.",
+        }
+    }
 
 
 @pytest.mark.parametrize("vm_state", states.VM_STATES)
-def test_the_states_in_which_interfaces_change(wired: Cloud, networks: Networks, server: str, red: str, vm_state: str
-                                               ) -> None:
+def test_the_states_in_which_interfaces_change(
+    wired: Cloud, networks: Networks, server: str, red: str, vm_state: str
+) -> None:
     if vm_state == states.DELETED:
         return
     port = plug(wired, networks, server, red)
@@ -189,9 +285,19 @@ def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, 
     assert attach(wired, server, token="admin", net_id=red).status_code == 202
 
 
-@pytest.mark.parametrize(("token", "shown", "changed"), [
-    ("user", 200, 202), ("reader", 200, 403), ("stranger", 404, 404), ("nobody", 403, 403), ("admin", 200, 202)])
-def test_who_may(wired: Cloud, networks: Networks, server: str, red: str, token: str, shown: int, changed: int) -> None:
+@pytest.mark.parametrize(
+    ("token", "shown", "changed"),
+    [
+        ("user", 200, 202),
+        ("reader", 200, 403),
+        ("stranger", 404, 404),
+        ("nobody", 403, 403),
+        ("admin", 200, 202),
+    ],
+)
+def test_who_may(
+    wired: Cloud, networks: Networks, server: str, red: str, token: str, shown: int, changed: int
+) -> None:
     port = plug(wired, networks, server, red)
     path = f"/servers/{server}/os-interface"
     assert wired.call("GET", path, token=token).status_code == shown
@@ -201,36 +307,74 @@ def test_who_may(wired: Cloud, networks: Networks, server: str, red: str, token:
     assert attach(wired, server, token=token, net_id=red).status_code == changed
 
 
-def test_what_is_wrong_with_an_attachment(wired: Cloud, networks: Networks, server: str, red: str) -> None:
-    used, dry = networks.add_port(red, PROJECT, "10.0.0.7", device_id="x"), networks.add_port(red, PROJECT, "")
-    public, bare = networks.add_network("public", OTHER, external=True), networks.add_network("bare", PROJECT, None)
+def test_what_is_wrong_with_an_attachment(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    used, dry = (
+        networks.add_port(red, PROJECT, "10.0.0.7", device_id="x"),
+        networks.add_port(red, PROJECT, ""),
+    )
+    public, bare = (
+        networks.add_network("public", OTHER, external=True),
+        networks.add_network("bare", PROJECT, None),
+    )
     wrong: list[tuple[int, str, dict[str, Any]]] = [
         (400, "Must not input both net_id and port_id", {"net_id": red, "port_id": used}),
-        (400, "Must input net_id when request IP address", {"fixed_ips": [{"ip_address": "10.0.0.9"}]}),
+        (
+            400,
+            "Must input net_id when request IP address",
+            {"fixed_ips": [{"ip_address": "10.0.0.9"}]},
+        ),
         (404, f"Network {UNKNOWN} could not be found.", {"net_id": UNKNOWN}),
         (404, f"Port id {UNKNOWN} could not be found.", {"port_id": UNKNOWN}),
         (409, f"Port {used} is still in use.", {"port_id": used}),
         (400, f"Port {dry} requires a FixedIP in order to be used.", {"port_id": dry}),
-        (403, f"It is not allowed to create an interface on external network {public}", {"net_id": public}),
+        (
+            403,
+            f"It is not allowed to create an interface on external network {public}",
+            {"net_id": public},
+        ),
         (400, f"Network {bare} requires a subnet in order to boot instances on.", {"net_id": bare}),
-        (409, "Fixed IP address 10.0.0.7 is already in use on instance x.",
-         {"net_id": red, "fixed_ips": [{"ip_address": "10.0.0.7"}]}),
-        (400, f"Fixed IP address 10.9.0.7 is in no subnet of network {red}.",
-         {"net_id": red, "fixed_ips": [{"ip_address": "10.9.0.7"}]}),
+        (
+            409,
+            "Fixed IP address 10.0.0.7 is already in use on instance x.",
+            {"net_id": red, "fixed_ips": [{"ip_address": "10.0.0.7"}]},
+        ),
+        (
+            400,
+            f"Fixed IP address 10.9.0.7 is in no subnet of network {red}.",
+            {"net_id": red, "fixed_ips": [{"ip_address": "10.9.0.7"}]},
+        ),
         (400, "Multiple possible networks found, use a Network ID to be more specific.", {}),
     ]
     for status, message, given in wrong:
         answer = attach(wired, server, **given)
-        assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [status, [message]]
+        assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
+            status,
+            [message],
+        ]
     networks.limit = 2
-    assert attach(wired, server, net_id=red).json["forbidden"]["message"] == "Maximum number of ports exceeded"
+    assert (
+        attach(wired, server, net_id=red).json["forbidden"]["message"]
+        == "Maximum number of ports exceeded"
+    )
     assert begun(wired, "attach_interface") == []
-    assert wired.wakeup.woken == 1                                # for the create
+    assert wired.wakeup.woken == 1  # for the create
 
 
-@pytest.mark.parametrize("given", [{"colour": "red"}, {"net_id": "red"}, {"fixed_ips": []}, {"tag": "a,b"}, {"tag": ""},
-                                   {"fixed_ips": [{"ip_address": "x"}]}, {"fixed_ips": [{}]},
-                                   {"fixed_ips": [{"ip_address": "10.0.0.1"}, {"ip_address": "10.0.0.2"}]}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"colour": "red"},
+        {"net_id": "red"},
+        {"fixed_ips": []},
+        {"tag": "a,b"},
+        {"tag": ""},
+        {"fixed_ips": [{"ip_address": "x"}]},
+        {"fixed_ips": [{}]},
+        {"fixed_ips": [{"ip_address": "10.0.0.1"}, {"ip_address": "10.0.0.2"}]},
+    ],
+)
 def test_bodies_that_do_not_fit(wired: Cloud, server: str, given: Any) -> None:
     assert attach(wired, server, **given).status_code == 400
 
@@ -241,8 +385,14 @@ def test_tags_come_with_2_49(wired: Cloud, server: str, red: str) -> None:
 
 
 def test_no_network_is_there_for_an_attachment(wired: Cloud, server: str) -> None:
-    assert attach(wired, server).json == {"badRequest": {"code": 400, "message": (
-        f"No specific network was requested and none are available for project '{PROJECT}'.")}}
+    assert attach(wired, server).json == {
+        "badRequest": {
+            "code": 400,
+            "message": (
+                f"No specific network was requested and none are available for project '{PROJECT}'."
+            ),
+        }
+    }
 
 
 def test_a_cloud_without_a_network_service(cloud: Cloud) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key pairs: made, imported, and whose they are."""
+
 from __future__ import annotations
 
 import base64
@@ -11,14 +12,20 @@ import pytest
 from common.store import schema
 from tests.api.conftest import PROJECT, Cloud
 
-SSH = ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGtQUDZWhs8k/cZcykMkaoX7ZE7DXld8TP79HyddMVTS me@here")
+SSH = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGtQUDZWhs8k/cZcykMkaoX7ZE7DXld8TP79HyddMVTS me@here"
 
 
-@pytest.mark.parametrize(("mv", "status", "keys"), [
-    ("2.1", 200, {"name", "public_key", "fingerprint", "user_id", "private_key"}),
-    ("2.2", 201, {"name", "public_key", "fingerprint", "user_id", "private_key", "type"}),
-    ("2.91", 201, {"name", "public_key", "fingerprint", "user_id", "private_key", "type"})])
-def test_a_key_is_made_and_its_private_half_is_kept_nowhere(cloud: Cloud, mv: str, status: int, keys: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("mv", "status", "keys"),
+    [
+        ("2.1", 200, {"name", "public_key", "fingerprint", "user_id", "private_key"}),
+        ("2.2", 201, {"name", "public_key", "fingerprint", "user_id", "private_key", "type"}),
+        ("2.91", 201, {"name", "public_key", "fingerprint", "user_id", "private_key", "type"}),
+    ],
+)
+def test_a_key_is_made_and_its_private_half_is_kept_nowhere(
+    cloud: Cloud, mv: str, status: int, keys: set[str]
+) -> None:
     answer = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}, mv=mv)
     assert answer.status_code == status
     pair = answer.json["keypair"]
@@ -27,10 +34,18 @@ def test_a_key_is_made_and_its_private_half_is_kept_nowhere(cloud: Cloud, mv: st
     assert len(pair["fingerprint"].split(":")) == 16
     assert pair["private_key"] not in str(cloud.rows(schema.keypairs))
     shown = cloud.call("GET", "/os-keypairs/k", mv=mv).json["keypair"]
-    assert set(shown) == keys - {"private_key"} | {"id", "created_at", "updated_at", "deleted", "deleted_at"}
+    assert set(shown) == keys - {"private_key"} | {
+        "id",
+        "created_at",
+        "updated_at",
+        "deleted",
+        "deleted_at",
+    }
     listed = cloud.call("GET", "/os-keypairs", mv=mv).json["keypairs"]
     assert [set(item["keypair"]) for item in listed] == [keys - {"private_key", "user_id"}]
-    assert cloud.call("DELETE", "/os-keypairs/k", mv=mv).status_code == (202 if mv == "2.1" else 204)
+    assert cloud.call("DELETE", "/os-keypairs/k", mv=mv).status_code == (
+        202 if mv == "2.1" else 204
+    )
     assert cloud.call("GET", "/os-keypairs/k", mv=mv).status_code == 404
 
 
@@ -39,15 +54,32 @@ def test_a_key_is_imported(cloud: Cloud) -> None:
     assert cloud.call("POST", "/os-keypairs", body, mv="2.91").status_code == 400
     pair = cloud.call("POST", "/os-keypairs", body, mv="2.92").json["keypair"]
     digest = hashlib.md5(base64.b64decode(SSH.split()[1]), usedforsecurity=False).hexdigest()
-    assert pair == {"name": "a@b.c", "public_key": SSH, "type": "ssh", "user_id": "u1",
-                    "fingerprint": ":".join(digest[index:index + 2] for index in range(0, 32, 2))}
-    assert cloud.call("POST", "/os-keypairs", body, mv="2.92").json["conflictingRequest"]["message"] == (
-        "Key pair 'a@b.c' already exists.")
-    assert cloud.call("POST", "/os-keypairs", {"keypair": {"name": "n"}}, mv="2.92").status_code == 400
+    assert pair == {
+        "name": "a@b.c",
+        "public_key": SSH,
+        "type": "ssh",
+        "user_id": "u1",
+        "fingerprint": ":".join(digest[index : index + 2] for index in range(0, 32, 2)),
+    }
+    assert cloud.call("POST", "/os-keypairs", body, mv="2.92").json["conflictingRequest"][
+        "message"
+    ] == ("Key pair 'a@b.c' already exists.")
+    assert (
+        cloud.call("POST", "/os-keypairs", {"keypair": {"name": "n"}}, mv="2.92").status_code == 400
+    )
 
 
-@pytest.mark.parametrize("key", ["", "nonsense", "ssh-rsa AAAA", "ssh-rsa !!!", SSH + "\n" + SSH,
-                                 "-----BEGIN CERTIFICATE-----"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "nonsense",
+        "ssh-rsa AAAA",
+        "ssh-rsa !!!",
+        SSH + "\n" + SSH,
+        "-----BEGIN CERTIFICATE-----",
+    ],
+)
 def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
     for kind in ("ssh", "x509"):
         body = {"keypair": {"name": "k", "public_key": key, "type": kind}}
@@ -55,11 +87,16 @@ def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
 
 
 def test_a_certificate_is_made_and_imported(cloud: Cloud) -> None:
-    made = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k", "type": "x509"}}, mv="2.2").json["keypair"]
+    made = cloud.call(
+        "POST", "/os-keypairs", {"keypair": {"name": "k", "type": "x509"}}, mv="2.2"
+    ).json["keypair"]
     assert made["public_key"].startswith("-----BEGIN CERTIFICATE-----")
-    again = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "m", "type": "x509",
-                                                            "public_key": made["public_key"]}},
-                       mv="2.2").json["keypair"]
+    again = cloud.call(
+        "POST",
+        "/os-keypairs",
+        {"keypair": {"name": "m", "type": "x509", "public_key": made["public_key"]}},
+        mv="2.2",
+    ).json["keypair"]
     assert (again["fingerprint"], len(again["fingerprint"].split(":"))) == (made["fingerprint"], 20)
 
 
@@ -69,16 +106,27 @@ def test_keys_are_their_user_s(cloud: Cloud) -> None:
     assert cloud.call("POST", "/os-keypairs", body, mv="2.10", token="admin").status_code == 201
     assert cloud.call("GET", "/os-keypairs/k").status_code == 404
     assert cloud.call("GET", "/os-keypairs/k?user_id=u3", mv="2.10").status_code == 403
-    assert cloud.call("GET", "/os-keypairs/k?user_id=u3", mv="2.10", token="admin").status_code == 200
-    assert cloud.call("GET", "/os-keypairs/k?user_id=u3", mv="2.9", token="admin").status_code == 404
-    assert cloud.call("GET", "/os-keypairs", token="stranger").json["keypairs"][0]["keypair"]["name"] == "k"
+    assert (
+        cloud.call("GET", "/os-keypairs/k?user_id=u3", mv="2.10", token="admin").status_code == 200
+    )
+    assert (
+        cloud.call("GET", "/os-keypairs/k?user_id=u3", mv="2.9", token="admin").status_code == 404
+    )
+    assert (
+        cloud.call("GET", "/os-keypairs", token="stranger").json["keypairs"][0]["keypair"]["name"]
+        == "k"
+    )
 
 
 def test_keys_in_pages_and_within_quota(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"key_pairs": 3}}, token="admin")
-    answers = [cloud.call("POST", "/os-keypairs", {"keypair": {"name": name, "public_key": SSH}}).status_code
-               for name in ("c", "a", "b", "d")]
+    answers = [
+        cloud.call(
+            "POST", "/os-keypairs", {"keypair": {"name": name, "public_key": SSH}}
+        ).status_code
+        for name in ("c", "a", "b", "d")
+    ]
     assert answers == [200, 200, 200, 403]
     page = cloud.call("GET", "/os-keypairs?limit=2", mv="2.35").json
     assert [item["keypair"]["name"] for item in page["keypairs"]] == ["a", "b"]

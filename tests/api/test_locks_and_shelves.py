@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks and who undoes them, an admin's word about the state, shelving and where to, deletes that can be undone."""
+"""Locks and who undoes them, an admin's word about the state, shelving and where to, deletes that
+can be undone."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +20,9 @@ def server(cloud: Cloud) -> str:
     return made
 
 
-def act(cloud: Cloud, server: str, key: str, body: Any = None, mv: str = "2.1", token: str = "user") -> Any:
+def act(
+    cloud: Cloud, server: str, key: str, body: Any = None, mv: str = "2.1", token: str = "user"
+) -> Any:
     return cloud.call("POST", f"/servers/{server}/action", {key: body}, mv=mv, token=token)
 
 
@@ -46,9 +50,17 @@ def test_a_lock_and_its_reason(cloud: Cloud, server: str) -> None:
     assert [action["action"] for action in log] == ["lock", "unlock", "unlock", "lock", "create"]
 
 
-@pytest.mark.parametrize(("key", "body"), [
-    ("lock", {"locked_reason": ""}), ("lock", {"locked_reason": "x" * 256}), ("lock", {"reason": "x"}), ("lock", "x"),
-    ("unlock", {"reason": "x"}), ("unlock", "x")])
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("lock", {"locked_reason": ""}),
+        ("lock", {"locked_reason": "x" * 256}),
+        ("lock", {"reason": "x"}),
+        ("lock", "x"),
+        ("unlock", {"reason": "x"}),
+        ("unlock", "x"),
+    ],
+)
 def test_what_is_no_reason(cloud: Cloud, server: str, key: str, body: Any) -> None:
     assert act(cloud, server, key, body, "2.73").status_code == 400
     assert not lock_of(cloud)[0]
@@ -59,7 +71,8 @@ def test_an_admin_s_lock_is_not_undone_by_the_owner(cloud: Cloud, server: str) -
     assert act(cloud, server, "lock", token="admin").status_code == 202
     refused = act(cloud, server, "unlock")
     assert refused.json["forbidden"]["message"] == (
-        "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be performed.")
+        "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be performed."
+    )
     assert act(cloud, server, "lock").status_code == 202
     assert lock_of(cloud)[1] == "admin", "nor by locking it again"
     assert act(cloud, server, "unlock", token="admin").status_code == 202
@@ -68,7 +81,9 @@ def test_an_admin_s_lock_is_not_undone_by_the_owner(cloud: Cloud, server: str) -
     assert act(cloud, server, "unlock", token="admin").status_code == 202
 
 
-def test_an_operator_may_let_others_override(make_cloud: Callable[..., Cloud], tmp_path: Any) -> None:
+def test_an_operator_may_let_others_override(
+    make_cloud: Callable[..., Cloud], tmp_path: Any
+) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text('"os_compute_api:os-lock-server:unlock:unlock_override": "role:member"\n')
     cloud = make_cloud(policy_file=str(file))
@@ -104,32 +119,80 @@ def test_reset_state_ends_what_hangs(cloud: Cloud, server: str, state: str) -> N
 # --- unshelving somewhere ---
 @pytest.fixture
 def shelved(cloud: Cloud, server: str) -> str:
-    cloud.rest(server, "shelved_offloaded", host=None, availability_zone=None, pinned_availability_zone="old")
+    cloud.rest(
+        server,
+        "shelved_offloaded",
+        host=None,
+        availability_zone=None,
+        pinned_availability_zone="old",
+    )
     return server
 
 
-@pytest.mark.parametrize(("mv", "body", "token", "args", "pinned"), [
-    ("2.1", None, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
-    ("2.76", {"availability_zone": "passed over"}, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
-    ("2.77", {"availability_zone": "nova"}, "user", {"zone": "nova", "host": None, "unpin": False}, "nova"),
-    ("2.91", {}, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
-    ("2.91", {"availability_zone": None}, "user", {"zone": None, "host": None, "unpin": True}, None),
-    ("2.91", {"availability_zone": None, "host": "host1"}, "admin",
-     {"zone": None, "host": "host1", "unpin": True}, None),
-    ("2.91", {"availability_zone": "nova", "host": "host1"}, "admin",
-     {"zone": "nova", "host": "host1", "unpin": False}, "nova")])
-def test_where_to(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, args: Any, pinned: str | None) -> None:
+@pytest.mark.parametrize(
+    ("mv", "body", "token", "args", "pinned"),
+    [
+        ("2.1", None, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
+        (
+            "2.76",
+            {"availability_zone": "passed over"},
+            "user",
+            {"zone": "old", "host": None, "unpin": False},
+            "old",
+        ),
+        (
+            "2.77",
+            {"availability_zone": "nova"},
+            "user",
+            {"zone": "nova", "host": None, "unpin": False},
+            "nova",
+        ),
+        ("2.91", {}, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
+        (
+            "2.91",
+            {"availability_zone": None},
+            "user",
+            {"zone": None, "host": None, "unpin": True},
+            None,
+        ),
+        (
+            "2.91",
+            {"availability_zone": None, "host": "host1"},
+            "admin",
+            {"zone": None, "host": "host1", "unpin": True},
+            None,
+        ),
+        (
+            "2.91",
+            {"availability_zone": "nova", "host": "host1"},
+            "admin",
+            {"zone": "nova", "host": "host1", "unpin": False},
+            "nova",
+        ),
+    ],
+)
+def test_where_to(
+    cloud: Cloud, shelved: str, mv: str, body: Any, token: str, args: Any, pinned: str | None
+) -> None:
     assert act(cloud, shelved, "unshelve", body, mv, token).status_code == 202
     assert newest(cloud).args == {"was": "shelved_offloaded", "forced": False, **args}
     assert newest(cloud).workflow == "unshelve"
     assert cloud.rows(schema.servers)[0].pinned_availability_zone == pinned
 
 
-@pytest.mark.parametrize(("mv", "body", "token", "status"), [
-    ("2.77", {}, "user", 400), ("2.77", {"availability_zone": None}, "user", 400),
-    ("2.77", {"availability_zone": "moon"}, "user", 400), ("2.90", {"host": "host1"}, "admin", 400),
-    ("2.91", {"host": "host1"}, "user", 403), ("2.91", {"host": "moon"}, "admin", 400),
-    ("2.91", {"host": None}, "admin", 400), ("2.91", {"host": "host1", "availability_zone": "moon"}, "admin", 400)])
+@pytest.mark.parametrize(
+    ("mv", "body", "token", "status"),
+    [
+        ("2.77", {}, "user", 400),
+        ("2.77", {"availability_zone": None}, "user", 400),
+        ("2.77", {"availability_zone": "moon"}, "user", 400),
+        ("2.90", {"host": "host1"}, "admin", 400),
+        ("2.91", {"host": "host1"}, "user", 403),
+        ("2.91", {"host": "moon"}, "admin", 400),
+        ("2.91", {"host": None}, "admin", 400),
+        ("2.91", {"host": "host1", "availability_zone": "moon"}, "admin", 400),
+    ],
+)
 def test_where_not(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, status: int) -> None:
     assert act(cloud, shelved, "unshelve", body, mv, token).status_code == status
     assert cloud.rows(schema.servers)[0].action is None
@@ -138,8 +201,17 @@ def test_where_not(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, s
 def test_a_host_outside_the_zone_is_a_conflict(cloud: Cloud, shelved: str) -> None:
     cloud.add_host("host2")
     with cloud.store.begin() as tx:
-        tx.execute(schema.aggregates.insert(), {"id": 1, "uuid": "u", "name": "a", "meta": {"availability_zone": "z"},
-                                                "created_at": 1, "updated_at": 1})
+        tx.execute(
+            schema.aggregates.insert(),
+            {
+                "id": 1,
+                "uuid": "u",
+                "name": "a",
+                "meta": {"availability_zone": "z"},
+                "created_at": 1,
+                "updated_at": 1,
+            },
+        )
         tx.execute(schema.aggregate_hosts.insert(), {"aggregate_id": 1, "host": "host2"})
     body = {"availability_zone": "z", "host": "host1"}
     assert act(cloud, shelved, "unshelve", body, "2.91", "admin").status_code == 409
@@ -163,14 +235,25 @@ def kind(make_cloud: Callable[..., Cloud]) -> Cloud:
     return make_cloud(reclaim_interval=3600)
 
 
-@pytest.mark.parametrize(("vm_state", "values", "workflow"), [
-    ("active", {}, "soft_delete"), ("stopped", {}, "soft_delete"), ("building", {}, "delete"),
-    ("active", {"task_state": "rebooting"}, "delete"), ("soft-delete", {"task_state": "restoring"}, "delete"),
-    ("error", {"launched_at": 1}, "soft_delete"), ("error", {}, "delete"),
-    ("error", {"launched_at": 1, "host": None}, "delete"), ("error", {"launched_at": 1, "task_state": "x"}, "delete"),
-    ("shelved_offloaded", {"launched_at": 1, "host": None}, "delete"), ("resized", {"launched_at": 1}, "delete")])
-def test_what_rests_is_kept_and_all_else_goes_at_once(kind: Cloud, vm_state: str, values: dict[str, Any],
-                                                      workflow: str) -> None:
+@pytest.mark.parametrize(
+    ("vm_state", "values", "workflow"),
+    [
+        ("active", {}, "soft_delete"),
+        ("stopped", {}, "soft_delete"),
+        ("building", {}, "delete"),
+        ("active", {"task_state": "rebooting"}, "delete"),
+        ("soft-delete", {"task_state": "restoring"}, "delete"),
+        ("error", {"launched_at": 1}, "soft_delete"),
+        ("error", {}, "delete"),
+        ("error", {"launched_at": 1, "host": None}, "delete"),
+        ("error", {"launched_at": 1, "task_state": "x"}, "delete"),
+        ("shelved_offloaded", {"launched_at": 1, "host": None}, "delete"),
+        ("resized", {"launched_at": 1}, "delete"),
+    ],
+)
+def test_what_rests_is_kept_and_all_else_goes_at_once(
+    kind: Cloud, vm_state: str, values: dict[str, Any], workflow: str
+) -> None:
     server = kind.create()
     kind.rest(server, vm_state, **values)
     assert kind.call("DELETE", f"/servers/{server}").status_code == 204
@@ -208,7 +291,10 @@ def test_it_is_listed_to_who_asks(kind: Cloud) -> None:
     kind.rest(server, "soft-delete")
 
     def listed(query: str, token: str = "user") -> list[str]:
-        return [item["id"] for item in kind.call("GET", "/servers" + query, token=token).json["servers"]]
+        return [
+            item["id"] for item in kind.call("GET", "/servers" + query, token=token).json["servers"]
+        ]
+
     assert kind.call("GET", f"/servers/{server}").json["server"]["status"] == "SOFT_DELETED"
     assert listed("") == listed("?soft_deleted=true") == listed("?status=ACTIVE") == []
     assert listed("?status=SOFT_DELETED") == listed("?changes-since=2020-01-01") == [server]

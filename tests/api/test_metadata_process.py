@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kilonova-metadata as a process: what reaches its socket, broken requests included, and that it ends when told."""
+"""kilonova-metadata as a process: what reaches its socket, broken requests included, and that it
+ends when told."""
+
 from __future__ import annotations
 
 import os
@@ -28,24 +30,35 @@ class Process:
     def __init__(self, cloud: Cloud, folder: Path) -> None:
         self.cloud, self.port = cloud, free_ports(1)
         server = cloud.create()
-        cloud.rest(server, interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))])
-        self.head = (f"Host: x\r\nX-Instance-ID: {server}\r\nX-Tenant-ID: {PROJECT}\r\nX-Forwarded-For: 10.0.0.5\r\n"
-                     f"X-Instance-ID-Signature: {signature(SECRET, server)}\r\n")
+        cloud.rest(
+            server,
+            interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))],
+        )
+        self.head = (
+            f"Host: x\r\nX-Instance-ID: {server}\r\nX-Tenant-ID: {PROJECT}\r\nX-Forwarded-For: 10.0.0.5\r\n"
+            f"X-Instance-ID-Signature: {signature(SECRET, server)}\r\n"
+        )
         (folder / "kilonova.conf").write_text(
             f"[database]\nurl = {cloud.store.url.render_as_string(hide_password=False)}\n[metadata]\n"
-            f"port = {self.port}\nproxy_shared_secret = {SECRET}\n")
+            f"port = {self.port}\nproxy_shared_secret = {SECRET}\n"
+        )
         notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notices.bind(str(folder / "notify"))
         notices.settimeout(30)
         with notices:
             self.started = subprocess.Popen(
                 [sys.executable, "-m", "compute_api.metadata.service"],
-                env={**os.environ, "KILONOVA_CONF": str(folder / "kilonova.conf"),
-                     "NOTIFY_SOCKET": str(folder / "notify")})
+                env={
+                    **os.environ,
+                    "KILONOVA_CONF": str(folder / "kilonova.conf"),
+                    "NOTIFY_SOCKET": str(folder / "notify"),
+                },
+            )
             assert b"READY=1" in notices.recv(1000)
 
     def send(self, first: str, rest: str = "\r\n", ends: bool = False) -> str:
-        """One request by a client of its own; the whole answer. ``ends``: then the client says no more."""
+        """One request by a client of its own; the whole answer. ``ends``: then the client says no
+        more."""
         with socket.create_connection(("127.0.0.1", self.port), 30) as client:
             client.sendall(f"{first}\r\nConnection: close\r\n{self.head}{rest}".encode("latin-1"))
             if ends:
@@ -66,15 +79,19 @@ GET, POST = "GET /latest/meta-data/hostname HTTP/1.1", "POST /openstack/latest/p
 
 def test_requests_whole_and_broken(process: Process) -> None:
     for first, rest, ends, status in (
-            (GET, "\r\n", False, 200), ("GET http://169.254.169.254/latest HTTP/1.1", "\r\n", False, 200),
-            (GET, "X_Instance_ID: other\r\n\r\n", False, 200),                # not a header of ours at all
-            (GET, "X-Instance-ID: other\r\n\r\n", False, 403), (GET, "X-Forwarded-For: 10.0.0.6\r\n\r\n", False, 404),
-            (f"GET /{'a' * 9000} HTTP/1.1", "\r\n", False, 414), (GET, f"X-A: {'a' * 20000}\r\n\r\n", False, 431),
-            (POST, "Content-Length: 100\r\n\r\nabc", True, 400),
-            (POST, "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc", False, 400),
-            (POST, f"Transfer-Encoding: chunked\r\n\r\n800\r\n{'a' * 2048}\r\n0\r\n\r\n", False, 400),
-            (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 200),
-            (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 409)):
+        (GET, "\r\n", False, 200),
+        ("GET http://169.254.169.254/latest HTTP/1.1", "\r\n", False, 200),
+        (GET, "X_Instance_ID: other\r\n\r\n", False, 200),  # not a header of ours at all
+        (GET, "X-Instance-ID: other\r\n\r\n", False, 403),
+        (GET, "X-Forwarded-For: 10.0.0.6\r\n\r\n", False, 404),
+        (f"GET /{'a' * 9000} HTTP/1.1", "\r\n", False, 414),
+        (GET, f"X-A: {'a' * 20000}\r\n\r\n", False, 431),
+        (POST, "Content-Length: 100\r\n\r\nabc", True, 400),
+        (POST, "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc", False, 400),
+        (POST, f"Transfer-Encoding: chunked\r\n\r\n800\r\n{'a' * 2048}\r\n0\r\n\r\n", False, 400),
+        (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 200),
+        (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 409),
+    ):
         answer = process.send(first, rest, ends)
         assert answer.startswith(f"HTTP/1.1 {status} "), (first[:80], rest[:80], answer[:300])
     assert [row.password for row in process.cloud.rows(schema.servers)] == ["abc"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What guests find at 169.254.169.254, who is refused, and what it costs."""
+
 from __future__ import annotations
 
 import base64
@@ -34,14 +35,29 @@ TEXT = "text/plain; charset=UTF-8"
 
 
 class Service:
-    """The metadata service over a cloud, with a server that has a port; it counts statements and holds the clock."""
+    """The metadata service over a cloud, with a server that has a port; it counts statements and
+    holds the clock."""
 
-    def __init__(self, cloud: Cloud, secret: str = SECRET, rate: int = 1000, seconds: float = 15,
-                 most: int = 1000, dynamic: Any = None) -> None:
+    def __init__(
+        self,
+        cloud: Cloud,
+        secret: str = SECRET,
+        rate: int = 1000,
+        seconds: float = 15,
+        most: int = 1000,
+        dynamic: Any = None,
+    ) -> None:
         self.cloud, self.time, self.statements = cloud, 100.0, 0
         self.server = self.make(ADDRESS, SECOND)
-        self.guests = GuestCache(cloud.store, {"ntp": "n1"}, Vault("key"), seconds, lambda: self.time, most,
-                             dynamic=dynamic)
+        self.guests = GuestCache(
+            cloud.store,
+            {"ntp": "n1"},
+            Vault("key"),
+            seconds,
+            lambda: self.time,
+            most,
+            dynamic=dynamic,
+        )
         self.rate = RateLimiter(rate, lambda: self.time)
         self.client = falcon.testing.TestClient(app.create(self.guests, secret, self.rate))
         sa.event.listen(cloud.store.engine, "before_cursor_execute", self._count)
@@ -50,30 +66,65 @@ class Service:
         self.statements += not str(arguments[2]).startswith("BEGIN")
 
     def make(self, *addresses: str) -> str:
-        server = self.cloud.create(name="Web <1>", metadata={"a": "b"}, user_data=base64.b64encode(USER_DATA).decode())
-        port = Interface("port1", "net1", "private", "fa:16:3e:00:00:01", mtu=1450, tag="blue", device="tap1",
-                         addresses=[
-            {"address": address, "version": 6 if ":" in address else 4, "prefix": 24, "dhcp": True, "floating": []}
-            for address in addresses])
+        server = self.cloud.create(
+            name="Web <1>", metadata={"a": "b"}, user_data=base64.b64encode(USER_DATA).decode()
+        )
+        port = Interface(
+            "port1",
+            "net1",
+            "private",
+            "fa:16:3e:00:00:01",
+            mtu=1450,
+            tag="blue",
+            device="tap1",
+            addresses=[
+                {
+                    "address": address,
+                    "version": 6 if ":" in address else 4,
+                    "prefix": 24,
+                    "dhcp": True,
+                    "floating": [],
+                }
+                for address in addresses
+            ],
+        )
         self.cloud.rest(server, interfaces=[to_wire(port)])
         return server
 
-    def ask(self, path: str, method: str = "GET", body: bytes | None = None, server: str | None = None,
-            **headers: str | None) -> falcon.testing.Result:
+    def ask(
+        self,
+        path: str,
+        method: str = "GET",
+        body: bytes | None = None,
+        server: str | None = None,
+        **headers: str | None,
+    ) -> falcon.testing.Result:
         """As the proxy asks; a header given as None is left out."""
         server = server or self.server
-        sent = {"X-Instance-ID": server, "X-Tenant-ID": PROJECT, "X-Forwarded-For": ADDRESS,
-                "X-Instance-ID-Signature": signature(SECRET, server)}
+        sent = {
+            "X-Instance-ID": server,
+            "X-Tenant-ID": PROJECT,
+            "X-Forwarded-For": ADDRESS,
+            "X-Instance-ID-Signature": signature(SECRET, server),
+        }
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
-        return self.client.simulate_request(method, path, body=body, headers={
-            name: value for name, value in sent.items() if value is not None})
+        return self.client.simulate_request(
+            method,
+            path,
+            body=body,
+            headers={name: value for name, value in sent.items() if value is not None},
+        )
 
     def home(self) -> str:
         """The server's host."""
-        return str(next(row.host for row in self.cloud.rows(schema.servers) if row.id == self.server))
+        return str(
+            next(row.host for row in self.cloud.rows(schema.servers) if row.id == self.server)
+        )
 
     def password(self) -> str | None:
-        return next(row.password for row in self.cloud.rows(schema.servers) if row.id == self.server)
+        return next(
+            row.password for row in self.cloud.rows(schema.servers) if row.id == self.server
+        )
 
 
 @pytest.fixture
@@ -89,22 +140,39 @@ def service(make: Callable[..., Service]) -> Service:
 EC2_LIST = "1.0\n2007-01-19\n2007-03-01\n2007-08-29\n2007-10-10\n2007-12-15\n2008-02-01\n2008-09-01\n2009-04-04\nlatest"
 
 
-@pytest.mark.parametrize(("path", "shown"), [
-    ("/", EC2_LIST), ("/ec2", EC2_LIST), ("/ec2/", EC2_LIST),
-    ("/openstack", "2012-08-10\n2013-04-04\n2013-10-17\n2015-10-15\n2016-06-30\n2016-10-06\n2017-02-22\n2018-08-27\n"
-                   "2020-10-14\n2025-04-04\nlatest"),
-    ("/openstack/2012-08-10", "meta_data.json\nuser_data"),
-    ("/openstack/latest/", "meta_data.json\nuser_data\npassword\nvendor_data.json\nnetwork_data.json\n"
-                           "vendor_data2.json"),
-    ("/latest", "meta-data/\nuser-data"), ("/2009-04-04/", "meta-data/\nuser-data"),
-    ("/latest/meta-data/local-ipv4", ADDRESS), ("/ec2/2009-04-04/meta-data/instance-type", "m1.tiny"),
-    ("/latest/meta-data/placement/", "availability-zone"), ("//latest//meta-data/hostname", "web-1"),
-    ("/1.0/meta-data/security-groups", "default"), ("/openstack/latest/password", "")])
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/", EC2_LIST),
+        ("/ec2", EC2_LIST),
+        ("/ec2/", EC2_LIST),
+        (
+            "/openstack",
+            "2012-08-10\n2013-04-04\n2013-10-17\n2015-10-15\n2016-06-30\n2016-10-06\n2017-02-22\n2018-08-27\n"
+            "2020-10-14\n2025-04-04\nlatest",
+        ),
+        ("/openstack/2012-08-10", "meta_data.json\nuser_data"),
+        (
+            "/openstack/latest/",
+            "meta_data.json\nuser_data\npassword\nvendor_data.json\nnetwork_data.json\n"
+            "vendor_data2.json",
+        ),
+        ("/latest", "meta-data/\nuser-data"),
+        ("/2009-04-04/", "meta-data/\nuser-data"),
+        ("/latest/meta-data/local-ipv4", ADDRESS),
+        ("/ec2/2009-04-04/meta-data/instance-type", "m1.tiny"),
+        ("/latest/meta-data/placement/", "availability-zone"),
+        ("//latest//meta-data/hostname", "web-1"),
+        ("/1.0/meta-data/security-groups", "default"),
+        ("/openstack/latest/password", ""),
+    ],
+)
 def test_lists_and_words(service: Service, path: str, shown: str) -> None:
     told = service.ask(path)
     assert (told.status_code, told.text, told.headers["content-type"]) == (200, shown, TEXT)
 
 
+# fmt: off
 def test_documents(service: Service) -> None:
     told = service.ask("/openstack/latest/meta_data.json")
     assert told.headers["content-type"] == "application/json"
@@ -123,32 +191,54 @@ def test_documents(service: Service) -> None:
         assert service.ask(path).content == USER_DATA
     head = service.ask("/latest/user-data", "HEAD")
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(USER_DATA)))
+# fmt: on
 
 
 def test_sealed_user_data_is_told_as_it_was_given(service: Service) -> None:
     kept = Vault("key").seal_text(base64.b64encode(USER_DATA).decode())
-    service.cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
+    service.cloud.store.write(
+        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept))
+    )
     assert service.ask("/openstack/latest/user_data").content == USER_DATA
     other = Vault("another").seal_text("b2xk")
-    service.cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=other)))
+    service.cloud.store.write(
+        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=other))
+    )
     service.time += 60
     assert service.ask("/openstack/latest/user_data").status_code == 503
 
 
-@pytest.mark.parametrize("path", [
-    "/latest/nothing", "/1999-01-01", "/openstack/1999-01-01/meta_data.json", "/openstack/2012-08-10/vendor_data.json",
-    "/openstack/2012-08-10/password", "/openstack/content/0000", "/openstack/latest/meta_data.json/x", "/%00",
-    "/latest/meta-data/../../openstack", "/openstack/latest/password/x", "/latest/meta-data/hostname/x", "/ec2/ec2",
-    "/" + "a/" * 3000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/latest/nothing",
+        "/1999-01-01",
+        "/openstack/1999-01-01/meta_data.json",
+        "/openstack/2012-08-10/vendor_data.json",
+        "/openstack/2012-08-10/password",
+        "/openstack/content/0000",
+        "/openstack/latest/meta_data.json/x",
+        "/%00",
+        "/latest/meta-data/../../openstack",
+        "/openstack/latest/password/x",
+        "/latest/meta-data/hostname/x",
+        "/ec2/ec2",
+        "/" + "a/" * 3000,
+    ],
+)
 def test_what_is_not_there(service: Service, path: str) -> None:
     assert service.ask(path).status_code == 404
 
 
 def asked_by(service: Service, host: str, key_of: str = "") -> int:
-    """The status that the proxy of a host is answered, which signs with its key or another host's."""
+    """The status that the proxy of a host is answered, which signs with its key or another
+    host's."""
     key = host_key(SECRET, key_of or host)
-    return service.ask("/latest/user-data", X_Instance_Host=host,
-                       X_Instance_ID_Signature=signature(key, service.server)).status_code
+    return service.ask(
+        "/latest/user-data",
+        X_Instance_Host=host,
+        X_Instance_ID_Signature=signature(key, service.server),
+    ).status_code
 
 
 def test_a_host_is_believed_for_the_guests_on_it_alone(service: Service) -> None:
@@ -156,29 +246,59 @@ def test_a_host_is_believed_for_the_guests_on_it_alone(service: Service) -> None
     assert asked_by(service, home) == 200
     assert asked_by(service, "another") == 404
     assert asked_by(service, home, key_of="another") == 403
-    assert asked_by(service, "another") == 404          # also while the guest is remembered
+    assert asked_by(service, "another") == 404  # also while the guest is remembered
     # what makes a host's key is no proof of a server of that name
-    assert service.ask("/", server=f"host {home}", X_Instance_ID_Signature=host_key(SECRET, home)).status_code == 404
+    assert (
+        service.ask(
+            "/", server=f"host {home}", X_Instance_ID_Signature=host_key(SECRET, home)
+        ).status_code
+        == 404
+    )
 
 
 def test_both_hosts_of_a_move_are_believed_until_it_has_ended(service: Service) -> None:
     home = service.home()
-    add(service.cloud, status="running", server_id=service.server, source_host=home,
-        dest_host="another")
-    assert (asked_by(service, home), asked_by(service, "another"), asked_by(service, "third")) == (200, 200, 404)
+    add(
+        service.cloud,
+        status="running",
+        server_id=service.server,
+        source_host=home,
+        dest_host="another",
+    )
+    assert (asked_by(service, home), asked_by(service, "another"), asked_by(service, "third")) == (
+        200,
+        200,
+        404,
+    )
 
 
-@pytest.mark.parametrize(("status", "headers"), [
-    (400, {"X_Instance_ID": None}), (400, {"X_Tenant_ID": None}), (400, {"X_Instance_ID_Signature": None}),
-    (403, {"X_Instance_ID_Signature": "0" * 64}), (403, {"X_Instance_ID_Signature": signature("another", "x")}),
-    (403, {"X_Instance_ID_Signature": "\xff" * 64}), (403, {"X_Instance_ID": "\xff"}),
-    (404, {"X_Tenant_ID": OTHER}), (404, {"X_Tenant_ID": "p" * 5000}),
-    (404, {"X_Forwarded_For": OTHERS}), (404, {"X_Forwarded_For": None}), (404, {"X_Forwarded_For": ""}),
-    (404, {"X_Forwarded_For": f"{ADDRESS}, {OTHERS}"}), (404, {"X_Forwarded_For": "10.0.0.0/8"}),
-    (404, {"X_Forwarded_For": "not an address" * 1000})])
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (400, {"X_Instance_ID": None}),
+        (400, {"X_Tenant_ID": None}),
+        (400, {"X_Instance_ID_Signature": None}),
+        (403, {"X_Instance_ID_Signature": "0" * 64}),
+        (403, {"X_Instance_ID_Signature": signature("another", "x")}),
+        (403, {"X_Instance_ID_Signature": "\xff" * 64}),
+        (403, {"X_Instance_ID": "\xff"}),
+        (404, {"X_Tenant_ID": OTHER}),
+        (404, {"X_Tenant_ID": "p" * 5000}),
+        (404, {"X_Forwarded_For": OTHERS}),
+        (404, {"X_Forwarded_For": None}),
+        (404, {"X_Forwarded_For": ""}),
+        (404, {"X_Forwarded_For": f"{ADDRESS}, {OTHERS}"}),
+        (404, {"X_Forwarded_For": "10.0.0.0/8"}),
+        (404, {"X_Forwarded_For": "not an address" * 1000}),
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_forged_headers_are_refused_and_logged(
-        service: Service, caplog: pytest.LogCaptureFixture, method: str, status: int, headers: dict[str, str | None]
+    service: Service,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    status: int,
+    headers: dict[str, str | None],
 ) -> None:
     assert service.ask("/latest/meta-data/hostname").status_code == 200
     refused = service.ask("/openstack/latest/password", method, b"stolen", **headers)
@@ -193,9 +313,16 @@ def test_forged_headers_are_refused_and_logged(
 def test_a_signature_is_good_for_its_server_alone(service: Service) -> None:
     other = service.make(OTHERS)
     assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
-    assert service.ask("/", server=other).status_code == 404                        # at the first one's address
-    assert service.ask("/", server=other, X_Forwarded_For=OTHERS,
-                       X_Instance_ID_Signature=signature(SECRET, service.server)).status_code == 403
+    assert service.ask("/", server=other).status_code == 404  # at the first one's address
+    assert (
+        service.ask(
+            "/",
+            server=other,
+            X_Forwarded_For=OTHERS,
+            X_Instance_ID_Signature=signature(SECRET, service.server),
+        ).status_code
+        == 403
+    )
 
 
 @pytest.mark.parametrize("address", [ADDRESS, SECOND, "FD00:0:0::5"])
@@ -205,7 +332,11 @@ def test_each_address_of_a_port_is_the_guest(service: Service, address: str) -> 
 
 def test_without_a_secret_nobody_is_answered(make: Callable[..., Service]) -> None:
     service = make(secret="")
-    for more in ({}, {"X_Instance_ID_Signature": signature("", service.server)}, {"X_Instance_ID_Signature": ""}):
+    for more in (
+        {},
+        {"X_Instance_ID_Signature": signature("", service.server)},
+        {"X_Instance_ID_Signature": ""},
+    ):
         refused = service.ask("/", **more)
         assert refused.status_code == 403 and "proxy_shared_secret" in refused.text
 
@@ -216,14 +347,23 @@ def test_servers_that_are_gone_or_have_no_port(service: Service) -> None:
     gone, bare = service.make(ADDRESS), service.make(ADDRESS)
     service.cloud.change(schema.servers, schema.servers.c.id == gone, deleted=1)
     service.cloud.change(schema.servers, schema.servers.c.id == bare, interfaces=None)
-    assert service.ask("/", server=gone).status_code == service.ask("/", server=bare).status_code == 404
+    assert (
+        service.ask("/", server=gone).status_code
+        == service.ask("/", server=bare).status_code
+        == 404
+    )
     service.cloud.change(schema.servers, schema.servers.c.id == service.server, deleted=1)
     assert service.ask("/").status_code == 404
 
 
 def test_one_statement_until_it_is_forgotten(service: Service) -> None:
     service.statements = 0
-    for path in ("/", "/openstack/latest/meta_data.json", "/latest/user-data", "/openstack/latest/password"):
+    for path in (
+        "/",
+        "/openstack/latest/meta_data.json",
+        "/latest/user-data",
+        "/openstack/latest/password",
+    ):
         assert service.ask(path).status_code == 200
     assert service.statements == 1
     service.cloud.change(schema.servers, schema.servers.c.id == service.server, hostname="renamed")
@@ -239,7 +379,9 @@ def test_an_interface_that_was_just_attached_is_known_at_once(service: Service) 
     assert service.ask("/").status_code == 200
     assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 404
     port = Interface("port2", addresses=[{"address": OTHERS, "version": 4, "prefix": 24}])
-    service.cloud.change(schema.servers, schema.servers.c.id == service.server, interfaces=[to_wire(port)])
+    service.cloud.change(
+        schema.servers, schema.servers.c.id == service.server, interfaces=[to_wire(port)]
+    )
     assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 200
     assert service.ask("/", X_Forwarded_For=ADDRESS).status_code == 404
 
@@ -255,10 +397,12 @@ def test_as_many_are_remembered_as_there_is_room_for(make: Callable[..., Service
     service = make(most=2)
     servers = [service.make(ADDRESS) for _ in range(3)]
     service.statements = 0
-    assert [service.ask("/", server=server).status_code for server in servers + servers[1:]] == [200] * 5
+    assert [service.ask("/", server=server).status_code for server in servers + servers[1:]] == [
+        200
+    ] * 5
     assert service.statements == 3
     assert service.ask("/", server=servers[0]).status_code == 200
-    assert service.statements == 4                            # the one that was forgotten for the third
+    assert service.statements == 4  # the one that was forgotten for the third
 
 
 def test_a_guest_posts_its_password_once(service: Service) -> None:
@@ -268,36 +412,57 @@ def test_a_guest_posts_its_password_once(service: Service) -> None:
     assert (posted.status_code, posted.content) == (200, b"")
     assert service.ask(path).text == "c2VhbGVk"
     assert service.ask(path, "POST", b"other").status_code == 409
-    assert service.cloud.call("GET", f"/servers/{service.server}/os-server-password").json == {"password": "c2VhbGVk"}
-    assert service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password").status_code == 204
+    assert service.cloud.call("GET", f"/servers/{service.server}/os-server-password").json == {
+        "password": "c2VhbGVk"
+    }
+    assert (
+        service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password").status_code
+        == 204
+    )
     assert service.ask(path, "POST", b"another").status_code == 200
     assert (service.ask(path).text, service.password()) == ("another", "another")
 
 
-@pytest.mark.parametrize(("body", "status"), [
-    (b"x" * 1020, 200), (b"x" * 1021, 400), ("é".encode() * 510, 200), (b"", 400), (b"\xff", 400), (b"a\x00b", 400),
-    (b"x" * 1_000_000, 400)])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"x" * 1020, 200),
+        (b"x" * 1021, 400),
+        ("é".encode() * 510, 200),
+        (b"", 400),
+        (b"\xff", 400),
+        (b"a\x00b", 400),
+        (b"x" * 1_000_000, 400),
+    ],
+)
 def test_bounds_of_a_password(service: Service, body: bytes, status: int) -> None:
     assert service.ask("/openstack/latest/password", "POST", body).status_code == status
     assert service.password() == (body.decode() if status == 200 else None)
 
 
-@pytest.mark.parametrize(("path", "method", "allowed"), [
-    ("/", "POST", "GET, HEAD"), ("/latest/meta-data/hostname", "PUT", "GET, HEAD"),
-    ("/openstack/latest/meta_data.json", "DELETE", "GET, HEAD"), ("/", "OPTIONS", "GET, HEAD"),
-    ("/openstack/latest/password", "PUT", "GET, HEAD, POST"),
-    ("/openstack/latest/password", "DELETE", "GET, HEAD, POST")])
+@pytest.mark.parametrize(
+    ("path", "method", "allowed"),
+    [
+        ("/", "POST", "GET, HEAD"),
+        ("/latest/meta-data/hostname", "PUT", "GET, HEAD"),
+        ("/openstack/latest/meta_data.json", "DELETE", "GET, HEAD"),
+        ("/", "OPTIONS", "GET, HEAD"),
+        ("/openstack/latest/password", "PUT", "GET, HEAD, POST"),
+        ("/openstack/latest/password", "DELETE", "GET, HEAD, POST"),
+    ],
+)
 def test_methods(service: Service, path: str, method: str, allowed: str) -> None:
     refused = service.ask(path, method)
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
 def test_guest_in_a_loop_takes_nothing_from_other_guests(
-        make: Callable[..., Service], caplog: pytest.LogCaptureFixture) -> None:
+    make: Callable[..., Service], caplog: pytest.LogCaptureFixture
+) -> None:
     service = make(rate=50)
     other = service.make(OTHERS)
     passed = []
-    for number in range(10_000):                              # in ten seconds
+    for number in range(10_000):  # in ten seconds
         service.time = 100 + number / 1000
         answer = service.ask("/latest/meta-data/hostname")
         passed.append(answer.status_code)
@@ -305,8 +470,12 @@ def test_guest_in_a_loop_takes_nothing_from_other_guests(
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
             assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
     assert set(passed) == {200, 429}
-    assert 540 <= passed.count(200) <= 550                    # 50 at once, then 50 a second
-    assert 10 <= len([record for record in caplog.records if "more often" in record.getMessage()]) <= 11
+    assert 540 <= passed.count(200) <= 550  # 50 at once, then 50 a second
+    assert (
+        10
+        <= len([record for record in caplog.records if "more often" in record.getMessage()])
+        <= 11
+    )
     service.time += 1
     assert service.ask("/").status_code == 200
 
@@ -330,7 +499,9 @@ def test_quiet_guests_are_forgotten() -> None:
 
 
 def test_a_database_that_does_not_answer_is_a_503(service: Service, tmp_path: Path) -> None:
-    service.cloud.change(schema.servers, schema.servers.c.id == service.server, flavor="not a flavor")
+    service.cloud.change(
+        schema.servers, schema.servers.c.id == service.server, flavor="not a flavor"
+    )
     assert service.ask("/").status_code == 500
     with service.cloud.store.begin() as tx:
         tx.exec_driver_sql("ALTER TABLE servers RENAME TO elsewhere")
@@ -365,7 +536,9 @@ class Services:
         return {"cmdb": {"rack": len(self.asked)}}
 
 
-def test_vendor_data_is_requested_while_its_guest_is_forgotten(make: Callable[..., Service]) -> None:
+def test_vendor_data_is_requested_while_its_guest_is_forgotten(
+    make: Callable[..., Service],
+) -> None:
     services = Services()
     service = make(dynamic=services)
     assert service.ask("/openstack/latest/meta_data.json").status_code == 200
@@ -374,14 +547,22 @@ def test_vendor_data_is_requested_while_its_guest_is_forgotten(make: Callable[..
         assert service.ask(VENDOR_DATA).json == {"static": {"ntp": "n1"}, "cmdb": {"rack": 1}}
     assert service.ask("/openstack/2018-08-27/vendor_data2.json").json["cmdb"] == {"rack": 1}
     [facts] = services.asked
-    assert facts == {"project-id": PROJECT, "instance-id": service.server, "image-id": IMAGE, "hostname": "web-1",
-                     "user-data": base64.b64encode(USER_DATA).decode(), "metadata": {"a": "b"},
-                     "boot-roles": "member,reader"}
+    assert facts == {
+        "project-id": PROJECT,
+        "instance-id": service.server,
+        "image-id": IMAGE,
+        "hostname": "web-1",
+        "user-data": base64.b64encode(USER_DATA).decode(),
+        "metadata": {"a": "b"},
+        "boot-roles": "member,reader",
+    }
     service.time += 15
     assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 2}
 
 
-def test_a_service_that_must_answer_and_does_not_is_asked_again(make: Callable[..., Service]) -> None:
+def test_a_service_that_must_answer_and_does_not_is_asked_again(
+    make: Callable[..., Service],
+) -> None:
     services = Services()
     service, services.is_down = make(dynamic=services), True
     told = service.ask(VENDOR_DATA)

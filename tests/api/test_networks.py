@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /servers with networks: what the conductor is told, what the row keeps, and every refusal."""
+"""POST /servers with networks: what the conductor is told, what the row keeps, and every
+refusal."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,8 +19,13 @@ KINDS = {400: "badRequest", 403: "forbidden", 409: "conflictingRequest", 503: "s
 
 
 def order(cloud: Cloud, mv: str = "2.42", token: str = "user", **change: Any) -> Any:
-    return cloud.call("POST", "/servers", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", **change}},
-                      mv=mv, token=token)
+    return cloud.call(
+        "POST",
+        "/servers",
+        {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", **change}},
+        mv=mv,
+        token=token,
+    )
 
 
 def made(cloud: Cloud, **change: Any) -> tuple[Any, Any]:
@@ -37,12 +44,24 @@ def refused(cloud: Cloud, status: int, message: str, **change: Any) -> None:
 
 
 def test_networks_ports_and_addresses_in_order(wired: Cloud, networks: Networks) -> None:
-    red, blue = networks.add_network("red", PROJECT), networks.add_network("blue", OTHER, "10.1.0.0/24", shared=True)
+    red, blue = (
+        networks.add_network("red", PROJECT),
+        networks.add_network("blue", OTHER, "10.1.0.0/24", shared=True),
+    )
     port = networks.add_port(blue, PROJECT, "10.1.0.77")
-    server, action = made(wired, networks=[
-        {"uuid": red, "fixed_ip": "10.0.0.9"}, {"port": port, "tag": "data"}, {"uuid": red}])
-    assert action.args["networks"] == [{"network": red, "label": "red", "fixed_ip": "10.0.0.9"},
-                                       {"port": port, "label": "blue", "tag": "data"}, {"network": red, "label": "red"}]
+    server, action = made(
+        wired,
+        networks=[
+            {"uuid": red, "fixed_ip": "10.0.0.9"},
+            {"port": port, "tag": "data"},
+            {"uuid": red},
+        ],
+    )
+    assert action.args["networks"] == [
+        {"network": red, "label": "red", "fixed_ip": "10.0.0.9"},
+        {"port": port, "label": "blue", "tag": "data"},
+        {"network": red, "label": "red"},
+    ]
     assert action.args["security_groups"] == []
     mac = networks.ports_by_id[port]["mac_address"]
     assert server.interfaces == [to_wire(Interface(port, blue, "blue", mac, own=False, tag="data"))]
@@ -52,10 +71,13 @@ def test_networks_ports_and_addresses_in_order(wired: Cloud, networks: Networks)
 def test_a_network_beside_its_port_is_passed_over(wired: Cloud, networks: Networks) -> None:
     port = networks.add_port(networks.add_network("red", PROJECT), PROJECT)
     assert made(wired, networks=[{"uuid": UNKNOWN, "port": port}])[1].args["networks"] == [
-        {"port": port, "label": "red"}]
+        {"port": port, "label": "red"}
+    ]
 
 
-@pytest.mark.parametrize("change", [{"networks": "none"}, {"networks": [], "mv": "2.1"}, {"mv": "2.36"}])
+@pytest.mark.parametrize(
+    "change", [{"networks": "none"}, {"networks": [], "mv": "2.1"}, {"mv": "2.36"}]
+)
 def test_without_networks_there_are_no_interfaces(wired: Cloud, change: Any) -> None:
     server, action = made(wired, **change)
     assert action.args["networks"] == []
@@ -71,10 +93,13 @@ def test_the_only_network_is_meant(wired: Cloud, networks: Networks, change: Any
     answer = order(wired, **change)
     assert answer.status_code == 409
     assert answer.json["conflictingRequest"]["message"] == (
-        "Multiple possible networks found, use a Network ID to be more specific.")
+        "Multiple possible networks found, use a Network ID to be more specific."
+    )
 
 
-def test_a_server_that_may_get_ports_is_known_from_the_first(wired: Cloud, networks: Networks) -> None:
+def test_a_server_that_may_get_ports_is_known_from_the_first(
+    wired: Cloud, networks: Networks
+) -> None:
     """NULL would tell a delete in the middle of the create that there is nothing to look for."""
     red = networks.add_network("red", PROJECT)
     assert made(wired, networks=[{"uuid": red}])[0].interfaces == []
@@ -84,12 +109,16 @@ def test_security_groups_by_name_and_by_id(wired: Cloud, networks: Networks) -> 
     networks.add_network("red", PROJECT)
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)
     networks.add_group("web", OTHER)
-    server, action = made(wired, networks="auto", security_groups=[{"name": "web"}, {"name": db}, {"name": web}])
+    server, action = made(
+        wired, networks="auto", security_groups=[{"name": "web"}, {"name": db}, {"name": web}]
+    )
     assert action.args["security_groups"] == [web, db]
     assert server.security_groups == [{"name": "web"}, {"name": "db"}]
 
 
-def test_the_default_group_is_the_network_services_own_matter(wired: Cloud, networks: Networks) -> None:
+def test_the_default_group_is_the_network_services_own_matter(
+    wired: Cloud, networks: Networks
+) -> None:
     networks.add_network("red", PROJECT)
     server, action = made(wired, networks="auto", security_groups=[{"name": "default"}])
     assert action.args["security_groups"] == []
@@ -97,34 +126,54 @@ def test_the_default_group_is_the_network_services_own_matter(wired: Cloud, netw
     assert networks.asked["groups"] == 0
 
 
-def test_the_quota_of_ports_bounds_how_many_servers_there_are(wired: Cloud, networks: Networks) -> None:
+def test_the_quota_of_ports_bounds_how_many_servers_there_are(
+    wired: Cloud, networks: Networks
+) -> None:
     red, networks.limit = networks.add_network("red", PROJECT), 5
-    refused(wired, 403, "Maximum number of ports exceeded", networks=[{"uuid": red}] * 2, min_count=3)
+    refused(
+        wired, 403, "Maximum number of ports exceeded", networks=[{"uuid": red}] * 2, min_count=3
+    )
     assert order(wired, networks=[{"uuid": red}] * 2, min_count=1, max_count=4).status_code == 202
     assert len(wired.rows(schema.servers)) == 2
 
 
 def test_an_admin_may_attach_to_an_external_network(wired: Cloud, networks: Networks) -> None:
     public = networks.add_network("public", OTHER, external=True)
-    refused(wired, 403, f"It is not allowed to create an interface on external network {public}",
-            networks=[{"uuid": public}])
+    refused(
+        wired,
+        403,
+        f"It is not allowed to create an interface on external network {public}",
+        networks=[{"uuid": public}],
+    )
     assert order(wired, networks=[{"uuid": public}], token="admin").status_code == 202
 
 
 def test_a_silent_network_service_is_said_to_be(wired: Cloud, networks: Networks) -> None:
     networks.down = True
-    refused(wired, 503, "The network service does not answer; try again later.", networks=[{"uuid": UNKNOWN}])
+    refused(
+        wired,
+        503,
+        "The network service does not answer; try again later.",
+        networks=[{"uuid": UNKNOWN}],
+    )
     assert order(wired, networks="none").status_code == 202
 
 
 def test_a_policy_may_forbid_networks(make_cloud: Any, networks: Networks, tmp_path: Any) -> None:
-    (tmp_path / "policy.yaml").write_text('"os_compute_api:servers:create:attach_network": "role:admin"\n')
+    (tmp_path / "policy.yaml").write_text(
+        '"os_compute_api:servers:create:attach_network": "role:admin"\n'
+    )
     cloud = make_cloud(networks=networks, policy_file=str(tmp_path / "policy.yaml"))
     networks.add_network("red", PROJECT)
-    refused(cloud, 403, "Policy doesn't allow os_compute_api:servers:create:attach_network to be performed.",
-            networks="auto")
+    refused(
+        cloud,
+        403,
+        "Policy doesn't allow os_compute_api:servers:create:attach_network to be performed.",
+        networks="auto",
+    )
 
 
+# fmt: off
 def test_what_is_wrong_with_networks(wired: Cloud, networks: Networks) -> None:
     red, foreign = networks.add_network("red", PROJECT), networks.add_network("foreign", OTHER)
     bare = networks.add_network("bare", PROJECT, None)
@@ -167,16 +216,26 @@ def test_what_is_wrong_with_networks(wired: Cloud, networks: Networks) -> None:
     ]
     for status, message, change in wrong:
         refused(wired, status, message, **change)
+# fmt: on
 
 
 def test_auto_with_nothing_to_allocate(wired: Cloud) -> None:
-    refused(wired, 400, f"networks: unable to automatically allocate a network for project {PROJECT}; make one, or ask "
-            'for "none".', networks="auto")
+    refused(
+        wired,
+        400,
+        f"networks: unable to automatically allocate a network for project {PROJECT}; make one, or ask "
+        'for "none".',
+        networks="auto",
+    )
 
 
-@pytest.mark.parametrize(("mv", "status"), [("2.31", 400), ("2.32", 202), ("2.36", 202), ("2.37", 400), ("2.41", 400),
-                                            ("2.42", 202)])
-def test_tags_of_networks_come_and_go_with_the_version(wired: Cloud, networks: Networks, mv: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("mv", "status"),
+    [("2.31", 400), ("2.32", 202), ("2.36", 202), ("2.37", 400), ("2.41", 400), ("2.42", 202)],
+)
+def test_tags_of_networks_come_and_go_with_the_version(
+    wired: Cloud, networks: Networks, mv: str, status: int
+) -> None:
     red = networks.add_network("red", PROJECT)
     assert order(wired, mv=mv, networks=[{"uuid": red, "tag": "nic"}]).status_code == status
 
@@ -188,6 +247,10 @@ def test_from_2_37_networks_must_be_said(wired: Cloud) -> None:
 
 def test_a_catalogue_without_a_network_service(wired: Cloud, networks: Networks) -> None:
     networks.there = False
-    refused(wired, 400, 'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".',
-            networks=[{"uuid": UNKNOWN}])
+    refused(
+        wired,
+        400,
+        'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".',
+        networks=[{"uuid": UNKNOWN}],
+    )
     assert made(wired, networks="auto")[1].args["networks"] == []

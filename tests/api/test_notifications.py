@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What requests tell others: by the handlers' own transactions, from the request to the outbox."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +27,9 @@ def events(cloud: Cloud) -> list[str]:
 
 
 def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
-    pair = telling.call("POST", "/os-keypairs", {"keypair": {"name": "k", "public_key": SSH.partition(" me")[0]}})
+    pair = telling.call(
+        "POST", "/os-keypairs", {"keypair": {"name": "k", "public_key": SSH.partition(" me")[0]}}
+    )
     assert pair.status_code == 200, pair.text
     telling.create(min_count=2, max_count=2, key_name="k", user_data=SECRET, adminPass="swordfish")
     rows = [row for row in all_told(telling.store) if row.event.startswith("instance.")]
@@ -35,27 +38,43 @@ def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
     data = [message.payload for row in rows for message in messages(row, BOTH)]
     fields = data[0]["nova_object.data"]
     assert (fields["task_state"], fields["action_initiator_user"], fields["host"]) == (
-        "scheduling", rows[0].body["request"]["user"], None)
+        "scheduling",
+        rows[0].body["request"]["user"],
+        None,
+    )
     assert fields["request_id"].startswith("req-")
     assert fields["keypairs"][0]["nova_object.data"]["fingerprint"].count(":") == 15
-    assert [secret for secret in (SECRET, "swordfish") if secret in str([row.body for row in rows]) + str(data)] == []
+    assert [
+        secret
+        for secret in (SECRET, "swordfish")
+        if secret in str([row.body for row in rows]) + str(data)
+    ] == []
 
 
 def test_a_key_that_is_made_and_one_that_is_imported(telling: Cloud) -> None:
     telling.call("POST", "/os-keypairs", {"keypair": {"name": "made"}})
-    telling.call("POST", "/os-keypairs", {"keypair": {"name": "mine", "public_key": SSH}}, mv="2.92")
+    telling.call(
+        "POST", "/os-keypairs", {"keypair": {"name": "mine", "public_key": SSH}}, mv="2.92"
+    )
     telling.call("DELETE", "/os-keypairs/made")
-    assert events(telling) == [f"keypair.{verb}.{phase}" for verb in ("create", "import", "delete")
-                               for phase in ("start", "end")]
+    assert events(telling) == [
+        f"keypair.{verb}.{phase}"
+        for verb in ("create", "import", "delete")
+        for phase in ("start", "end")
+    ]
     assert "PRIVATE" not in str([row.body for row in all_told(telling.store)])
 
 
-@pytest.mark.parametrize(("method", "path", "body", "told"), [
-    ("PUT", "", {"server": {"name": "other"}}, "instance.update"),
-    ("PUT", "/tags/blue", None, "instance.update"),
-    ("POST", "/action", {"lock": None}, "instance.lock"),
-    ("POST", "/action", {"os-stop": None}, "instance.power_off.start"),
-    ("DELETE", "", None, "instance.delete.start")])
+@pytest.mark.parametrize(
+    ("method", "path", "body", "told"),
+    [
+        ("PUT", "", {"server": {"name": "other"}}, "instance.update"),
+        ("PUT", "/tags/blue", None, "instance.update"),
+        ("POST", "/action", {"lock": None}, "instance.lock"),
+        ("POST", "/action", {"os-stop": None}, "instance.power_off.start"),
+        ("DELETE", "", None, "instance.delete.start"),
+    ],
+)
 def test_a_request_tells_once(telling: Cloud, method: str, path: str, body: Any, told: str) -> None:
     server = telling.create()
     telling.rest(server)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's schemas judge every answer of this ring (``Cloud.call``): they are not blind, and what is known to differ."""
+"""Nova's schemas judge every answer of this ring (``Cloud.call``): they are not blind, and what is
+known to differ."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,19 +25,31 @@ def nova() -> None:
 class Consoles:
     """A host that opens a console."""
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+    def query(
+        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
+    ) -> dict[str, Any]:
         return {"host": "192.0.2.7", "port": 41234, "secret": "s" * 43}
 
 
 Differences = Iterator[set[tuple[str, str]]]
 
 
-def differs(cloud: Cloud, method: str, path: str, body: Any = None, mv: int = 104, token: str = "admin"
-            ) -> set[tuple[str, str]]:
+def differs(
+    cloud: Cloud, method: str, path: str, body: Any = None, mv: int = 104, token: str = "admin"
+) -> set[tuple[str, str]]:
     """The operation and the places at which this answer is not Nova's."""
     answer = cloud.call(method, path, body, mv=f"2.{mv}", token=token)
-    return {(operation, place) for operation, place, _ in schemas.problems(
-        method, "/v2.1" + path, body, mv, answer.status_code, answer.json if answer.text else None)}
+    return {
+        (operation, place)
+        for operation, place, _ in schemas.problems(
+            method,
+            "/v2.1" + path,
+            body,
+            mv,
+            answer.status_code,
+            answer.json if answer.text else None,
+        )
+    }
 
 
 def events_and_tags(cloud: Cloud, networks: Networks, server: str) -> Differences:
@@ -51,21 +65,41 @@ def addresses(cloud: Cloud, networks: Networks, server: str) -> Differences:
     networks.add_port(red, PROJECT, "10.0.0.9", device_id=server)
     networks.create("user", "floatingips", {"floating_network_id": public})
     for action in ("addFloatingIp", "removeFloatingIp"):
-        yield differs(cloud, "POST", f"/servers/{server}/action", {action: {"address": "172.24.4.2"}}, 43, "user")
-    yield differs(cloud, "POST", f"/servers/{server}/os-interface", {"interfaceAttachment": {"net_id": red}})
+        yield differs(
+            cloud,
+            "POST",
+            f"/servers/{server}/action",
+            {action: {"address": "172.24.4.2"}},
+            43,
+            "user",
+        )
+    yield differs(
+        cloud, "POST", f"/servers/{server}/os-interface", {"interfaceAttachment": {"net_id": red}}
+    )
 
 
 def console_token(cloud: Cloud, networks: Networks, server: str) -> Differences:
-    cloud.store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}]))
-    url = cloud.call("POST", f"/servers/{server}/remote-consoles", {"remote_console": {
-        "protocol": "serial", "type": "serial"}}, mv="2.6").json["remote_console"]["url"]
+    cloud.store.write(
+        lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
+    )
+    url = cloud.call(
+        "POST",
+        f"/servers/{server}/remote-consoles",
+        {"remote_console": {"protocol": "serial", "type": "serial"}},
+        mv="2.6",
+    ).json["remote_console"]["url"]
     cloud.services.agents = Consoles()
     yield differs(cloud, "GET", "/os-console-auth-tokens/" + url.rpartition("token=")[2], mv=31)
 
 
 def policies_of_later_versions(cloud: Cloud, networks: Networks, server: str) -> Differences:
-    made = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
-                      mv="2.15", token="admin").json["server_group"]["id"]
+    made = cloud.call(
+        "POST",
+        "/os-server-groups",
+        {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
+        mv="2.15",
+        token="admin",
+    ).json["server_group"]["id"]
     yield differs(cloud, "GET", f"/os-server-groups/{made}", mv=1)
     yield differs(cloud, "GET", "/os-server-groups", mv=14)
 
@@ -76,43 +110,73 @@ CASES = (events_and_tags, addresses, console_token, policies_of_later_versions)
 def test_what_is_known_to_differ_does(wired: Cloud, networks: Networks) -> None:
     server = wired.create(mv="2.37")
     wired.rest(server)
-    assert set().union(*(found for case in CASES for found in case(wired, networks, server))) == set(known.ANSWERS)
+    assert set().union(
+        *(found for case in CASES for found in case(wired, networks, server))
+    ) == set(known.ANSWERS)
 
 
 def test_an_answer_that_nova_would_not_give_fails(cloud: Cloud) -> None:
     server = cloud.call("GET", f"/servers/{cloud.create()}", mv="2.104").json["server"]
     schemas.judge("GET", SHOW, None, 104, 200, {"server": server})
-    for wrong in ({**server, "colour": "red"}, {**server, "id": "7"}, {**server, "created": "yesterday"},
-                  {key: value for key, value in server.items() if key != "status"}):
+    for wrong in (
+        {**server, "colour": "red"},
+        {**server, "id": "7"},
+        {**server, "created": "yesterday"},
+        {key: value for key, value in server.items() if key != "status"},
+    ):
         with pytest.raises(pytest.fail.Exception):
             schemas.judge("GET", SHOW, None, 104, 200, {"server": wrong})
 
 
 def test_a_known_difference_hides_no_other(cloud: Cloud) -> None:
-    cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["soft-affinity"]}}, mv="2.15")
+    cloud.call(
+        "POST",
+        "/os-server-groups",
+        {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
+        mv="2.15",
+    )
     found = cloud.call("GET", "/os-server-groups", mv="2.14").json
     schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, found)
     with pytest.raises(pytest.fail.Exception):
         schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, {**found, "colour": "red"})
 
 
-@pytest.mark.parametrize(("method", "path", "body", "version", "status", "answer"), [
-    ("GET", "/v2.1/images", None, 36, 200, {"images": []}),                     # no longer served
-    ("GET", "/v2.1/os-agents", None, 1, 200, {"agents": []}),                   # gone
-    ("GET", "/v2.1/servers/detail/more", None, 1, 200, None),
-    ("DELETE", SHOW, None, 1, 202, None),                                       # 204
-    ("POST", f"{SHOW}/action", {"createImage": {"name": "i"}}, 45, 202, None),  # there is a body since 2.45
-    ("POST", f"{SHOW}/action", {"destroy": None}, 1, 202, None)])
-def test_no_more_is_answered_than_by_nova(method: str, path: str, body: Any, version: int, status: int, answer: Any
-                                          ) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "body", "version", "status", "answer"),
+    [
+        ("GET", "/v2.1/images", None, 36, 200, {"images": []}),  # no longer served
+        ("GET", "/v2.1/os-agents", None, 1, 200, {"agents": []}),  # gone
+        ("GET", "/v2.1/servers/detail/more", None, 1, 200, None),
+        ("DELETE", SHOW, None, 1, 202, None),  # 204
+        (
+            "POST",
+            f"{SHOW}/action",
+            {"createImage": {"name": "i"}},
+            45,
+            202,
+            None,
+        ),  # there is a body since 2.45
+        ("POST", f"{SHOW}/action", {"destroy": None}, 1, 202, None),
+    ],
+)
+def test_no_more_is_answered_than_by_nova(
+    method: str, path: str, body: Any, version: int, status: int, answer: Any
+) -> None:
     with pytest.raises(pytest.fail.Exception):
         schemas.judge(method, path, body, version, status, answer)
 
 
-@pytest.mark.parametrize(("method", "path", "body", "version", "status", "answer"), [
-    ("GET", "/v2.1/images", None, 35, 200, {"images": []}), ("DELETE", SHOW, None, 1, 204, None),
-    ("GET", f"/v2.1/{PROJECT}/servers", None, 1, 200, {"servers": []}), ("GET", "/v2/servers/", None, 1, 404, {}),
-    ("POST", f"{SHOW}/action", {"createImage": {"name": "i"}}, 45, 202, {"image_id": IMAGE})])
-def test_what_nova_answers_too_passes(method: str, path: str, body: Any, version: int, status: int, answer: Any
-                                      ) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "body", "version", "status", "answer"),
+    [
+        ("GET", "/v2.1/images", None, 35, 200, {"images": []}),
+        ("DELETE", SHOW, None, 1, 204, None),
+        ("GET", f"/v2.1/{PROJECT}/servers", None, 1, 200, {"servers": []}),
+        ("GET", "/v2/servers/", None, 1, 404, {}),
+        ("POST", f"{SHOW}/action", {"createImage": {"name": "i"}}, 45, 202, {"image_id": IMAGE}),
+    ],
+)
+def test_what_nova_answers_too_passes(
+    method: str, path: str, body: Any, version: int, status: int, answer: Any
+) -> None:
     schemas.judge(method, path, body, version, status, answer)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be asked: Nova's schemas and ours, for every operation at the first and last version of each range.
+"""What may be asked: Nova's schemas and ours, for every operation at the first and last version of
+each range.
 
-Samples are made from both schemas; each must be taken or refused by both. What differs and may, and why, is in
-tests/nova/known.py; what is no longer so there fails here.
+Samples are made from both schemas; each must be taken or refused by both. What differs and may, and
+why, is in tests/nova/known.py; what is no longer so there fails here.
 """
+
 from __future__ import annotations
 
 import json
@@ -21,7 +23,9 @@ def nova() -> None:
 
 def reason(title: str, place: str, piece: object, ours: bool) -> known.Known | None:
     """Why it may be taken by one only."""
-    return next((entry for entry in known.REQUESTS if entry.covers(title, place, piece, ours)), None)
+    return next(
+        (entry for entry in known.REQUESTS if entry.covers(title, place, piece, ours)), None
+    )
 
 
 def test_who_takes_what(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,17 +37,23 @@ def test_who_takes_what(capsys: pytest.CaptureFixture[str]) -> None:
         for title, version in trial.at if nova != ours else ():
             entry = reason(title, place, piece, ours)
             if entry is None:
-                news.append(f"{title} at 2.{version}: {trial.kind} at {place!r}: {'we take' if ours else 'Nova takes'} "
-                            f"{json.dumps(value)[:300]}")
+                news.append(
+                    f"{title} at 2.{version}: {trial.kind} at {place!r}: {'we take' if ours else 'Nova takes'} "
+                    f"{json.dumps(value)[:300]}"
+                )
             else:
                 used[entry] += 1
                 differ.add((trial.kind, title, version))
     total = sum(len(trial.at) for trial in tried)
     with capsys.disabled():
-        print(f"\nNova's schemas of requests: {total} operations × versions checked with {len(results)} samples, "
-              f"{total - len(differ)} agree, {len(differ)} differ in {len(used)} known ways")
+        print(
+            f"\nNova's schemas of requests: {total} operations × versions checked with {len(results)} samples, "
+            f"{total - len(differ)} agree, {len(differ)} differ in {len(used)} known ways"
+        )
     assert not news, "\n".join(news[:20])
-    assert set(used) == set(known.REQUESTS), [entry for entry in known.REQUESTS if entry not in used]
+    assert set(used) == set(known.REQUESTS), [
+        entry for entry in known.REQUESTS if entry not in used
+    ]
     assert total > 800 and {True, False} == {nova for *_, nova, _ in results}
 
 
@@ -61,7 +71,11 @@ def test_what_nova_removed_is_gone() -> None:
     removed = {(one.method, trials.plain(one.path)) for one in schemas.operations() if one.removed}
     ours = {(route.method, trials.plain(route.path)) for route in trials.ROUTES}
     assert removed - ours == trials.gone()
-    actions = {one.key for one in schemas.operations() if one.removed and (one.method, trials.plain(one.path)) in ours}
+    actions = {
+        one.key
+        for one in schemas.operations()
+        if one.removed and (one.method, trials.plain(one.path)) in ours
+    }
     assert actions == {"resetNetwork", "os-getRDPConsole"}
 
 
@@ -69,15 +83,32 @@ def test_we_serve_nothing_that_nova_does_not() -> None:
     theirs = {(one.method, trials.plain(one.path)) for one in schemas.operations()}
     own = [route for route in trials.ROUTES if route.policy.startswith("kilonova:")]
     assert {route.path for route in own} == set(known.OWN)
-    assert {(route.method, trials.plain(route.path)) for route in trials.ROUTES if route not in own} <= theirs
+    assert {
+        (route.method, trials.plain(route.path)) for route in trials.ROUTES if route not in own
+    } <= theirs
 
 
-@pytest.mark.parametrize(("schema", "taken", "refused"), [
-    ({"type": "string", "minLength": 2, "maxLength": 3}, "xxx", "xxxx"), ({"enum": ["a"]}, "a", "x"),
-    ({"type": "integer", "minimum": 7}, 7, 6), ({"type": "array", "items": {"type": "null"}, "maxItems": 4}, [None] * 4,
-                                                [None] * 5),
-    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}, {"a": None}, {}),
-    ({"oneOf": [{"type": "null"}, {"type": "string", "format": "uuid"}]}, samples.UUID, samples.UUID[:-1])])
-def test_samples_stand_on_both_sides(schema: samples.Schema, taken: object, refused: object) -> None:
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "string", "minLength": 2, "maxLength": 3}, "xxx", "xxxx"),
+        ({"enum": ["a"]}, "a", "x"),
+        ({"type": "integer", "minimum": 7}, 7, 6),
+        ({"type": "array", "items": {"type": "null"}, "maxItems": 4}, [None] * 4, [None] * 5),
+        (
+            {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
+            {"a": None},
+            {},
+        ),
+        (
+            {"oneOf": [{"type": "null"}, {"type": "string", "format": "uuid"}]},
+            samples.UUID,
+            samples.UUID[:-1],
+        ),
+    ],
+)
+def test_samples_stand_on_both_sides(
+    schema: samples.Schema, taken: object, refused: object
+) -> None:
     made = [value for _, _, value in samples.around(schema)]
     assert taken in made and refused in made

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords: told once in the answer, sealed in the action's row, and nowhere else in what is kept or said."""
+"""Passwords: told once in the answer, sealed in the action's row, and nowhere else in what is kept
+or said."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,8 +29,11 @@ def sealing(make_cloud: Callable[..., Cloud]) -> Cloud:
 def everything(cloud: Cloud) -> str:
     """All that the database holds."""
     with cloud.store.engine.connect() as connection:
-        return "".join(repr(tuple(row)) for table in schema.metadata.sorted_tables
-                       for row in connection.execute(sa.select(table)))
+        return "".join(
+            repr(tuple(row))
+            for table in schema.metadata.sorted_tables
+            for row in connection.execute(sa.select(table))
+        )
 
 
 def last_secret(cloud: Cloud) -> Any:
@@ -57,7 +62,9 @@ def test_the_password_of_a_create_is_told_and_sealed(sealing: Cloud, given: dict
 def test_all_servers_of_one_create_have_the_same_password(sealing: Cloud) -> None:
     told = create(sealing, min_count=3)["adminPass"]
     assert sealing.vault is not None
-    assert [sealing.vault.open(row.secrets) for row in sealing.rows(schema.actions)] == [{"admin_pass": told}] * 3
+    assert [sealing.vault.open(row.secrets) for row in sealing.rows(schema.actions)] == [
+        {"admin_pass": told}
+    ] * 3
 
 
 def test_the_same_create_again_tells_the_same_password(sealing: Cloud) -> None:
@@ -73,9 +80,12 @@ def test_without_a_key_a_password_is_told_and_not_kept(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"adminPass": SECRET}])
-@pytest.mark.parametrize(("key", "more", "status"), [("rescue", {}, 200), ("rebuild", {"imageRef": IMAGE}, 202)])
-def test_rescue_and_rebuild_tell_and_seal_one(sealing: Cloud, key: str, more: dict[str, str], status: int,
-                                              given: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("key", "more", "status"), [("rescue", {}, 200), ("rebuild", {"imageRef": IMAGE}, 202)]
+)
+def test_rescue_and_rebuild_tell_and_seal_one(
+    sealing: Cloud, key: str, more: dict[str, str], status: int, given: dict[str, str]
+) -> None:
     server = sealing.create()
     sealing.rest(server)
     answer = sealing.call("POST", f"/servers/{server}/action", {key: {**more, **given}})
@@ -90,7 +100,9 @@ def test_rescue_and_rebuild_tell_and_seal_one(sealing: Cloud, key: str, more: di
 def test_a_password_to_set_is_sealed(sealing: Cloud) -> None:
     server = sealing.create()
     sealing.rest(server)
-    answer = sealing.call("POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}})
+    answer = sealing.call(
+        "POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}}
+    )
     assert (answer.status_code, answer.content) == (202, b"")
     assert last_secret(sealing) == {"admin_pass": SECRET}
     assert SECRET not in everything(sealing)
@@ -99,7 +111,9 @@ def test_a_password_to_set_is_sealed(sealing: Cloud) -> None:
 def test_a_cloud_without_a_key_sets_none(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.rest(server)
-    answer = cloud.call("POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}})
+    answer = cloud.call(
+        "POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}}
+    )
     assert answer.status_code == 501
     assert "secret_key" in answer.json["notImplemented"]["message"]
     assert len(cloud.rows(schema.actions)) == 1
@@ -110,8 +124,19 @@ FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
 
 def test_files_and_user_data_are_sealed(sealing: Cloud) -> None:
     """Of the server, and what a rebuild has replaced."""
-    answer = sealing.call("POST", "/servers", {"server": {
-        "name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES, "user_data": "Zm9ybWVy"}})
+    answer = sealing.call(
+        "POST",
+        "/servers",
+        {
+            "server": {
+                "name": "vm",
+                "imageRef": IMAGE,
+                "flavorRef": "1",
+                "personality": FILES,
+                "user_data": "Zm9ybWVy",
+            }
+        },
+    )
     assert answer.status_code == 202, answer.text
     assert last_secret(sealing)["files"] == FILES
     assert FILES[0]["contents"] not in everything(sealing) and "Zm9ybWVy" not in everything(sealing)
@@ -127,23 +152,35 @@ def test_files_and_user_data_are_sealed(sealing: Cloud) -> None:
 
 
 def test_a_cloud_without_a_key_injects_no_files(cloud: Cloud) -> None:
-    answer = cloud.call("POST", "/servers", {"server": {
-        "name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES}})
+    answer = cloud.call(
+        "POST",
+        "/servers",
+        {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES}},
+    )
     assert (answer.status_code, cloud.rows(schema.servers)) == (501, [])
     assert "secret_key" in answer.json["notImplemented"]["message"]
 
 
-@pytest.mark.parametrize("body", [
-    {"changePassword": {"adminPass": SECRET, "more": 1}}, {"rescue": {"adminPass": SECRET, "more": 1}},
-    {"rebuild": {"adminPass": SECRET, "imageRef": "x"}}, {"rebuild": {"adminPass": SECRET}},
-    {"changePassword": {"adminPass": [SECRET]}}, {"rescue": {"adminPass": {"a": SECRET}}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"changePassword": {"adminPass": SECRET, "more": 1}},
+        {"rescue": {"adminPass": SECRET, "more": 1}},
+        {"rebuild": {"adminPass": SECRET, "imageRef": "x"}},
+        {"rebuild": {"adminPass": SECRET}},
+        {"changePassword": {"adminPass": [SECRET]}},
+        {"rescue": {"adminPass": {"a": SECRET}}},
+    ],
+)
 def test_a_refusal_does_not_repeat_it(cloud: Cloud, body: dict[str, Any]) -> None:
     server = cloud.create()
     cloud.rest(server)
     answer = cloud.call("POST", f"/servers/{server}/action", body)
     assert answer.status_code == 400
     assert SECRET not in answer.text
-    answer = cloud.call("POST", "/servers", {"server": {"name": "vm", "adminPass": SECRET, "colour": "red"}})
+    answer = cloud.call(
+        "POST", "/servers", {"server": {"name": "vm", "adminPass": SECRET, "colour": "red"}}
+    )
     assert answer.status_code == 400
     assert SECRET not in answer.text
 
@@ -152,26 +189,44 @@ def test_sealed_user_data_is_shown_as_it_was_given(sealing: Cloud) -> None:
     body = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", "user_data": "Zm9ybWVy"}
     server = sealing.call("POST", "/servers", {"server": body}).json["server"]["id"]
     old = sealing.create(name="old", user_data="b2xk")
-    sealing.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(
-        schema.servers.c.id == old).values(user_data="b2xk")))          # as it was kept before 0016
+    sealing.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == old).values(user_data="b2xk")
+        )
+    )  # as it was kept before 0016
     key = "OS-EXT-SRV-ATTR:user_data"
     for made, given in ((server, "Zm9ybWVy"), (old, "b2xk")):
-        assert sealing.call("GET", f"/servers/{made}", mv="2.3", token="admin").json["server"][key] == given
-    listed = sealing.call("GET", "/servers/detail?all_tenants=1", mv="2.3", token="admin").json["servers"]
+        assert (
+            sealing.call("GET", f"/servers/{made}", mv="2.3", token="admin").json["server"][key]
+            == given
+        )
+    listed = sealing.call("GET", "/servers/detail?all_tenants=1", mv="2.3", token="admin").json[
+        "servers"
+    ]
     assert {one["id"]: one[key] for one in listed} == {server: "Zm9ybWVy", old: "b2xk"}
     sealing.rest(server)
-    rebuilt = sealing.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "user_data": "bmV3"}},
-                           mv="2.57")
+    rebuilt = sealing.call(
+        "POST",
+        f"/servers/{server}/action",
+        {"rebuild": {"imageRef": IMAGE, "user_data": "bmV3"}},
+        mv="2.57",
+    )
     assert rebuilt.status_code == 202 and rebuilt.json["server"]["user_data"] == "bmV3"
     assert "bmV3" not in everything(sealing)
-    assert sealing.call("GET", f"/servers/{server}", mv="2.3", token="admin").json["server"][key] == "bmV3"
+    assert (
+        sealing.call("GET", f"/servers/{server}", mv="2.3", token="admin").json["server"][key]
+        == "bmV3"
+    )
 
 
 def test_an_upgrade_seals_what_could_be_read(sealing: Cloud) -> None:
     assert sealing.vault is not None
     old, new, none = (sealing.create(user_data=given) for given in ("b2xk", "bmV3", ""))
-    sealing.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(
-        schema.servers.c.id == old).values(user_data="b2xk")))
+    sealing.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == old).values(user_data="b2xk")
+        )
+    )
     before = {row.id: row.user_data for row in sealing.rows(schema.servers)}
     assert seal_user_data(sealing.store, sealing.vault) == 1
     after = {row.id: row.user_data for row in sealing.rows(schema.servers)}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kilonova-placement as a process: who is believed at its socket, and that it ends when told."""
+
 from __future__ import annotations
 
 import json
@@ -20,7 +21,12 @@ from common.store.engine import Store
 from deploy.servers import free_ports
 from tests.schemas import upgrade
 
-FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id": "admin", "X-Roles": "admin"}
+FORGED = {
+    "X-Identity-Status": "Confirmed",
+    "X-User-Id": "admin",
+    "X-Project-Id": "admin",
+    "X-Roles": "admin",
+}
 
 
 @pytest.fixture
@@ -31,15 +37,20 @@ def url(tmp_path: Path) -> Iterator[str]:
     store.close()
     (tmp_path / "kilonova.conf").write_text(
         f"[database]\nurl = {store.url}\n[placement]\nport = {port}\n"
-        f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n")
+        f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n"
+    )
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notices.bind(str(tmp_path / "notify"))
     notices.settimeout(30)
     with notices:
         process = subprocess.Popen(
             [sys.executable, "-m", "compute_api.placement.service"],
-            env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf"),
-                 "NOTIFY_SOCKET": str(tmp_path / "notify")})
+            env={
+                **os.environ,
+                "KILONOVA_CONF": str(tmp_path / "kilonova.conf"),
+                "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            },
+        )
         assert b"READY=1" in notices.recv(1000)
     yield f"http://127.0.0.1:{port}"
     process.send_signal(signal.SIGTERM)
@@ -58,7 +69,11 @@ def get(url: str, **headers: str) -> tuple[int, Any]:
 def test_nobody_is_believed_without_the_identity_service(url: str) -> None:
     status, body = get(url)
     assert (status, body["versions"][0]["max_version"]) == (200, "1.39")
-    for headers, wanted in (({}, 401), (FORGED, 401), ({"X-Auth-Token": "some"}, 503),
-                            ({**FORGED, "X-Auth-Token": "some"}, 503)):
+    for headers, wanted in (
+        ({}, 401),
+        (FORGED, 401),
+        ({"X-Auth-Token": "some"}, 503),
+        ({**FORGED, "X-Auth-Token": "some"}, 503),
+    ):
         status, body = get(f"{url}/resource_providers", **headers)
         assert (status, body["errors"][0]["status"]) == (wanted, wanted), headers

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator's policy file as users and processes meet it."""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +21,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "policy.yaml"
 
 
-def test_who_is_an_admin_is_the_operators_word(make_cloud: Callable[..., Cloud], path: Path) -> None:
+def test_who_is_an_admin_is_the_operators_word(
+    make_cloud: Callable[..., Cloud], path: Path
+) -> None:
     path.write_text('"context_is_admin": "role:service"\n')
     cloud = make_cloud(policy_file=str(path))
     server = cloud.create()
@@ -29,13 +32,16 @@ def test_who_is_an_admin_is_the_operators_word(make_cloud: Callable[..., Cloud],
     assert cloud.call("GET", f"/servers/{server}", token="service").status_code == 200
     act = f"/servers/{server}/action"
     assert cloud.call("POST", act, {"lock": None}, token="service").status_code == 202
-    assert cloud.call("POST", act, {"os-stop": None}).status_code == 409, "it is locked, by an admin"
+    assert cloud.call("POST", act, {"os-stop": None}).status_code == 409, (
+        "it is locked, by an admin"
+    )
     assert cloud.call("POST", act, {"unlock": None}).status_code == 403
     assert cloud.call("POST", act, {"os-stop": None}, token="service").status_code == 202
 
 
-def test_a_file_that_breaks_is_no_users_concern(make_cloud: Callable[..., Cloud], path: Path,
-                                                caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_breaks_is_no_users_concern(
+    make_cloud: Callable[..., Cloud], path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.write_text(f'"{INDEX}": "!"\n')
     cloud = make_cloud(policy_file=str(path))
     assert cloud.call("GET", "/servers").status_code == 403
@@ -48,14 +54,27 @@ def test_a_file_that_breaks_is_no_users_concern(make_cloud: Callable[..., Cloud]
     assert cloud.call("GET", "/servers").status_code == 200
 
 
-@pytest.mark.parametrize(("section", "module"), [("api", "compute_api.compute.service"),
-                                                 ("placement", "compute_api.placement.service")])
-def test_a_broken_file_ends_the_process_in_one_line(tmp_path: Path, path: Path, section: str, module: str) -> None:
+@pytest.mark.parametrize(
+    ("section", "module"),
+    [("api", "compute_api.compute.service"), ("placement", "compute_api.placement.service")],
+)
+def test_a_broken_file_ends_the_process_in_one_line(
+    tmp_path: Path, path: Path, section: str, module: str
+) -> None:
     path.write_text('"a": "@"\n"b": "role:member or"\n')
-    (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[{section}]\n"
-                                            "policy_file = policy.yaml\n")
-    ended = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, check=False,
-                           env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf")})
+    (tmp_path / "kilonova.conf").write_text(
+        f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[{section}]\npolicy_file = policy.yaml\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", module],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf")},
+    )
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
-    assert line.startswith(f"kilonova-{section}: [{section}] policy_file {path}:2: b: 'role:member or' cannot be")
+    assert line.startswith(
+        f"kilonova-{section}: [{section}] policy_file {path}:2: b: 'role:member or' cannot be"
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quota sets and limits; server groups."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,41 +11,88 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 
 
 # --- server groups ---
-@pytest.mark.parametrize(("mv", "given", "keys"), [
-    ("2.1", {"policies": ["affinity"]}, {"id", "name", "policies", "members", "metadata"}),
-    ("2.13", {"policies": ["affinity"]}, {"id", "name", "policies", "members", "metadata", "project_id", "user_id"}),
-    ("2.15", {"policies": ["soft-affinity"]}, {"id", "name", "policies", "members", "metadata", "project_id",
-                                               "user_id"}),
-    ("2.64", {"policy": "anti-affinity", "rules": {"max_server_per_host": 2}},
-     {"id", "name", "policy", "rules", "members", "project_id", "user_id"})])
-def test_a_server_group_at_each_version(cloud: Cloud, mv: str, given: dict[str, Any], keys: set[str]) -> None:
-    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", **given}},
-                       mv=mv).json["server_group"]
+@pytest.mark.parametrize(
+    ("mv", "given", "keys"),
+    [
+        ("2.1", {"policies": ["affinity"]}, {"id", "name", "policies", "members", "metadata"}),
+        (
+            "2.13",
+            {"policies": ["affinity"]},
+            {"id", "name", "policies", "members", "metadata", "project_id", "user_id"},
+        ),
+        (
+            "2.15",
+            {"policies": ["soft-affinity"]},
+            {"id", "name", "policies", "members", "metadata", "project_id", "user_id"},
+        ),
+        (
+            "2.64",
+            {"policy": "anti-affinity", "rules": {"max_server_per_host": 2}},
+            {"id", "name", "policy", "rules", "members", "project_id", "user_id"},
+        ),
+    ],
+)
+def test_a_server_group_at_each_version(
+    cloud: Cloud, mv: str, given: dict[str, Any], keys: set[str]
+) -> None:
+    group = cloud.call(
+        "POST", "/os-server-groups", {"server_group": {"name": "g", **given}}, mv=mv
+    ).json["server_group"]
     assert set(group) == keys
     assert {key: group[key] for key in given} == given
-    assert cloud.call("GET", f"/os-server-groups/{group['id']}", mv=mv).json["server_group"] == group
+    assert (
+        cloud.call("GET", f"/os-server-groups/{group['id']}", mv=mv).json["server_group"] == group
+    )
     assert cloud.call("GET", "/os-server-groups", mv=mv).json["server_groups"] == [group]
-    assert cloud.call("GET", "/os-server-groups", mv=mv, token="stranger").json["server_groups"] == []
-    assert cloud.call("GET", f"/os-server-groups/{group['id']}", mv=mv, token="stranger").status_code == 404
-    assert cloud.call("GET", "/os-server-groups?all_projects=1", mv=mv, token="admin").json["server_groups"] == [group]
-    assert cloud.call("DELETE", f"/os-server-groups/{group['id']}", mv=mv, token="reader").status_code == 403
+    assert (
+        cloud.call("GET", "/os-server-groups", mv=mv, token="stranger").json["server_groups"] == []
+    )
+    assert (
+        cloud.call("GET", f"/os-server-groups/{group['id']}", mv=mv, token="stranger").status_code
+        == 404
+    )
+    assert cloud.call("GET", "/os-server-groups?all_projects=1", mv=mv, token="admin").json[
+        "server_groups"
+    ] == [group]
+    assert (
+        cloud.call("DELETE", f"/os-server-groups/{group['id']}", mv=mv, token="reader").status_code
+        == 403
+    )
     assert cloud.call("DELETE", f"/os-server-groups/{group['id']}", mv=mv).status_code == 204
     assert cloud.call("DELETE", f"/os-server-groups/{group['id']}", mv=mv).status_code == 404
 
 
-@pytest.mark.parametrize(("mv", "given"), [
-    ("2.14", {"policies": ["soft-affinity"]}), ("2.63", {"policy": "affinity"}), ("2.64", {"policies": ["affinity"]}),
-    ("2.64", {"policy": "affinity", "rules": {"max_server_per_host": 1}}), ("2.1", {"policies": []}),
-    ("2.64", {"policy": "anti-affinity", "rules": {"max_server_per_host": 0}}), ("2.1", {"policies": ["near", "far"]})])
+@pytest.mark.parametrize(
+    ("mv", "given"),
+    [
+        ("2.14", {"policies": ["soft-affinity"]}),
+        ("2.63", {"policy": "affinity"}),
+        ("2.64", {"policies": ["affinity"]}),
+        ("2.64", {"policy": "affinity", "rules": {"max_server_per_host": 1}}),
+        ("2.1", {"policies": []}),
+        ("2.64", {"policy": "anti-affinity", "rules": {"max_server_per_host": 0}}),
+        ("2.1", {"policies": ["near", "far"]}),
+    ],
+)
 def test_server_groups_that_are_none(cloud: Cloud, mv: str, given: dict[str, Any]) -> None:
-    assert cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", **given}}, mv=mv).status_code == 400
+    assert (
+        cloud.call(
+            "POST", "/os-server-groups", {"server_group": {"name": "g", **given}}, mv=mv
+        ).status_code
+        == 400
+    )
 
 
 def test_server_groups_have_a_quota(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
-    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"server_groups": 1}}, token="admin")
+    cloud.call(
+        "PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"server_groups": 1}}, token="admin"
+    )
     body = {"server_group": {"name": "g", "policies": ["affinity"]}}
-    assert [cloud.call("POST", "/os-server-groups", body).status_code for _ in range(2)] == [200, 403]
+    assert [cloud.call("POST", "/os-server-groups", body).status_code for _ in range(2)] == [
+        200,
+        403,
+    ]
 
 
 # --- quota sets and limits ---
@@ -54,13 +102,20 @@ def test_limits_come_from_user_project_class_and_configuration(cloud: Cloud) -> 
 
     def put(path: str, value: int, name: str = "quota_set") -> Any:
         return cloud.call("PUT", path, {name: {"cores": value}}, token="admin")
+
     assert cores() == 20
-    assert put("/os-quota-class-sets/default", 30, "quota_class_set").json["quota_class_set"]["cores"] == 30
+    assert (
+        put("/os-quota-class-sets/default", 30, "quota_class_set").json["quota_class_set"]["cores"]
+        == 30
+    )
     assert (cores(), cores(path=f"/os-quota-sets/{OTHER}/defaults")) == (30, 30)
     assert put(f"/os-quota-sets/{PROJECT}", 40).json["quota_set"]["cores"] == 40
     assert put(f"/os-quota-sets/{PROJECT}?user_id=u1", 5).json["quota_set"]["cores"] == 5
     assert (cores(), cores("?user_id=u1"), cores("?user_id=u2")) == (40, 5, 40)
-    assert cloud.call("DELETE", f"/os-quota-sets/{PROJECT}?user_id=u1", token="admin").status_code == 202
+    assert (
+        cloud.call("DELETE", f"/os-quota-sets/{PROJECT}?user_id=u1", token="admin").status_code
+        == 202
+    )
     assert cores("?user_id=u1") == 40
     assert cloud.call("DELETE", f"/os-quota-sets/{PROJECT}", token="admin").status_code == 202
     assert cores() == 30
@@ -72,20 +127,36 @@ def test_a_class_limits_groups_before_it_shows_them(cloud: Cloud) -> None:
     path, groups = "/os-quota-class-sets/default", {"server_groups": 3, "server_group_members": 4}
     changed = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")
     assert changed.status_code == 200 and not groups.keys() & changed.json["quota_class_set"].keys()
-    assert groups.items() <= cloud.call("GET", path, mv="2.50", token="admin").json["quota_class_set"].items()
+    assert (
+        groups.items()
+        <= cloud.call("GET", path, mv="2.50", token="admin").json["quota_class_set"].items()
+    )
 
 
-@pytest.mark.parametrize(("version", "count"), [(1, 14), (35, 14), (36, 10), (56, 10), (57, 7), (104, 7)])
+@pytest.mark.parametrize(
+    ("version", "count"), [(1, 14), (35, 14), (36, 10), (56, 10), (57, 7), (104, 7)]
+)
 def test_the_resources_of_each_version(cloud: Cloud, version: int, count: int) -> None:
     quota = cloud.call("GET", f"/os-quota-sets/{PROJECT}", mv=f"2.{version}").json["quota_set"]
     assert len(quota) == count + 1
     assert quota["id"] == PROJECT
-    detail = cloud.call("GET", f"/os-quota-sets/{PROJECT}/detail", mv=f"2.{version}").json["quota_set"]
+    detail = cloud.call("GET", f"/os-quota-sets/{PROJECT}/detail", mv=f"2.{version}").json[
+        "quota_set"
+    ]
     assert set(detail) == set(quota)
     assert detail["cores"] == {"limit": 20, "in_use": 0, "reserved": 0}
-    for resource, refused in (("floating_ips", version > 35), ("injected_files", version > 56), ("ram", False)):
-        answer = cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {resource: 5, "force": True}},
-                            mv=f"2.{version}", token="admin")
+    for resource, refused in (
+        ("floating_ips", version > 35),
+        ("injected_files", version > 56),
+        ("ram", False),
+    ):
+        answer = cloud.call(
+            "PUT",
+            f"/os-quota-sets/{PROJECT}",
+            {"quota_set": {resource: 5, "force": True}},
+            mv=f"2.{version}",
+            token="admin",
+        )
         assert answer.status_code == (400 if refused else 200), resource
 
 
@@ -94,24 +165,37 @@ def test_a_limit_below_what_is_used_needs_force(cloud: Cloud) -> None:
     path = f"/os-quota-sets/{PROJECT}"
     answer = cloud.call("PUT", path, {"quota_set": {"instances": 0}}, token="admin")
     assert answer.json["badRequest"]["message"] == (
-        "Quota limit 0 for instances must be greater than or equal to already used 1.")
-    assert cloud.call("PUT", path, {"quota_set": {"instances": 0, "force": "True"}}, token="admin").status_code == 200
+        "Quota limit 0 for instances must be greater than or equal to already used 1."
+    )
+    assert (
+        cloud.call(
+            "PUT", path, {"quota_set": {"instances": 0, "force": "True"}}, token="admin"
+        ).status_code
+        == 200
+    )
     assert cloud.call("PUT", path, {"quota_set": {"instances": 1}}).status_code == 403
     assert cloud.call("GET", f"/os-quota-sets/{OTHER}").status_code == 403
 
 
-@pytest.mark.parametrize(("version", "count"), [(1, 19), (35, 19), (36, 14), (38, 14), (39, 13), (56, 13), (57, 11)])
+@pytest.mark.parametrize(
+    ("version", "count"), [(1, 19), (35, 19), (36, 14), (38, 14), (39, 13), (56, 13), (57, 11)]
+)
 def test_limits_at_each_version(cloud: Cloud, version: int, count: int) -> None:
     cloud.create()
     limits = cloud.call("GET", "/limits?reserved=False", mv=f"2.{version}").json["limits"]
     assert limits["rate"] == []
     assert len(limits["absolute"]) == count
-    assert (limits["absolute"]["maxTotalInstances"], limits["absolute"]["totalInstancesUsed"]) == (10, 1)
+    assert (limits["absolute"]["maxTotalInstances"], limits["absolute"]["totalInstancesUsed"]) == (
+        10,
+        1,
+    )
     assert limits["absolute"]["totalRAMUsed"] == 512
 
 
 def test_limits_of_another_project_are_for_admins(cloud: Cloud) -> None:
     cloud.create()
     assert cloud.call("GET", f"/limits?tenant_id={OTHER}").status_code == 403
-    used = cloud.call("GET", f"/limits?tenant_id={PROJECT}", token="admin").json["limits"]["absolute"]
+    used = cloud.call("GET", f"/limits?tenant_id={PROJECT}", token="admin").json["limits"][
+        "absolute"
+    ]
     assert used["totalInstancesUsed"] == 1

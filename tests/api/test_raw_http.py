@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as bytes at the worker that all our services have: none is two requests to us and one to who is before us,
-and none is answered by a page, a crash or silence."""
+"""Requests as bytes at the worker that all our services have: none is two requests to us and one to
+who is before us, and none is answered by a page, a crash or silence."""
+
 from __future__ import annotations
 
 import json
@@ -21,7 +22,9 @@ REQUESTS, SEED = 300, 2026
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     found = free_ports(1)
-    process = subprocess.Popen([sys.executable, "-m", "tests.fuzz.raw", str(found)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz.raw", str(found)], stderr=subprocess.DEVNULL
+    )
     await_true(lambda: answers(found), story="it listens")
     yield found
     process.send_signal(signal.SIGTERM)
@@ -32,7 +35,9 @@ def test_what_can_be_counted_in_two_ways_is_refused(port: int) -> None:
     wrong = []
     for name, said in raw.REFUSED.items():
         found = raw.ask(port, said)
-        if [one.status for one in found] not in ([400], [431], [414], [501], [505]) or raw.faults(found):
+        if [one.status for one in found] not in ([400], [431], [414], [501], [505]) or raw.faults(
+            found
+        ):
             wrong.append(f"{name}: {found}")
     assert not wrong, "\n".join(wrong)
 
@@ -41,19 +46,29 @@ def test_what_is_one_request_is_read_to_its_end(port: int) -> None:
     after = b"GET /after HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     for name, said in raw.TAKEN.items():
         found = [json.loads(one.body) for one in raw.ask(port, said + after)]
-        assert [(one["path"], one["body"]) for one in found] == [("/asked", len(raw.SMUGGLED)), ("/after", 0)], name
+        assert [(one["path"], one["body"]) for one in found] == [
+            ("/asked", len(raw.SMUGGLED)),
+            ("/after", 0),
+        ], name
 
 
 def test_a_header_with_an_underscore_is_no_other_header(port: int) -> None:
-    [found, after] = raw.ask(port, b"GET /a HTTP/1.1\r\nHost: x\r\n" + raw.UNDERSCORED + b"\r\n"
-                             b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n")
+    [found, after] = raw.ask(
+        port,
+        b"GET /a HTTP/1.1\r\nHost: x\r\n" + raw.UNDERSCORED + b"\r\n"
+        b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n",
+    )
     assert json.loads(found.body)["headers"] == ["HTTP_HOST"]
     assert json.loads(after.body)["path"] == "/b"
 
 
 def test_nobody_says_where_in_the_urls_we_are(port: int) -> None:
     [found] = raw.ask(port, b"GET /a HTTP/1.1\r\nHost: x\r\n" + raw.FORWARDED + b"\r\n")
-    assert json.loads(found.body) == {"path": "/a", "body": 0, "headers": ["HTTP_HOST", "HTTP_SCRIPT_NAME"]}
+    assert json.loads(found.body) == {
+        "path": "/a",
+        "body": 0,
+        "headers": ["HTTP_HOST", "HTTP_SCRIPT_NAME"],
+    }
 
 
 def test_nothing_by_chance_is_answered_by_a_page_or_a_crash(port: int) -> None:

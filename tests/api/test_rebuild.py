@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuild: what its body changes of the server at each version, what is refused, and how it is answered."""
+"""Rebuild: what its body changes of the server at each version, what is refused, and how it is
+answered."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,9 +19,20 @@ from tests.api.test_servers import BASE, GUARDED, MORE
 OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
 #: version -> keys that are new with it
-NEW = {9: {"locked"}, 19: {"description"}, 26: {"tags"}, 54: {"key_name"}, 57: {"user_data"},
-       63: {"trusted_image_certificates"}, 71: {"server_groups"}, 73: {"locked_reason"}, 75: MORE, 90: {HOSTNAME},
-       96: {"pinned_availability_zone"}, 100: {"scheduler_hints"}}
+NEW = {
+    9: {"locked"},
+    19: {"description"},
+    26: {"tags"},
+    54: {"key_name"},
+    57: {"user_data"},
+    63: {"trusted_image_certificates"},
+    71: {"server_groups"},
+    73: {"locked_reason"},
+    75: MORE,
+    90: {HOSTNAME},
+    96: {"pinned_availability_zone"},
+    100: {"scheduler_hints"},
+}
 EDGES = sorted({1, 104} | {edge for since in NEW for edge in (since - 1, since)})
 
 
@@ -27,13 +40,20 @@ EDGES = sorted({1, 104} | {edge for since in NEW for edge in (since - 1, since)}
 def server(cloud: Cloud) -> str:
     made = cloud.create(metadata={"a": "1"}, user_data="b2xk")
     cloud.rest(made)
-    cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10, properties={"os_distro": "debian"}))
+    cloud.images.images[OTHER_IMAGE] = Image(
+        ImageRef(OTHER_IMAGE, "raw", 10, properties={"os_distro": "debian"})
+    )
     return made
 
 
 def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **body: Any) -> Any:
-    return cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": OTHER_IMAGE, **body}}, mv=mv,
-                      token=token)
+    return cloud.call(
+        "POST",
+        f"/servers/{server}/action",
+        {"rebuild": {"imageRef": OTHER_IMAGE, **body}},
+        mv=mv,
+        token=token,
+    )
 
 
 @pytest.mark.parametrize("version", EDGES)
@@ -41,7 +61,9 @@ def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str, ver
     cloud.rest(server, interfaces=GUARDED)
     answer = rebuild(cloud, server, f"2.{version}")
     assert answer.status_code == 202, answer.text
-    expected = (BASE | {"adminPass"}).union(*(keys for since, keys in NEW.items() if since <= version))
+    expected = (BASE | {"adminPass"}).union(
+        *(keys for since, keys in NEW.items() if since <= version)
+    )
     assert set(answer.json["server"]) == expected
     assert answer.json["server"]["status"] == "REBUILD"
     assert answer.json["server"]["image"]["id"] == OTHER_IMAGE
@@ -57,15 +79,39 @@ def test_admins_are_told_where_it_is_and_the_user_data_once(cloud: Cloud, server
 def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> None:
     before = cloud.rows(schema.servers)[0]
     key = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}).json["keypair"]
-    answer = rebuild(cloud, server, "2.104", name="new", metadata={"b": "2"}, description="d", key_name="k",
-                     user_data="bmV3", trusted_image_certificates=["c"], hostname="h.example", accessIPv4="192.0.2.7",
-                     accessIPv6="2001:db8::7", preserve_ephemeral="yes", **{"OS-DCF:diskConfig": "AUTO"})
+    answer = rebuild(
+        cloud,
+        server,
+        "2.104",
+        name="new",
+        metadata={"b": "2"},
+        description="d",
+        key_name="k",
+        user_data="bmV3",
+        trusted_image_certificates=["c"],
+        hostname="h.example",
+        accessIPv4="192.0.2.7",
+        accessIPv6="2001:db8::7",
+        preserve_ephemeral="yes",
+        **{"OS-DCF:diskConfig": "AUTO"},
+    )
     assert answer.status_code == 202, answer.text
     [row] = cloud.rows(schema.servers)
     changed = {
-        "name": "new", "meta": {"b": "2"}, "description": "d", "key_name": "k", "key_data": key["public_key"],
-        "user_data": "bmV3", "trusted_image_certificates": ["c"], "hostname": "h.example", "image_id": OTHER_IMAGE,
-        "access_ip_v4": "192.0.2.7", "access_ip_v6": "2001:db8::7", "disk_config": "AUTO", "task_state": "rebuilding"}
+        "name": "new",
+        "meta": {"b": "2"},
+        "description": "d",
+        "key_name": "k",
+        "key_data": key["public_key"],
+        "user_data": "bmV3",
+        "trusted_image_certificates": ["c"],
+        "hostname": "h.example",
+        "image_id": OTHER_IMAGE,
+        "access_ip_v4": "192.0.2.7",
+        "access_ip_v6": "2001:db8::7",
+        "disk_config": "AUTO",
+        "task_state": "rebuilding",
+    }
     assert {name: getattr(row, name) for name in changed} == changed
     assert (row.image["id"], row.image["properties"]) == (OTHER_IMAGE, {"os_distro": "debian"})
     moved = {*changed, "image", "fence", "action", "updated_at"}
@@ -73,39 +119,86 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
     kept, wrote = action.args.pop("before"), action.args.pop("wrote")
     assert action.args == {"was": "active", "preserve_ephemeral": True}
-    assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, "for a refused image"
-    assert wrote == {name: changed[name] for name in (
-        "name", "meta", "description", "hostname", "access_ip_v4", "access_ip_v6", "disk_config")}
+    assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, (
+        "for a refused image"
+    )
+    assert wrote == {
+        name: changed[name]
+        for name in (
+            "name",
+            "meta",
+            "description",
+            "hostname",
+            "access_ip_v4",
+            "access_ip_v6",
+            "disk_config",
+        )
+    }
 
 
 def test_refused_rebuild_restores_the_server_as_it_began(cloud: Cloud, server: str) -> None:
-    cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server,
-                                                           meta={"a": "2"}))
+    cloud.meanwhile(
+        "SELECT servers",
+        lambda: cloud.change(schema.servers, schema.servers.c.id == server, meta={"a": "2"}),
+    )
     assert rebuild(cloud, server, metadata={"b": "3"}).status_code == 202
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
     assert action.args["before"]["meta"] == {"a": "2"}
 
 
-@pytest.mark.parametrize("change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}])
-def test_rebuild_during_a_change_is_checked_again(cloud: Cloud, server: str,
-                                                                             change: dict[str, Any]) -> None:
-    cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change))
+@pytest.mark.parametrize(
+    "change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}]
+)
+def test_rebuild_during_a_change_is_checked_again(
+    cloud: Cloud, server: str, change: dict[str, Any]
+) -> None:
+    cloud.meanwhile(
+        "SELECT servers",
+        lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change),
+    )
     answer = rebuild(cloud, server)
     assert "try again" in answer.json["conflictingRequest"]["message"]
     assert cloud.rows(schema.servers)[0].action is None
 
 
 def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:
-    cloud.change(schema.servers, schema.servers.c.id == server, key_name="k", key_data="ssh", description="d",
-                 trusted_image_certificates=["c"])
+    cloud.change(
+        schema.servers,
+        schema.servers.c.id == server,
+        key_name="k",
+        key_data="ssh",
+        description="d",
+        trusted_image_certificates=["c"],
+    )
     assert rebuild(cloud, server, "2.104").status_code == 202
     [row] = cloud.rows(schema.servers)
-    assert (row.key_name, row.description, row.user_data, row.meta) == ("k", "d", "b2xk", {"a": "1"})
+    assert (row.key_name, row.description, row.user_data, row.meta) == (
+        "k",
+        "d",
+        "b2xk",
+        {"a": "1"},
+    )
     cloud.rest(server, "stopped")
-    assert rebuild(cloud, server, "2.104", key_name=None, description=None, user_data=None,
-                   trusted_image_certificates=None).status_code == 202
+    assert (
+        rebuild(
+            cloud,
+            server,
+            "2.104",
+            key_name=None,
+            description=None,
+            user_data=None,
+            trusted_image_certificates=None,
+        ).status_code
+        == 202
+    )
     [row] = cloud.rows(schema.servers)
-    assert (row.key_name, row.key_data, row.description, row.user_data, row.trusted_image_certificates) == (None,) * 5
+    assert (
+        row.key_name,
+        row.key_data,
+        row.description,
+        row.user_data,
+        row.trusted_image_certificates,
+    ) == (None,) * 5
     assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["was"] == "stopped"
 
 
@@ -121,11 +214,21 @@ def test_files_travel_on_a_config_drive(make_cloud: Callable[..., Cloud]) -> Non
     assert cloud.vault.open(newest.secrets)["files"] == files
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"status": "queued"}, "is not active"), ({"min_ram": 100_000}, "memory is too small"),
-    ({"min_disk": 100}, "disk is too small"), ({"virtual_size": 2 ** 40}, "disk is too small")])
-def test_the_image_is_judged_as_for_a_new_server(cloud: Cloud, server: str, change: dict[str, Any], text: str) -> None:
-    cloud.images.images[OTHER_IMAGE] = dataclasses.replace(cloud.images.images[OTHER_IMAGE], **change)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"status": "queued"}, "is not active"),
+        ({"min_ram": 100_000}, "memory is too small"),
+        ({"min_disk": 100}, "disk is too small"),
+        ({"virtual_size": 2**40}, "disk is too small"),
+    ],
+)
+def test_the_image_is_judged_as_for_a_new_server(
+    cloud: Cloud, server: str, change: dict[str, Any], text: str
+) -> None:
+    cloud.images.images[OTHER_IMAGE] = dataclasses.replace(
+        cloud.images.images[OTHER_IMAGE], **change
+    )
     answer = rebuild(cloud, server)
     assert answer.status_code == 400
     assert text in answer.json["badRequest"]["message"]
@@ -133,21 +236,38 @@ def test_the_image_is_judged_as_for_a_new_server(cloud: Cloud, server: str, chan
     assert (row.image_id, row.action) == (IMAGE, None)
 
 
-@pytest.mark.parametrize(("mv", "body", "status"), [
-    ("2.1", {"imageRef": "0f2f8fd4-3f0f-4c9e-8d5e-000000000000"}, 400), ("2.1", {"imageRef": "x"}, 400),
-    ("2.18", {"description": "d"}, 400), ("2.53", {"key_name": "k"}, 400), ("2.54", {"key_name": "unknown"}, 400),
-    ("2.56", {"user_data": "aGk="}, 400), ("2.57", {"personality": []}, 400), ("2.57", {"user_data": "%"}, 400),
-    ("2.62", {"trusted_image_certificates": ["c"]}, 400), ("2.63", {"trusted_image_certificates": []}, 400),
-    ("2.89", {"hostname": "h"}, 400), ("2.90", {"hostname": "h.example"}, 400), ("2.1", {"name": ""}, 400),
-    ("2.1", {"metadata": {str(number): "" for number in range(129)}}, 403), ("2.1", {"flavorRef": "1"}, 400)])
-def test_what_does_not_fit_is_refused(cloud: Cloud, server: str, mv: str, body: dict[str, Any], status: int) -> None:
+@pytest.mark.parametrize(
+    ("mv", "body", "status"),
+    [
+        ("2.1", {"imageRef": "0f2f8fd4-3f0f-4c9e-8d5e-000000000000"}, 400),
+        ("2.1", {"imageRef": "x"}, 400),
+        ("2.18", {"description": "d"}, 400),
+        ("2.53", {"key_name": "k"}, 400),
+        ("2.54", {"key_name": "unknown"}, 400),
+        ("2.56", {"user_data": "aGk="}, 400),
+        ("2.57", {"personality": []}, 400),
+        ("2.57", {"user_data": "%"}, 400),
+        ("2.62", {"trusted_image_certificates": ["c"]}, 400),
+        ("2.63", {"trusted_image_certificates": []}, 400),
+        ("2.89", {"hostname": "h"}, 400),
+        ("2.90", {"hostname": "h.example"}, 400),
+        ("2.1", {"name": ""}, 400),
+        ("2.1", {"metadata": {str(number): "" for number in range(129)}}, 403),
+        ("2.1", {"flavorRef": "1"}, 400),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    cloud: Cloud, server: str, mv: str, body: dict[str, Any], status: int
+) -> None:
     assert rebuild(cloud, server, mv, **body).status_code == status
     assert cloud.rows(schema.servers)[0].action is None
 
 
 def test_rebuild_refuses_signed_image_if_server_has_certificates(cloud: Cloud, server: str) -> None:
     cloud.change(schema.servers, schema.servers.c.id == server, trusted_image_certificates=["c"])
-    cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, properties={"img_signature": "s"}))
+    cloud.images.images[OTHER_IMAGE] = Image(
+        ImageRef(OTHER_IMAGE, properties={"img_signature": "s"})
+    )
     assert rebuild(cloud, server, "2.63").status_code == 400
     assert rebuild(cloud, server, "2.63", trusted_image_certificates=None).status_code == 202
 
@@ -157,6 +277,7 @@ def test_state_is_checked_before_the_image_service_is_asked(cloud: Cloud, server
     cloud.images.down = True
     answer = rebuild(cloud, server)
     assert answer.json["conflictingRequest"]["message"] == (
-        f"Cannot 'rebuild' instance {server} while it is in vm_state paused")
+        f"Cannot 'rebuild' instance {server} while it is in vm_state paused"
+    )
     cloud.rest(server)
     assert rebuild(cloud, server).status_code == 503

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The security groups of a server: shown with their rules, added, removed."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -18,9 +19,19 @@ def rule_id(number: int) -> str:
 
 
 def rule(group: str, number: int, **more: Any) -> dict[str, Any]:
-    return {"id": rule_id(number), "security_group_id": group, "direction": "ingress", "ethertype": "IPv4",
-            "protocol": None, "port_range_min": None, "port_range_max": None, "remote_group_id": None,
-            "remote_ip_prefix": None, "project_id": PROJECT, **more}
+    return {
+        "id": rule_id(number),
+        "security_group_id": group,
+        "direction": "ingress",
+        "ethertype": "IPv4",
+        "protocol": None,
+        "port_range_min": None,
+        "port_range_max": None,
+        "remote_group_id": None,
+        "remote_ip_prefix": None,
+        "project_id": PROJECT,
+        **more,
+    }
 
 
 def plugged(cloud: Cloud, networks: Networks, *groups: str) -> str:
@@ -35,26 +46,63 @@ def change(cloud: Cloud, server: str, key: str, name: str, token: str = "user") 
     return cloud.call("POST", f"/servers/{server}/action", {key: {"name": name}}, token=token)
 
 
-def test_groups_are_shown_with_the_rules_for_what_comes_in(wired: Cloud, networks: Networks) -> None:
+def test_groups_are_shown_with_the_rules_for_what_comes_in(
+    wired: Cloud, networks: Networks
+) -> None:
     db = networks.add_group("db", PROJECT)
     web = networks.add_group("web", PROJECT)
     networks.groups[-1]["security_group_rules"] = [
-        rule(web, 1, protocol="tcp", port_range_min=80, port_range_max=81, remote_ip_prefix="10.0.0.0/8"),
-        rule(web, 2, protocol="udp"), rule(web, 3, protocol="icmp"), rule(web, 4, remote_group_id=db),
-        rule(web, 5, direction="egress"), rule(web, 6, ethertype="IPv6")]
+        rule(
+            web,
+            1,
+            protocol="tcp",
+            port_range_min=80,
+            port_range_max=81,
+            remote_ip_prefix="10.0.0.0/8",
+        ),
+        rule(web, 2, protocol="udp"),
+        rule(web, 3, protocol="icmp"),
+        rule(web, 4, remote_group_id=db),
+        rule(web, 5, direction="egress"),
+        rule(web, 6, ethertype="IPv6"),
+    ]
     server = plugged(wired, networks, web)
 
-    def shown(number: int, protocol: str | None, least: int | None, most: int | None, cidr: str | None) -> Any:
-        return {"id": rule_id(number), "parent_group_id": web, "ip_protocol": protocol, "from_port": least,
-                "to_port": most, "ip_range": {"cidr": cidr} if cidr else {},
-                "group": {} if cidr else {"name": "db", "tenant_id": PROJECT}}
+    def shown(
+        number: int, protocol: str | None, least: int | None, most: int | None, cidr: str | None
+    ) -> Any:
+        return {
+            "id": rule_id(number),
+            "parent_group_id": web,
+            "ip_protocol": protocol,
+            "from_port": least,
+            "to_port": most,
+            "ip_range": {"cidr": cidr} if cidr else {},
+            "group": {} if cidr else {"name": "db", "tenant_id": PROJECT},
+        }
+
     answer = wired.call("GET", f"/servers/{server}/os-security-groups")
-    assert answer.json == {"security_groups": [{
-        "id": web, "name": "web", "description": "the group web", "tenant_id": PROJECT, "rules": [
-            shown(1, "tcp", 80, 81, "10.0.0.0/8"), shown(2, "udp", 1, 65535, "0.0.0.0/0"),
-            shown(3, "icmp", -1, -1, "0.0.0.0/0"), shown(4, None, None, None, None),
-            shown(6, None, None, None, "::/0")]}]}
-    assert wired.call("GET", f"/servers/{server}/os-security-groups", token="stranger").status_code == 404
+    assert answer.json == {
+        "security_groups": [
+            {
+                "id": web,
+                "name": "web",
+                "description": "the group web",
+                "tenant_id": PROJECT,
+                "rules": [
+                    shown(1, "tcp", 80, 81, "10.0.0.0/8"),
+                    shown(2, "udp", 1, 65535, "0.0.0.0/0"),
+                    shown(3, "icmp", -1, -1, "0.0.0.0/0"),
+                    shown(4, None, None, None, None),
+                    shown(6, None, None, None, "::/0"),
+                ],
+            }
+        ]
+    }
+    assert (
+        wired.call("GET", f"/servers/{server}/os-security-groups", token="stranger").status_code
+        == 404
+    )
 
 
 def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> None:
@@ -63,18 +111,35 @@ def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> No
         assert answer.json == {"security_groups": []}
 
 
-@pytest.mark.parametrize(("of_ports", "names"), [
-    ([["web"], ["web", "db"]], ["web", "web", "db"]), ([[], ["db"]], ["db"]), ([[], []], None), ([], None),
-    ([["web"], None], ["asked"])])
-def test_a_server_shows_the_groups_of_its_ports(wired: Cloud, networks: Networks, of_ports: list[list[str] | None],
-                                                names: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("of_ports", "names"),
+    [
+        ([["web"], ["web", "db"]], ["web", "web", "db"]),
+        ([[], ["db"]], ["db"]),
+        ([[], []], None),
+        ([], None),
+        ([["web"], None], ["asked"]),
+    ],
+)
+def test_a_server_shows_the_groups_of_its_ports(
+    wired: Cloud, networks: Networks, of_ports: list[list[str] | None], names: list[str] | None
+) -> None:
     networks.add_group("asked", PROJECT)
     server = wired.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
     assert "security_groups" not in wired.call("GET", f"/servers/{server}").json["server"]
-    wired.rest(server, interfaces=[to_wire(Interface(str(number), groups=one)) for number, one in enumerate(of_ports)])
-    shown = [wired.call("GET", f"/servers/{server}").json["server"],
-             wired.call("GET", "/servers/detail").json["servers"][0],
-             wired.call("PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75").json["server"]]
+    wired.rest(
+        server,
+        interfaces=[
+            to_wire(Interface(str(number), groups=one)) for number, one in enumerate(of_ports)
+        ],
+    )
+    shown = [
+        wired.call("GET", f"/servers/{server}").json["server"],
+        wired.call("GET", "/servers/detail").json["servers"][0],
+        wired.call("PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75").json[
+            "server"
+        ],
+    ]
     for one in shown:
         assert one.get("security_groups") == (names and [{"name": name} for name in names])
         assert ("security_groups" in one) == (names is not None)
@@ -93,13 +158,26 @@ def test_a_group_by_its_name_or_id(wired: Cloud, networks: Networks, key: str, b
 
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
 def test_what_is_wrong_with_a_group(wired: Cloud, networks: Networks, key: str) -> None:
-    networks.add_group("twice", PROJECT), networks.add_group("twice", PROJECT), networks.add_group("foreign", OTHER)
+    (
+        networks.add_group("twice", PROJECT),
+        networks.add_group("twice", PROJECT),
+        networks.add_group("foreign", OTHER),
+    )
     server, before = plugged(wired, networks), len(wired.rows(schema.actions))
     for status, name, message in [
-            (404, "nope", "Security group nope not found."), (404, "foreign", "Security group foreign not found."),
-            (409, "twice", "Multiple security_group matches found for name 'twice', use an ID to be more specific.")]:
+        (404, "nope", "Security group nope not found."),
+        (404, "foreign", "Security group foreign not found."),
+        (
+            409,
+            "twice",
+            "Multiple security_group matches found for name 'twice', use an ID to be more specific.",
+        ),
+    ]:
         answer = change(wired, server, key, name)
-        assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [status, [message]]
+        assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
+            status,
+            [message],
+        ]
     assert change(wired, server, key, "").status_code == 400
     assert change(wired, server, key, "nope", "stranger").status_code == 404
     assert change(wired, server, key, "nope", "reader").status_code == 403
@@ -110,7 +188,10 @@ def test_a_group_that_guards_no_port_cannot_be_removed(wired: Cloud, networks: N
     networks.add_group("web", PROJECT)
     server = plugged(wired, networks)
     answer = change(wired, server, "removeSecurityGroup", "web")
-    assert answer.json["itemNotFound"]["message"] == f"Security group web is not associated with server {server}."
+    assert (
+        answer.json["itemNotFound"]["message"]
+        == f"Security group web is not associated with server {server}."
+    )
 
 
 def test_a_server_without_ports_cannot_be_guarded(wired: Cloud, networks: Networks) -> None:
@@ -118,7 +199,8 @@ def test_a_server_without_ports_cannot_be_guarded(wired: Cloud, networks: Networ
     server = wired.create()
     wired.rest(server)
     assert change(wired, server, "addSecurityGroup", "web").json["itemNotFound"]["message"] == (
-        f"Server {server} has no port that a security group could apply to; attach an interface first.")
+        f"Server {server} has no port that a security group could apply to; attach an interface first."
+    )
 
 
 def test_a_cloud_without_a_network_service_has_no_groups(cloud: Cloud) -> None:

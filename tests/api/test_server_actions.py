@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions on servers, the journal that they leave, and what is asked of a host at once."""
+
 from __future__ import annotations
 
 import threading
@@ -26,12 +27,18 @@ def server(cloud: Cloud) -> str:
     return made
 
 
-@pytest.mark.parametrize(("body", "vm_state", "workflow", "task_state"), [
-    ({"os-stop": None}, "active", "stop", "powering-off"), ({"os-start": None}, "stopped", "start", "powering-on"),
-    ({"reboot": {"type": "SOFT"}}, "active", "reboot_soft", "rebooting"),
-    ({"reboot": {"type": "hard"}}, "stopped", "reboot_hard", "rebooting_hard")])
-def test_an_action_is_begun_and_the_bell_is_rung(cloud: Cloud, server: str, body: Any, vm_state: str, workflow: str,
-                                                 task_state: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "vm_state", "workflow", "task_state"),
+    [
+        ({"os-stop": None}, "active", "stop", "powering-off"),
+        ({"os-start": None}, "stopped", "start", "powering-on"),
+        ({"reboot": {"type": "SOFT"}}, "active", "reboot_soft", "rebooting"),
+        ({"reboot": {"type": "hard"}}, "stopped", "reboot_hard", "rebooting_hard"),
+    ],
+)
+def test_an_action_is_begun_and_the_bell_is_rung(
+    cloud: Cloud, server: str, body: Any, vm_state: str, workflow: str, task_state: str
+) -> None:
     cloud.rest(server, vm_state)
     woken = cloud.wakeup.woken
     answer = act(cloud, server, body)
@@ -43,40 +50,82 @@ def test_an_action_is_begun_and_the_bell_is_rung(cloud: Cloud, server: str, body
     assert cloud.wakeup.woken == woken + 1
 
 
-@pytest.mark.parametrize(("body", "values", "text"), [
-    ({"os-start": None}, {}, "Cannot 'start' instance {} while it is in vm_state active"),
-    ({"os-stop": None}, {"vm_state": "stopped"}, "Cannot 'stop' instance {} while it is in vm_state stopped"),
-    ({"os-stop": None}, {"task_state": "rebooting"}, "Cannot 'stop' instance {} while it is in task_state rebooting"),
-    ({"reboot": {"type": "SOFT"}}, {"vm_state": "stopped"},
-     "Cannot 'reboot' instance {} while it is in vm_state stopped"),
-    ({"os-stop": None}, {"locked": True}, "Instance {} is locked")])
-def test_a_state_that_forbids_it_is_named(cloud: Cloud, server: str, body: Any, values: dict[str, Any],
-                                          text: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "values", "text"),
+    [
+        ({"os-start": None}, {}, "Cannot 'start' instance {} while it is in vm_state active"),
+        (
+            {"os-stop": None},
+            {"vm_state": "stopped"},
+            "Cannot 'stop' instance {} while it is in vm_state stopped",
+        ),
+        (
+            {"os-stop": None},
+            {"task_state": "rebooting"},
+            "Cannot 'stop' instance {} while it is in task_state rebooting",
+        ),
+        (
+            {"reboot": {"type": "SOFT"}},
+            {"vm_state": "stopped"},
+            "Cannot 'reboot' instance {} while it is in vm_state stopped",
+        ),
+        ({"os-stop": None}, {"locked": True}, "Instance {} is locked"),
+    ],
+)
+def test_a_state_that_forbids_it_is_named(
+    cloud: Cloud, server: str, body: Any, values: dict[str, Any], text: str
+) -> None:
     cloud.rest(server, **values)
     answer = act(cloud, server, body)
     assert answer.json == {"conflictingRequest": {"code": 409, "message": text.format(server)}}
     assert len(cloud.rows(schema.actions)) == 1
 
 
-@pytest.mark.parametrize(("body", "mv", "status", "text"), [
-    ({"explode": None}, "2.1", 400, "There is no such action: explode"), ({}, "2.1", 400, "Malformed request body"),
-    ({"os-start": None, "os-stop": None}, "2.1", 400, "Malformed request body"),
-    ({"create": None}, "2.1", 400, "There is no such action: create"),
-    ({"delete": None}, "2.1", 400, "There is no such action: delete"),
-    ({"reboot": {"type": "warm"}}, "2.1", 400,
-     "Invalid input for field/attribute type. Value: warm. 'warm' is not one of "
-     "['HARD', 'Hard', 'hard', 'SOFT', 'Soft', 'soft']"),
-    ({"reboot": {}}, "2.1", 400, "Invalid input for field/attribute reboot. Value: {}. 'type' is a required property"),
-    ({"os-getRDPConsole": {"type": "x"}}, "2.5", 400, "There is no such action: os-getRDPConsole")])
-def test_actions_that_are_none(cloud: Cloud, server: str, body: Any, mv: str, status: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "mv", "status", "text"),
+    [
+        ({"explode": None}, "2.1", 400, "There is no such action: explode"),
+        ({}, "2.1", 400, "Malformed request body"),
+        ({"os-start": None, "os-stop": None}, "2.1", 400, "Malformed request body"),
+        ({"create": None}, "2.1", 400, "There is no such action: create"),
+        ({"delete": None}, "2.1", 400, "There is no such action: delete"),
+        (
+            {"reboot": {"type": "warm"}},
+            "2.1",
+            400,
+            "Invalid input for field/attribute type. Value: warm. 'warm' is not one of "
+            "['HARD', 'Hard', 'hard', 'SOFT', 'Soft', 'soft']",
+        ),
+        (
+            {"reboot": {}},
+            "2.1",
+            400,
+            "Invalid input for field/attribute reboot. Value: {}. 'type' is a required property",
+        ),
+        (
+            {"os-getRDPConsole": {"type": "x"}},
+            "2.5",
+            400,
+            "There is no such action: os-getRDPConsole",
+        ),
+    ],
+)
+def test_actions_that_are_none(
+    cloud: Cloud, server: str, body: Any, mv: str, status: int, text: str
+) -> None:
     answer = act(cloud, server, body, mv)
     assert answer.status_code == status
     assert answer.json["badRequest"]["message"] == text
 
 
-@pytest.mark.parametrize("body", [
-    {"rescue": {"adminPass": "p", "colour": "red"}}, {"reboot": {"type": "SOFT", "colour": "red"}},
-    {"createImage": {"name": "i", "colour": "red"}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"rescue": {"adminPass": "p", "colour": "red"}},
+        {"reboot": {"type": "SOFT", "colour": "red"}},
+        {"createImage": {"name": "i", "colour": "red"}},
+    ],
+)
 def test_below_v2_unknown_keys_are_dropped(cloud: Cloud, server: str, body: Any) -> None:
     path = f"/servers/{server}/action"
     assert cloud.call("POST", path, body).status_code == 400
@@ -90,18 +139,32 @@ def test_removed_actions(cloud: Cloud, server: str) -> None:
 
 def test_a_reader_may_not_act(cloud: Cloud, server: str) -> None:
     answer = act(cloud, server, {"os-stop": None}, token="reader")
-    assert answer.json == {"forbidden": {
-        "code": 403, "message": "Policy doesn't allow os_compute_api:servers:stop to be performed."}}
+    assert answer.json == {
+        "forbidden": {
+            "code": 403,
+            "message": "Policy doesn't allow os_compute_api:servers:stop to be performed.",
+        }
+    }
 
 
 # --- the console: asked of the host at once ---
-@pytest.mark.parametrize(("length", "output"), [
-    (None, "one\ntwo\nthree"), (-1, "one\ntwo\nthree"), (2, "two\nthree"), ("1", "three"), (0, ""),
-    (99, "one\ntwo\nthree")])
+@pytest.mark.parametrize(
+    ("length", "output"),
+    [
+        (None, "one\ntwo\nthree"),
+        (-1, "one\ntwo\nthree"),
+        (2, "two\nthree"),
+        ("1", "three"),
+        (0, ""),
+        (99, "one\ntwo\nthree"),
+    ],
+)
 def test_console_output(cloud: Cloud, server: str, length: Any, output: str) -> None:
     answer = act(cloud, server, {"os-getConsoleOutput": {"length": length}})
     assert (answer.status_code, answer.json) == (200, {"output": output})
-    assert cloud.agents.asked == [("host1", "console_output", {"server": server, "length_bytes": 102400})]
+    assert cloud.agents.asked == [
+        ("host1", "console_output", {"server": server, "length_bytes": 102400})
+    ]
 
 
 def test_a_console_is_never_longer_than_was_asked_for(cloud: Cloud, server: str) -> None:
@@ -119,13 +182,18 @@ def test_a_host_that_is_down_or_silent_is_a_conflict(cloud: Cloud, server: str) 
     body = {"os-getConsoleOutput": {}}
     cloud.agents.output = None
     assert act(cloud, server, body).json["conflictingRequest"]["message"] == (
-        f"The host of instance {server} does not answer; try again.")
+        f"The host of instance {server} does not answer; try again."
+    )
     cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
     assert act(cloud, server, body).json["conflictingRequest"]["message"] == (
-        f"Instance {server} is on a host that is down; try again when it is up.")
+        f"Instance {server} is on a host that is down; try again when it is up."
+    )
     assert len(cloud.agents.asked) == 1, "it is not asked again"
     cloud.rest(server, "building", host=None)
-    assert act(cloud, server, body).json["conflictingRequest"]["message"] == f"Instance {server} is not ready"
+    assert (
+        act(cloud, server, body).json["conflictingRequest"]["message"]
+        == f"Instance {server} is not ready"
+    )
 
 
 def test_silent_hosts_take_a_quarter_of_the_threads_at_most(make_cloud: Any) -> None:
@@ -134,14 +202,17 @@ def test_silent_hosts_take_a_quarter_of_the_threads_at_most(make_cloud: Any) -> 
     cloud.rest(server)
     cloud.agents.hold = threading.Event()
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(act(cloud, server, {"os-getConsoleOutput": {}})))
+    waiting = threading.Thread(
+        target=lambda: answers.append(act(cloud, server, {"os-getConsoleOutput": {}}))
+    )
     waiting.start()
     while not cloud.agents.asked:
         threading.Event().wait(0.01)
     answer = act(cloud, server, {"os-getConsoleOutput": {}})
     assert answer.status_code == 503
     assert answer.json["serviceUnavailable"]["message"] == (
-        "Too many requests are waiting for hosts to answer; try again.")
+        "Too many requests are waiting for hosts to answer; try again."
+    )
     cloud.agents.hold.set()
     waiting.join(10)
     assert answers[0].status_code == 200
@@ -157,34 +228,70 @@ def journal(cloud: Cloud) -> str:
     """A create that was placed and failed to build; its request id."""
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
-        rows = [("place", "started", None, None), ("place", "succeeded", None, None), ("build", "started", None, None),
-                ("build", "failed", "Out of disk", "Traceback: …")]
-        tx.execute(sa.insert(schema.events).values(at=now()), [
-            {"action_id": action.id, "seq": seq, "step": step, "attempt": 1, "event": event, "message": message,
-             "details": details, "host": "host1" if step == "build" else None}
-            for seq, (step, event, message, details) in enumerate(rows, 1)])
+        rows = [
+            ("place", "started", None, None),
+            ("place", "succeeded", None, None),
+            ("build", "started", None, None),
+            ("build", "failed", "Out of disk", "Traceback: …"),
+        ]
+        tx.execute(
+            sa.insert(schema.events).values(at=now()),
+            [
+                {
+                    "action_id": action.id,
+                    "seq": seq,
+                    "step": step,
+                    "attempt": 1,
+                    "event": event,
+                    "message": message,
+                    "details": details,
+                    "host": "host1" if step == "build" else None,
+                }
+                for seq, (step, event, message, details) in enumerate(rows, 1)
+            ],
+        )
         tx.execute(sa.update(schema.actions).values(state="failed", finished_at=now()))
     return str(action.request_id)
 
 
-@pytest.mark.parametrize(("mv", "keys"), [("2.1", LISTED), ("2.57", LISTED), ("2.58", LISTED | {"updated_at"}),
-                                          ("2.104", LISTED | {"updated_at"})])
+@pytest.mark.parametrize(
+    ("mv", "keys"),
+    [
+        ("2.1", LISTED),
+        ("2.57", LISTED),
+        ("2.58", LISTED | {"updated_at"}),
+        ("2.104", LISTED | {"updated_at"}),
+    ],
+)
 def test_the_list_of_actions(cloud: Cloud, server: str, mv: str, keys: set[str]) -> None:
     act(cloud, server, {"os-stop": None})
-    found = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json["instanceActions"]
+    found = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json[
+        "instanceActions"
+    ]
     assert [action["action"] for action in found] == ["stop", "create"]
     assert all(set(action) == keys for action in found)
 
 
-@pytest.mark.parametrize(("mv", "token", "keys"), [
-    ("2.1", "user", None), ("2.50", "user", None), ("2.51", "user", EVENT), ("2.62", "user", EVENT | {"hostId"}),
-    ("2.104", "user", EVENT | {"hostId"}), ("2.1", "admin", EVENT | {"traceback"}),
-    ("2.62", "admin", EVENT | {"traceback", "hostId", "host"}),
-    ("2.84", "admin", EVENT | {"traceback", "hostId", "host", "details"})])
-def test_an_action_with_its_events(cloud: Cloud, server: str, mv: str, token: str, keys: set[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("mv", "token", "keys"),
+    [
+        ("2.1", "user", None),
+        ("2.50", "user", None),
+        ("2.51", "user", EVENT),
+        ("2.62", "user", EVENT | {"hostId"}),
+        ("2.104", "user", EVENT | {"hostId"}),
+        ("2.1", "admin", EVENT | {"traceback"}),
+        ("2.62", "admin", EVENT | {"traceback", "hostId", "host"}),
+        ("2.84", "admin", EVENT | {"traceback", "hostId", "host", "details"}),
+    ],
+)
+def test_an_action_with_its_events(
+    cloud: Cloud, server: str, mv: str, token: str, keys: set[str] | None
+) -> None:
     request = journal(cloud)
-    action = cloud.call("GET", f"/servers/{server}/os-instance-actions/{request}", mv=mv, token=token
-                        ).json["instanceAction"]
+    action = cloud.call(
+        "GET", f"/servers/{server}/os-instance-actions/{request}", mv=mv, token=token
+    ).json["instanceAction"]
     assert action["message"] == "Error"
     if keys is None:
         assert "events" not in action
@@ -192,20 +299,36 @@ def test_an_action_with_its_events(cloud: Cloud, server: str, mv: str, token: st
     build, place = action["events"]
     assert set(build) == set(place) == keys
     assert [(event["event"], event["result"]) for event in (place, build)] == [
-        ("conductor_schedule_and_build_instances", "Success"), ("compute__do_build_and_run_instance", "Error")]
+        ("conductor_schedule_and_build_instances", "Success"),
+        ("compute__do_build_and_run_instance", "Error"),
+    ]
     if "host" in keys:
         assert place["host"] == place["hostId"] == "", "no host did that"
     if "details" in keys:
-        assert (build["details"], build["traceback"], build["host"]) == ("Out of disk", "Traceback: …", "host1")
+        assert (build["details"], build["traceback"], build["host"]) == (
+            "Out of disk",
+            "Traceback: …",
+            "host1",
+        )
 
 
 def test_step_cut_off_by_a_later_action_ends_with_its_action(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
     stop = next(row for row in cloud.rows(schema.actions) if row.name == "stop")
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.events).values(at=now()), {
-            "action_id": stop.id, "seq": 1, "step": "stop", "attempt": 1, "event": "started", "message": None,
-            "details": None, "host": "host1"})
+        tx.execute(
+            sa.insert(schema.events).values(at=now()),
+            {
+                "action_id": stop.id,
+                "seq": 1,
+                "step": "stop",
+                "attempt": 1,
+                "event": "started",
+                "message": None,
+                "details": None,
+                "host": "host1",
+            },
+        )
     path = f"/servers/{server}/os-instance-actions/{stop.request_id}"
     [event] = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"]["events"]
     assert (event["result"], event["finish_time"]) == (None, None)
@@ -218,13 +341,32 @@ def test_step_cut_off_by_a_later_action_ends_with_its_action(cloud: Cloud, serve
 def test_an_undo_that_was_refused_is_told(cloud: Cloud, server: str) -> None:
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
-        rows = [("place", "started", None), ("place", "succeeded", None), ("place", "undo_failed", "No way back"),
-                ("build", "undone", None)]
-        tx.execute(sa.insert(schema.events).values(at=now()), [
-            {"action_id": action.id, "seq": seq, "step": step, "attempt": 1, "event": event, "message": message,
-             "details": None, "host": None} for seq, (step, event, message) in enumerate(rows, 1)])
+        rows = [
+            ("place", "started", None),
+            ("place", "succeeded", None),
+            ("place", "undo_failed", "No way back"),
+            ("build", "undone", None),
+        ]
+        tx.execute(
+            sa.insert(schema.events).values(at=now()),
+            [
+                {
+                    "action_id": action.id,
+                    "seq": seq,
+                    "step": step,
+                    "attempt": 1,
+                    "event": event,
+                    "message": message,
+                    "details": None,
+                    "host": None,
+                }
+                for seq, (step, event, message) in enumerate(rows, 1)
+            ],
+        )
     path = f"/servers/{server}/os-instance-actions/{action.request_id}"
-    undone, place = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"]["events"]
+    undone, place = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"][
+        "events"
+    ]
     assert (place["result"], place["details"]) == ("Error", "No way back")
     assert (undone["result"], undone["details"]) == ("Success", None)
 
@@ -240,14 +382,33 @@ def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
         path = answer["links"][0]["href"].partition("/v2.1")[2] if "links" in answer else ""
     assert seen == ["reboot", "stop", "create"]
     base = f"/servers/{server}/os-instance-actions"
-    assert len(cloud.call("GET", base + "?changes-since=2020-01-01", mv="2.66").json["instanceActions"]) == 3
-    assert cloud.call("GET", base + "?changes-before=2020-01-01", mv="2.66").json["instanceActions"] == []
-    cloud.change(schema.actions, schema.actions.c.server_id == server, updated_at=1_700_000_000_900_000)
+    assert (
+        len(
+            cloud.call("GET", base + "?changes-since=2020-01-01", mv="2.66").json["instanceActions"]
+        )
+        == 3
+    )
+    assert (
+        cloud.call("GET", base + "?changes-before=2020-01-01", mv="2.66").json["instanceActions"]
+        == []
+    )
+    cloud.change(
+        schema.actions, schema.actions.c.server_id == server, updated_at=1_700_000_000_900_000
+    )
     shown = cloud.call("GET", base, mv="2.66").json["instanceActions"][0]["updated_at"]
-    for query, found in ((f"changes-before={shown}", 3), ("changes-before=2023-11-14T22:13:19Z", 0)):
-        assert len(cloud.call("GET", f"{base}?{query}", mv="2.66").json["instanceActions"]) == found, query
-    for query, mv in (("changes-before=2020-01-01", "2.65"), ("limit=x", "2.58"), ("marker=req-0", "2.58"),
-                      ("colour=1", "2.58")):
+    for query, found in (
+        (f"changes-before={shown}", 3),
+        ("changes-before=2023-11-14T22:13:19Z", 0),
+    ):
+        assert (
+            len(cloud.call("GET", f"{base}?{query}", mv="2.66").json["instanceActions"]) == found
+        ), query
+    for query, mv in (
+        ("changes-before=2020-01-01", "2.65"),
+        ("limit=x", "2.58"),
+        ("marker=req-0", "2.58"),
+        ("colour=1", "2.58"),
+    ):
         assert cloud.call("GET", f"{base}?{query}", mv=mv).status_code == 400, query
 
 
@@ -255,31 +416,52 @@ def test_actions_of_a_deleted_server_can_be_read_since_2_21(cloud: Cloud, server
     request = cloud.rows(schema.actions)[0].request_id
     cloud.rest(server, "deleted", deleted=1)
     for path in ("", "/" + request):
-        assert cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.20").status_code == 404
-        assert cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.21").status_code == 200
-        assert cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.104").status_code == 200
+        assert (
+            cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.20").status_code
+            == 404
+        )
+        assert (
+            cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.21").status_code
+            == 200
+        )
+        assert (
+            cloud.call(
+                "GET", f"/servers/{server}/os-instance-actions{path}", mv="2.104"
+            ).status_code
+            == 200
+        )
 
 
 def test_an_action_that_is_none(cloud: Cloud, server: str) -> None:
     request = "req-" + ids.new()
     answer = cloud.call("GET", f"/servers/{server}/os-instance-actions/{request}")
     assert answer.json["itemNotFound"]["message"] == (
-        f"Action for request_id {request} on instance {server} not found")
+        f"Action for request_id {request} on instance {server} not found"
+    )
 
 
 # --- metadata, tags, addresses ---
 def test_metadata(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/metadata"
-    assert cloud.call("POST", path, {"metadata": {"a": "1", "b": "2"}}).json == {"metadata": {"a": "1", "b": "2"}}
-    assert cloud.call("POST", path, {"metadata": {"b": "3"}}).json == {"metadata": {"a": "1", "b": "3"}}
+    assert cloud.call("POST", path, {"metadata": {"a": "1", "b": "2"}}).json == {
+        "metadata": {"a": "1", "b": "2"}
+    }
+    assert cloud.call("POST", path, {"metadata": {"b": "3"}}).json == {
+        "metadata": {"a": "1", "b": "3"}
+    }
     assert cloud.call("PUT", path + "/c", {"meta": {"c": "4"}}).json == {"meta": {"c": "4"}}
     assert cloud.call("GET", path + "/c").json == {"meta": {"c": "4"}}
     assert cloud.call("DELETE", path + "/c").status_code == 204
     assert cloud.call("GET", path).json == {"metadata": {"a": "1", "b": "3"}}
     assert cloud.call("PUT", path, {"metadata": {"z": ""}}).json == {"metadata": {"z": ""}}
-    assert cloud.call("GET", path + "/a").status_code == cloud.call("DELETE", path + "/a").status_code == 404
+    assert (
+        cloud.call("GET", path + "/a").status_code
+        == cloud.call("DELETE", path + "/a").status_code
+        == 404
+    )
     assert cloud.call("PUT", path + "/a", {"meta": {"b": "1"}}).json["badRequest"]["message"] == (
-        "Request body and URI mismatch")
+        "Request body and URI mismatch"
+    )
     assert cloud.call("PUT", path + "/a", {"meta": {"a": "1", "b": "1"}}).status_code == 400
     over = cloud.call("PUT", path, {"metadata": {str(number): "" for number in range(129)}})
     assert over.json["forbidden"]["message"] == "Maximum number of metadata items exceeds 128"
@@ -289,7 +471,9 @@ def test_metadata(cloud: Cloud, server: str) -> None:
 
 def test_tags(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/tags"
-    assert cloud.call("PUT", path, {"tags": ["b", "a", "b"]}, mv="2.26").json == {"tags": ["a", "b"]}
+    assert cloud.call("PUT", path, {"tags": ["b", "a", "b"]}, mv="2.26").json == {
+        "tags": ["a", "b"]
+    }
     new, known = (cloud.call("PUT", path + "/c", mv="2.26") for _ in range(2))
     assert (new.status_code, known.status_code) == (201, 204)
     assert new.headers["Location"].endswith(path + "/c")
@@ -300,7 +484,12 @@ def test_tags(cloud: Cloud, server: str) -> None:
     assert cloud.call("GET", path, mv="2.26").json == {"tags": []}
     assert cloud.call("PUT", path + "/" + "x" * 61, mv="2.26").status_code == 400
     assert cloud.call("PUT", path, {"tags": ["a,b"]}, mv="2.26").status_code == 400
-    assert cloud.call("PUT", path, {"tags": [str(number) for number in range(50)]}, mv="2.26").status_code == 200
+    assert (
+        cloud.call(
+            "PUT", path, {"tags": [str(number) for number in range(50)]}, mv="2.26"
+        ).status_code
+        == 200
+    )
     assert cloud.call("PUT", path + "/more", mv="2.26").status_code == 400
     assert cloud.call("GET", path, mv="2.25").status_code == 404
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions that give a server floating and fixed addresses, until 2.43: done at the network service at once."""
+"""The actions that give a server floating and fixed addresses, until 2.43: done at the network
+service at once."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,13 +13,21 @@ from common.store import schema
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
 
-ACTIONS = {"addFloatingIp": {"address": "172.24.4.2"}, "removeFloatingIp": {"address": "172.24.4.2"},
-           "addFixedIp": {"networkId": ids.new()}, "removeFixedIp": {"address": "10.0.0.9"}}
+ACTIONS = {
+    "addFloatingIp": {"address": "172.24.4.2"},
+    "removeFloatingIp": {"address": "172.24.4.2"},
+    "addFixedIp": {"networkId": ids.new()},
+    "removeFixedIp": {"address": "10.0.0.9"},
+}
 NAMED = pytest.mark.parametrize("name", ACTIONS)
 
 
-def act(cloud: Cloud, server: str, name: str, mv: str = "2.43", token: str = "user", **body: Any) -> Any:
-    return cloud.call("POST", f"/servers/{server}/action", {name: body or ACTIONS[name]}, mv=mv, token=token)
+def act(
+    cloud: Cloud, server: str, name: str, mv: str = "2.43", token: str = "user", **body: Any
+) -> Any:
+    return cloud.call(
+        "POST", f"/servers/{server}/action", {name: body or ACTIONS[name]}, mv=mv, token=token
+    )
 
 
 @pytest.fixture
@@ -38,11 +48,17 @@ def led(networks: Networks) -> str | None:
 
 
 def fixed(networks: Networks, server: str) -> list[str]:
-    return [one["ip_address"] for port in networks.ports("user", device_id=server) for one in port["fixed_ips"]]
+    return [
+        one["ip_address"]
+        for port in networks.ports("user", device_id=server)
+        for one in port["fixed_ips"]
+    ]
 
 
 @NAMED
-def test_until_when_and_for_whom(scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str) -> None:
+def test_until_when_and_for_whom(
+    scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str
+) -> None:
     wired, networks, server = scene
     assert act(wired, server, name, mv="2.44").status_code == 404
     assert act(wired, server, name, token="reader").status_code == 403
@@ -79,17 +95,25 @@ def test_which_fixed_address_it_leads_to(scene: tuple[Cloud, Networks, str]) -> 
     wired, networks, server = scene
     six = networks.add_network("six", PROJECT, "fd00::/64")
     port = networks.ports("user", device_id=server)[0]
-    port["fixed_ips"] = [*networks.port("user", networks.add_port(six, PROJECT, "fd00::9"))["fixed_ips"],
-                         *port["fixed_ips"], {"subnet_id": port["fixed_ips"][0]["subnet_id"], "ip_address": "10.0.0.8"}]
+    port["fixed_ips"] = [
+        *networks.port("user", networks.add_port(six, PROJECT, "fd00::9"))["fixed_ips"],
+        *port["fixed_ips"],
+        {"subnet_id": port["fixed_ips"][0]["subnet_id"], "ip_address": "10.0.0.8"},
+    ]
     assert act(wired, server, "addFloatingIp").status_code == 202
     assert led(networks) == "10.0.0.9"
-    assert act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8").status_code == 202
+    assert (
+        act(
+            wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8"
+        ).status_code
+        == 202
+    )
     assert led(networks) == "10.0.0.8"
     answer = act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7")
     assert answer.status_code == 400
     assert "10.0.0.7 is not a fixed address of server" in answer.json["badRequest"]["message"]
     port["fixed_ips"] = port["fixed_ips"][:1]
-    assert act(wired, server, "addFloatingIp").status_code == 400       # only IPv6 is left
+    assert act(wired, server, "addFloatingIp").status_code == 400  # only IPv6 is left
     port["fixed_ips"] = []
     assert act(wired, server, "addFloatingIp").status_code == 400
 
@@ -99,9 +123,15 @@ def test_floating_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -
     for name in ("addFloatingIp", "removeFloatingIp"):
         assert act(wired, server, name, address="172.24.4.6").status_code == 404
         assert act(wired, server, name, address="nowhere").status_code == 400
-    networks.create("user", "floatingips", {"floating_network_id": networks.floating_ips[0]["floating_network_id"]})
+    networks.create(
+        "user",
+        "floatingips",
+        {"floating_network_id": networks.floating_ips[0]["floating_network_id"]},
+    )
     assert act(wired, server, "addFloatingIp").status_code == 202
-    assert act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400     # it has one already
+    assert (
+        act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400
+    )  # it has one already
     other = wired.create(mv="2.37")
     wired.rest(other)
     assert act(wired, other, "removeFloatingIp").status_code == 409
@@ -134,5 +164,7 @@ def test_fixed_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> N
     assert act(wired, server, "addFixedIp", networkId="x" * 37).status_code == 400
     small = networks.add_network("small", PROJECT, "10.9.0.0/30")
     networks.add_port(small, PROJECT, "10.9.0.2", device_id=server)
-    assert act(wired, server, "addFixedIp", networkId=small).status_code == 400     # no address is left
+    assert (
+        act(wired, server, "addFixedIp", networkId=small).status_code == 400
+    )  # no address is left
     assert fixed(networks, server) == ["10.0.0.9", "10.9.0.2"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers: what is written, what is answered, and that it happens once."""
+
 from __future__ import annotations
 
 import base64
@@ -20,8 +21,14 @@ from tests.api.conftest import IMAGE, PROJECT, Cloud
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
 
 
-def post(cloud: Cloud, mv: str = "2.1", headers: dict[str, str] | None = None, token: str = "user", hints: Any = None,
-         **change: Any) -> Any:
+def post(
+    cloud: Cloud,
+    mv: str = "2.1",
+    headers: dict[str, str] | None = None,
+    token: str = "user",
+    hints: Any = None,
+    **change: Any,
+) -> Any:
     body: dict[str, Any] = {"server": {**GOOD, **change}}
     if hints is not None:
         body["os:scheduler_hints"] = hints
@@ -29,7 +36,9 @@ def post(cloud: Cloud, mv: str = "2.1", headers: dict[str, str] | None = None, t
 
 
 def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
-    answer = post(cloud, metadata={"a": "b"}, accessIPv4="192.0.2.7", security_groups=[{"name": "web"}])
+    answer = post(
+        cloud, metadata={"a": "b"}, accessIPv4="192.0.2.7", security_groups=[{"name": "web"}]
+    )
     assert answer.status_code == 202
     server = answer.json["server"]
     assert sorted(server) == ["OS-DCF:diskConfig", "adminPass", "id", "links", "security_groups"]
@@ -38,24 +47,65 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
     assert len(server["adminPass"]) == 12
     [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
     assert (row.id, row.project_id, row.user_id, row.name, row.hostname) == (
-        server["id"], PROJECT, "u1", "Web Server.1", "web-server-1")
-    assert (row.vm_state, row.task_state, row.fence, row.action) == ("building", "scheduling", 1, action.id)
-    assert row.flavor == {"id": "1", "name": "m1.tiny", "vcpus": 1, "memory_mb": 512, "root_gb": 1, "ephemeral_gb": 0,
-                          "swap_mb": 0, "extra_specs": {}, "number": 1}
+        server["id"],
+        PROJECT,
+        "u1",
+        "Web Server.1",
+        "web-server-1",
+    )
+    assert (row.vm_state, row.task_state, row.fence, row.action) == (
+        "building",
+        "scheduling",
+        1,
+        action.id,
+    )
+    assert row.flavor == {
+        "id": "1",
+        "name": "m1.tiny",
+        "vcpus": 1,
+        "memory_mb": 512,
+        "root_gb": 1,
+        "ephemeral_gb": 0,
+        "swap_mb": 0,
+        "extra_specs": {},
+        "number": 1,
+    }
     assert row.image["id"] == row.image_id == IMAGE
     assert (row.vcpus, row.memory_mb, row.disk_gb) == (1, 512, 1)
     assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (
-        "create", "create", "due", 1, row.id)
+        "create",
+        "create",
+        "due",
+        1,
+        row.id,
+    )
     assert action.request_id == answer.headers["X-Compute-Request-Id"]
-    assert action.args == {"zone": None, "host": None, "forced": False, "networks": [], "roles": ["member", "reader"]}
+    assert action.args == {
+        "zone": None,
+        "host": None,
+        "forced": False,
+        "networks": [],
+        "roles": ["member", "reader"],
+    }
     assert cloud.wakeup.woken == 1
 
 
 def test_what_clients_send_is_taken(cloud: Cloud) -> None:
-    mapping = [{"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local",
-                "delete_on_termination": True}]
-    newest = post(cloud, "2.100", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks="auto")
-    oldest = post(cloud, "2.1", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks=[])
+    mapping = [
+        {
+            "uuid": IMAGE,
+            "boot_index": 0,
+            "source_type": "image",
+            "destination_type": "local",
+            "delete_on_termination": True,
+        }
+    ]
+    newest = post(
+        cloud, "2.100", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks="auto"
+    )
+    oldest = post(
+        cloud, "2.1", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks=[]
+    )
     linked = post(cloud, flavorRef="http://cloud/v2.1/flavors/1", config_drive="True")
     assert [newest.status_code, oldest.status_code, linked.status_code] == [202, 202, 202]
     assert [row.config_drive for row in cloud.rows(schema.servers)].count(True) == 1
@@ -63,12 +113,25 @@ def test_what_clients_send_is_taken(cloud: Cloud) -> None:
 
 def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
     user_data = base64.b64encode(b"#!/bin/sh").decode()
-    answer = post(cloud, "2.94", networks="none", description="d", tags=["b", "a", "a"], hostname="web.example.org",
-                  user_data=user_data, **{"OS-DCF:diskConfig": "AUTO"})
+    answer = post(
+        cloud,
+        "2.94",
+        networks="none",
+        description="d",
+        tags=["b", "a", "a"],
+        hostname="web.example.org",
+        user_data=user_data,
+        **{"OS-DCF:diskConfig": "AUTO"},
+    )
     assert answer.status_code == 202, answer.text
     [row] = cloud.rows(schema.servers)
     assert (row.description, row.tags, row.hostname, row.user_data, row.disk_config) == (
-        "d", ["a", "b"], "web.example.org", user_data, "AUTO")
+        "d",
+        ["a", "b"],
+        "web.example.org",
+        user_data,
+        "AUTO",
+    )
 
 
 def test_certificates_are_kept_and_signed_images_refused(cloud: Cloud) -> None:
@@ -79,7 +142,9 @@ def test_certificates_are_kept_and_signed_images_refused(cloud: Cloud) -> None:
     cloud.images.images[IMAGE].ref.properties["img_signature"] = "c2lnbmVk"
     refused = post(cloud, "2.63", **certificates)
     assert refused.status_code == 400
-    assert refused.json["badRequest"]["message"].startswith("trusted_image_certificates: this cloud does not validate")
+    assert refused.json["badRequest"]["message"].startswith(
+        "trusted_image_certificates: this cloud does not validate"
+    )
 
 
 def test_personality_travels_on_the_config_drive(make_cloud: Callable[..., Cloud]) -> None:
@@ -88,7 +153,9 @@ def test_personality_travels_on_the_config_drive(make_cloud: Callable[..., Cloud
     [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
     assert row.config_drive
     assert cloud.vault is not None
-    assert cloud.vault.open(action.secrets)["files"] == [{"path": "/etc/motd", "contents": contents}]
+    assert cloud.vault.open(action.secrets)["files"] == [
+        {"path": "/etc/motd", "contents": contents}
+    ]
     assert post(cloud, "2.57", networks="none", personality=[]).status_code == 400
 
 
@@ -104,7 +171,10 @@ def test_many_are_numbered_and_share_a_reservation(cloud: Cloud) -> None:
     rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
     assert answer.json == {"reservation_id": rows[0].reservation_id}
     assert [(row.name, row.hostname, row.launch_index) for row in rows] == [
-        ("web-1", "web-1", 0), ("web-2", "web-2", 1), ("web-3", "web-3", 2)]
+        ("web-1", "web-1", 0),
+        ("web-2", "web-2", 1),
+        ("web-3", "web-3", 2),
+    ]
     assert {row.reservation_id for row in rows} == {rows[0].reservation_id}
     found = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json["servers"]
     assert {server["id"] for server in found} == {row.id for row in rows}
@@ -117,16 +187,28 @@ def test_as_many_as_fit_between_min_and_max(cloud: Cloud) -> None:
     assert len(cloud.rows(schema.servers)) == 10
     answer = post(cloud)
     assert answer.status_code == 403
-    assert answer.json == {"forbidden": {
-        "code": 403, "message": "Quota exceeded for instances: Requested 1, but already used 10 of 10 instances"}}
+    assert answer.json == {
+        "forbidden": {
+            "code": 403,
+            "message": "Quota exceeded for instances: Requested 1, but already used 10 of 10 instances",
+        }
+    }
 
 
-@pytest.mark.parametrize(("limits", "text"), [
-    ({"cores": 1}, "Quota exceeded for cores: Requested 2, but already used 0 of 1 cores"),
-    ({"ram": 1000}, "Quota exceeded for ram: Requested 1024, but already used 0 of 1000 ram"),
-    ({"cores": 0, "ram": 0},
-     "Quota exceeded for cores, ram: Requested 2, 1024, but already used 0, 0 of 0, 0 cores, ram")])
-def test_every_counted_resource_has_its_limit(cloud: Cloud, limits: dict[str, int], text: str) -> None:
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"cores": 1}, "Quota exceeded for cores: Requested 2, but already used 0 of 1 cores"),
+        ({"ram": 1000}, "Quota exceeded for ram: Requested 1024, but already used 0 of 1000 ram"),
+        (
+            {"cores": 0, "ram": 0},
+            "Quota exceeded for cores, ram: Requested 2, 1024, but already used 0, 0 of 0, 0 cores, ram",
+        ),
+    ],
+)
+def test_every_counted_resource_has_its_limit(
+    cloud: Cloud, limits: dict[str, int], text: str
+) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": limits}, token="admin")
     answer = post(cloud, min_count=2)
     assert answer.json["forbidden"]["message"] == text
@@ -144,7 +226,12 @@ def test_quota_ignores_deleted_servers_and_minus_one_is_no_limit(cloud: Cloud) -
 
 
 def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None:
-    cloud.call("PUT", f"/os-quota-sets/{PROJECT}?user_id=u1", {"quota_set": {"instances": 1}}, token="admin")
+    cloud.call(
+        "PUT",
+        f"/os-quota-sets/{PROJECT}?user_id=u1",
+        {"quota_set": {"instances": 1}},
+        token="admin",
+    )
     assert [post(cloud).status_code, post(cloud).status_code] == [202, 403]
     assert post(cloud, token="manager").status_code == 202
 
@@ -156,7 +243,10 @@ def test_repeated_idempotency_key_answers_the_same(cloud: Cloud) -> None:
     assert first.json == again.json
     assert len(cloud.rows(schema.servers)) == len(cloud.rows(schema.actions)) == 1
     assert cloud.wakeup.woken == 1
-    many = [post(cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True) for _ in range(2)]
+    many = [
+        post(cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True)
+        for _ in range(2)
+    ]
     assert many[0].json == many[1].json
     assert len(cloud.rows(schema.servers)) == 3
 
@@ -175,8 +265,12 @@ def test_idempotency_key_with_another_body_is_a_conflict(cloud: Cloud) -> None:
     headers = {"Idempotency-Key": "k"}
     assert post(cloud, headers=headers).status_code == 202
     answer = post(cloud, headers=headers, name="other")
-    assert answer.json == {"conflictingRequest": {
-        "code": 409, "message": "This Idempotency-Key was used before with another request; use a new key."}}
+    assert answer.json == {
+        "conflictingRequest": {
+            "code": 409,
+            "message": "This Idempotency-Key was used before with another request; use a new key.",
+        }
+    }
     assert post(cloud, headers=headers, name="other", token="stranger").status_code == 202
     assert len(cloud.rows(schema.servers)) == 2
 
@@ -193,6 +287,7 @@ def statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
 
     def executed(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         seen.append(statement)
+
     sa.event.listen(cloud.store.engine, "before_cursor_execute", executed)
     work()
     sa.event.remove(cloud.store.engine, "before_cursor_execute", executed)
@@ -200,10 +295,17 @@ def statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
 
 
 def test_a_create_costs_seven_statements_in_two_transactions(cloud: Cloud) -> None:
-    post(cloud)                                                # makes the project's row
+    post(cloud)  # makes the project's row
     seen = statements(cloud, lambda: post(cloud))
     assert [statement.split()[0] for statement in seen] == [
-        "SELECT", "BEGIN", "UPDATE", "SELECT", "SELECT", "INSERT", "INSERT"]
+        "SELECT",
+        "BEGIN",
+        "UPDATE",
+        "SELECT",
+        "SELECT",
+        "INSERT",
+        "INSERT",
+    ]
     eight = statements(cloud, lambda: post(cloud, min_count=8))
     assert len(eight) == len(seen) + 2, "however many servers, and the clock for each table"
 
@@ -211,7 +313,12 @@ def test_a_create_costs_seven_statements_in_two_transactions(cloud: Cloud) -> No
 def test_a_list_costs_the_same_whatever_it_holds(cloud: Cloud) -> None:
     def listed(token: str) -> int:
         query = "?all_tenants=1" if token == "admin" else ""
-        return len(statements(cloud, lambda: cloud.call("GET", "/servers/detail" + query, token=token, mv="2.100")))
+        return len(
+            statements(
+                cloud, lambda: cloud.call("GET", "/servers/detail" + query, token=token, mv="2.100")
+            )
+        )
+
     empty = [listed("user"), listed("admin")]
     post(cloud, min_count=5)
     for row in cloud.rows(schema.servers):
@@ -228,6 +335,7 @@ def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None
             inserts.append(statement)
             running.set()
             assert go.wait(20)
+
     inserts: list[str] = []
     sa.event.listen(cloud.store.engine, "before_cursor_execute", hold)
     answers: list[Any] = []
@@ -247,6 +355,7 @@ def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None
     assert len(inserts) == 2, "the first alone, then nine in one statement"
 
 
+# fmt: off
 def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
     """A row that the database refuses fails the whole transaction; then each is tried alone."""
     cloud.add_flavor(Flavor("9", "odd", 1, 64, 1))
@@ -285,6 +394,7 @@ def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
     assert isinstance(answers["bad"], Exception)
     assert not isinstance(answers["bad"], errors.Problem)
     assert sorted(row.name for row in cloud.rows(schema.servers)) == ["first", "good"]
+# fmt: on
 
 
 def test_the_action_is_what_a_conductor_takes(cloud: Cloud) -> None:

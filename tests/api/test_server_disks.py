@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ephemeral disks and swap, as the API accepts and refuses them: what stays in the server's row, and which field is
-wrong."""
+"""Ephemeral disks and swap, as the API accepts and refuses them: what stays in the server's row,
+and which field is wrong."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,10 +14,19 @@ from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.moves import KEY, act, furnish
 
-BOOT: dict[str, Any] = {"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local"}
+BOOT: dict[str, Any] = {
+    "uuid": IMAGE,
+    "boot_index": 0,
+    "source_type": "image",
+    "destination_type": "local",
+}
 #: As the clients send it.
-BLANK: dict[str, Any] = {"boot_index": -1, "source_type": "blank", "destination_type": "local",
-                         "delete_on_termination": True}
+BLANK: dict[str, Any] = {
+    "boot_index": -1,
+    "source_type": "blank",
+    "destination_type": "local",
+    "delete_on_termination": True,
+}
 SWAP = {**BLANK, "guest_format": "swap"}
 FIELD = "block_device_mapping_v2"
 
@@ -26,9 +36,17 @@ def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
     """Flavors with ephemeral disks, with swap, with both and with neither."""
     made: Cloud = make_cloud(secret_key=KEY)
     furnish(made)
-    for name, ephemeral_gb, swap_mb in (("both", 10, 512), ("more", 20, 1024), ("eph", 10, 0), ("swap", 0, 512),
-                                        ("bare", 0, 0), ("less", 9, 512)):
-        made.add_flavor(Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb))
+    for name, ephemeral_gb, swap_mb in (
+        ("both", 10, 512),
+        ("more", 20, 1024),
+        ("eph", 10, 0),
+        ("swap", 0, 512),
+        ("bare", 0, 0),
+        ("less", 9, 512),
+    ):
+        made.add_flavor(
+            Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb)
+        )
     return made
 
 
@@ -36,7 +54,9 @@ def post(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") 
     body: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": flavor}
     if mv != "2.1":
         body["networks"] = "none"
-    return cloud.call("POST", "/servers", {"server": body | ({FIELD: list(mappings)} if mappings else {})}, mv=mv)
+    return cloud.call(
+        "POST", "/servers", {"server": body | ({FIELD: list(mappings)} if mappings else {})}, mv=mv
+    )
 
 
 def refused(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> str:
@@ -46,64 +66,153 @@ def refused(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1
     return str(answer.json["badRequest"]["message"])
 
 
-@pytest.mark.parametrize(("flavor", "disk_gb"), [("both", 12), ("eph", 11), ("swap", 2), ("bare", 1)])
+@pytest.mark.parametrize(
+    ("flavor", "disk_gb"), [("both", 12), ("eph", 11), ("swap", 2), ("bare", 1)]
+)
 def test_server_has_what_its_flavor_says(cloud: Cloud, flavor: str, disk_gb: int) -> None:
     assert post(cloud, flavor).status_code == post(cloud, flavor, BOOT).status_code == 202
     assert [(row.disks, row.disk_gb) for row in cloud.rows(schema.servers)] == [(None, disk_gb)] * 2
 
 
-@pytest.mark.parametrize(("flavor", "mappings", "disks"), [
-    ("both", [{**BLANK, "volume_size": 4}], {"ephemeral": [{"gb": 4, "format": ""}]}),
-    ("both", [{**SWAP, "volume_size": "128"}], {"swap_mb": 128}),
-    ("both", [SWAP], {"swap_mb": 512}),
-    ("both", [{**BLANK, "guest_format": "xfs"}], {"ephemeral": [{"gb": 0, "format": "xfs"}]}),
-    ("eph", [{**BLANK, "volume_size": 4, "boot_index": None}, {**BLANK, "volume_size": 6, "guest_format": "ext3"}],
-     {"ephemeral": [{"gb": 4, "format": ""}, {"gb": 6, "format": "ext3"}]}),
-    ("both", [{**BLANK, "volume_size": 10, "device_type": "disk", "device_name": "/dev/vdb"},
-              {**SWAP, "volume_size": 512}],
-     {"ephemeral": [{"gb": 10, "format": ""}], "swap_mb": 512})])
-def test_request_may_ask_for_others(cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], disks: Any) -> None:
+@pytest.mark.parametrize(
+    ("flavor", "mappings", "disks"),
+    [
+        ("both", [{**BLANK, "volume_size": 4}], {"ephemeral": [{"gb": 4, "format": ""}]}),
+        ("both", [{**SWAP, "volume_size": "128"}], {"swap_mb": 128}),
+        ("both", [SWAP], {"swap_mb": 512}),
+        ("both", [{**BLANK, "guest_format": "xfs"}], {"ephemeral": [{"gb": 0, "format": "xfs"}]}),
+        (
+            "eph",
+            [
+                {**BLANK, "volume_size": 4, "boot_index": None},
+                {**BLANK, "volume_size": 6, "guest_format": "ext3"},
+            ],
+            {"ephemeral": [{"gb": 4, "format": ""}, {"gb": 6, "format": "ext3"}]},
+        ),
+        (
+            "both",
+            [
+                {**BLANK, "volume_size": 10, "device_type": "disk", "device_name": "/dev/vdb"},
+                {**SWAP, "volume_size": 512},
+            ],
+            {"ephemeral": [{"gb": 10, "format": ""}], "swap_mb": 512},
+        ),
+    ],
+)
+def test_request_may_ask_for_others(
+    cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], disks: Any
+) -> None:
     assert post(cloud, flavor, BOOT, *mappings).status_code == 202
     assert post(cloud, flavor, *mappings, BOOT, mv="2.100").status_code == 202
     assert [row.disks for row in cloud.rows(schema.servers)] == [disks, disks]
 
 
-@pytest.mark.parametrize(("flavor", "mappings", "text"), [
-    ("both", [{**BLANK, "volume_size": 11}], ".volume_size: flavor m1.both has 10 GiB for ephemeral disks, and 11 "),
-    ("both", [{**BLANK, "volume_size": 5}, {**BLANK, "volume_size": 6}], ".volume_size: flavor m1.both has 10 GiB"),
-    ("eph", [{**BLANK, "volume_size": 1}, BLANK], ".volume_size: flavor m1.eph has 10 GiB for ephemeral disks, and 11"),
-    ("bare", [BLANK], ".volume_size: flavor m1.bare has 0 GiB for ephemeral disks, and some"),
-    ("both", [{**SWAP, "volume_size": 513}], ".volume_size: flavor m1.both has 512 MiB of swap, and 513 "),
-    ("eph", [SWAP], ".volume_size: flavor m1.eph has 0 MiB of swap, and some"),
-    ("both", [{**SWAP, "volume_size": 1}, {**SWAP, "volume_size": 1}], ".guest_format: a server can have one swap"),
-    ("both", [{**BLANK, "guest_format": "zfs"}], ".guest_format: 'zfs' is not one of swap, ext2, ext3, ext4, xfs, "),
-    ("both", [{**BLANK, "uuid": IMAGE}], ".uuid: a disk of source_type blank has no source"),
-    ("both", [{**BLANK, "disk_bus": "ide"}], ".disk_bus: not for disks of source_type blank"),
-    ("both", [{**BLANK, "device_type": "cdrom"}], ".device_type: disks of source_type blank are disks"),
-    ("both", [{**BLANK, "no_device": True}], ".no_device: not for disks of source_type blank"),
-    ("both", [{**BLANK, "volume_size": 5}, {**BLANK, "volume_size": 5}],
-     ": with what the flavor has the server would have 4 local disks, the root disk among them; at most 3 "),
-    ("both", [{"source_type": "blank", "destination_type": "volume", "volume_size": 1, "boot_index": -1}],
-     ": this cloud has no volume service; "),
-    ("both", [{"source_type": "blank", "volume_size": 1, "boot_index": -1}], ": this cloud has no volume service; ")])
-def test_disks_that_a_server_cannot_have(cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], text: str) -> None:
+@pytest.mark.parametrize(
+    ("flavor", "mappings", "text"),
+    [
+        (
+            "both",
+            [{**BLANK, "volume_size": 11}],
+            ".volume_size: flavor m1.both has 10 GiB for ephemeral disks, and 11 ",
+        ),
+        (
+            "both",
+            [{**BLANK, "volume_size": 5}, {**BLANK, "volume_size": 6}],
+            ".volume_size: flavor m1.both has 10 GiB",
+        ),
+        (
+            "eph",
+            [{**BLANK, "volume_size": 1}, BLANK],
+            ".volume_size: flavor m1.eph has 10 GiB for ephemeral disks, and 11",
+        ),
+        ("bare", [BLANK], ".volume_size: flavor m1.bare has 0 GiB for ephemeral disks, and some"),
+        (
+            "both",
+            [{**SWAP, "volume_size": 513}],
+            ".volume_size: flavor m1.both has 512 MiB of swap, and 513 ",
+        ),
+        ("eph", [SWAP], ".volume_size: flavor m1.eph has 0 MiB of swap, and some"),
+        (
+            "both",
+            [{**SWAP, "volume_size": 1}, {**SWAP, "volume_size": 1}],
+            ".guest_format: a server can have one swap",
+        ),
+        (
+            "both",
+            [{**BLANK, "guest_format": "zfs"}],
+            ".guest_format: 'zfs' is not one of swap, ext2, ext3, ext4, xfs, ",
+        ),
+        ("both", [{**BLANK, "uuid": IMAGE}], ".uuid: a disk of source_type blank has no source"),
+        ("both", [{**BLANK, "disk_bus": "ide"}], ".disk_bus: not for disks of source_type blank"),
+        (
+            "both",
+            [{**BLANK, "device_type": "cdrom"}],
+            ".device_type: disks of source_type blank are disks",
+        ),
+        ("both", [{**BLANK, "no_device": True}], ".no_device: not for disks of source_type blank"),
+        (
+            "both",
+            [{**BLANK, "volume_size": 5}, {**BLANK, "volume_size": 5}],
+            ": with what the flavor has the server would have 4 local disks, the root disk among them; at most 3 ",
+        ),
+        (
+            "both",
+            [
+                {
+                    "source_type": "blank",
+                    "destination_type": "volume",
+                    "volume_size": 1,
+                    "boot_index": -1,
+                }
+            ],
+            ": this cloud has no volume service; ",
+        ),
+        (
+            "both",
+            [{"source_type": "blank", "volume_size": 1, "boot_index": -1}],
+            ": this cloud has no volume service; ",
+        ),
+    ],
+)
+def test_disks_that_a_server_cannot_have(
+    cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], text: str
+) -> None:
     assert refused(cloud, flavor, BOOT, *mappings).startswith(FIELD + text)
 
 
-@pytest.mark.parametrize("mappings", [[BLANK], [SWAP, BLANK], [BOOT, {**BLANK, "boot_index": 0}],
-                                      [BOOT, {**BLANK, "boot_index": "1"}], [BOOT, BOOT]])
-def test_one_disk_is_booted_from_and_it_is_the_image(cloud: Cloud, mappings: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "mappings",
+    [
+        [BLANK],
+        [SWAP, BLANK],
+        [BOOT, {**BLANK, "boot_index": 0}],
+        [BOOT, {**BLANK, "boot_index": "1"}],
+        [BOOT, BOOT],
+    ],
+)
+def test_one_disk_is_booted_from_and_it_is_the_image(
+    cloud: Cloud, mappings: list[dict[str, Any]]
+) -> None:
     said = refused(cloud, "both", *mappings)
-    assert said.startswith("Block Device Mapping is Invalid: Boot sequence") or "only one disk can be" in said
+    assert (
+        said.startswith("Block Device Mapping is Invalid: Boot sequence")
+        or "only one disk can be" in said
+    )
 
 
 def test_kind_of_volume_and_tag_are_not_for_local_disks(cloud: Cloud) -> None:
-    assert refused(cloud, "both", BOOT, {**BLANK, "volume_type": "ssd"}, mv="2.67").startswith(FIELD + ".volume_type: ")
-    assert refused(cloud, "both", BOOT, {**BLANK, "tag": "mine"}, mv="2.42").startswith(FIELD + ".tag: ")
+    assert refused(cloud, "both", BOOT, {**BLANK, "volume_type": "ssd"}, mv="2.67").startswith(
+        FIELD + ".volume_type: "
+    )
+    assert refused(cloud, "both", BOOT, {**BLANK, "tag": "mine"}, mv="2.42").startswith(
+        FIELD + ".tag: "
+    )
 
 
 @pytest.mark.parametrize("most", [2, 4])
-def test_operator_says_how_many_disks_a_server_may_have(make_cloud: Callable[..., Cloud], most: int) -> None:
+def test_operator_says_how_many_disks_a_server_may_have(
+    make_cloud: Callable[..., Cloud], most: int
+) -> None:
     cloud = make_cloud(max_local_disks=most)
     cloud.add_flavor(Flavor("both", "m1.both", 1, 512, 1, ephemeral_gb=10, swap_mb=512))
     assert post(cloud, "both").status_code == (202 if most > 2 else 400)
@@ -112,21 +221,30 @@ def test_operator_says_how_many_disks_a_server_may_have(make_cloud: Callable[...
 
 
 # --- resize ---
-@pytest.mark.parametrize(("mappings", "flavor", "held"), [
-    ([], "less", 10), ([], "swap", 10), ([BOOT, {**BLANK, "volume_size": 4}], "swap", 4)])
-def test_resize_that_has_no_room_for_ephemeral_disks_is_refused(cloud: Cloud, mappings: list[dict[str, Any]],
-                                                                flavor: str, held: int) -> None:
+@pytest.mark.parametrize(
+    ("mappings", "flavor", "held"),
+    [([], "less", 10), ([], "swap", 10), ([BOOT, {**BLANK, "volume_size": 4}], "swap", 4)],
+)
+def test_resize_that_has_no_room_for_ephemeral_disks_is_refused(
+    cloud: Cloud, mappings: list[dict[str, Any]], flavor: str, held: int
+) -> None:
     server = post(cloud, "both", *mappings).json["server"]["id"]
     cloud.rest(server)
     said = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
-    assert said.startswith("flavorRef: Server disk was unable to be resized because: its ephemeral disks have "
-                           f"{held} GiB, and flavor m1.{flavor} has ")
+    assert said.startswith(
+        "flavorRef: Server disk was unable to be resized because: its ephemeral disks have "
+        f"{held} GiB, and flavor m1.{flavor} has "
+    )
     assert cloud.rows(schema.migrations) == []
 
 
-@pytest.mark.parametrize(("mappings", "flavor"), [([], "more"), ([], "eph"),
-                                                  ([BOOT, {**BLANK, "volume_size": 4}], "less")])
-def test_resize_to_other_disks_is_taken(cloud: Cloud, mappings: list[dict[str, Any]], flavor: str) -> None:
+@pytest.mark.parametrize(
+    ("mappings", "flavor"),
+    [([], "more"), ([], "eph"), ([BOOT, {**BLANK, "volume_size": 4}], "less")],
+)
+def test_resize_to_other_disks_is_taken(
+    cloud: Cloud, mappings: list[dict[str, Any]], flavor: str
+) -> None:
     server = post(cloud, "both", *mappings).json["server"]["id"]
     cloud.rest(server)
     act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
@@ -137,8 +255,15 @@ def strict(make_cloud: Callable[..., Cloud]) -> Cloud:
     """A cloud that allows two local disks."""
     made: Cloud = make_cloud(secret_key=KEY, max_local_disks=2)
     furnish(made)
-    for name, ephemeral_gb, swap_mb in (("bare", 0, 0), ("eph", 10, 0), ("swap", 0, 512), ("both", 10, 512)):
-        made.add_flavor(Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb))
+    for name, ephemeral_gb, swap_mb in (
+        ("bare", 0, 0),
+        ("eph", 10, 0),
+        ("swap", 0, 512),
+        ("both", 10, 512),
+    ):
+        made.add_flavor(
+            Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb)
+        )
     return made
 
 
@@ -153,15 +278,21 @@ def test_resize_to_more_disks_than_allowed_is_refused(strict: Cloud) -> None:
     server = post(strict, "eph").json["server"]["id"]
     strict.rest(server)
     said = act(strict, server, "resize", {"flavorRef": "both"}, status=400)
-    assert said == ("flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
-                    "have 3 local disks, the root disk among them; at most 2 are allowed.")
+    assert said == (
+        "flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
+        "have 3 local disks, the root disk among them; at most 2 are allowed."
+    )
     assert strict.rows(schema.migrations) == []
 
 
 def test_server_from_before_the_limit_may_keep_its_disks(strict: Cloud) -> None:
     server = post(strict, "eph").json["server"]["id"]
     strict.rest(server)
-    strict.change(schema.servers, schema.servers.c.id == server, disks={"ephemeral": [{"gb": 5, "format": ""}] * 2})
+    strict.change(
+        schema.servers,
+        schema.servers.c.id == server,
+        disks={"ephemeral": [{"gb": 5, "format": ""}] * 2},
+    )
     assert "4 local disks" in act(strict, server, "resize", {"flavorRef": "both"}, status=400)
     strict.add_flavor(Flavor("wide", "m1.wide", 2, 512, 1, ephemeral_gb=10))
     act(strict, server, "resize", {"flavorRef": "wide"}, status=202)

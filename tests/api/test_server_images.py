@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images made of servers, and servers that boot from another image: createImage, createBackup, shelve, rescue."""
+"""Images made of servers, and servers that boot from another image: createImage, createBackup,
+shelve, rescue."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,15 +30,24 @@ def newest(cloud: Cloud) -> Any:
     return max(cloud.rows(schema.actions), key=lambda action: action.fence)
 
 
-IMAGES = pytest.mark.parametrize(("key", "more", "kind"), [
-    ("createImage", {}, {"image_type": "snapshot"}),
-    ("createBackup", {"backup_type": "daily", "rotation": 2}, {"image_type": "backup", "backup_type": "daily"})])
+IMAGES = pytest.mark.parametrize(
+    ("key", "more", "kind"),
+    [
+        ("createImage", {}, {"image_type": "snapshot"}),
+        (
+            "createBackup",
+            {"backup_type": "daily", "rotation": 2},
+            {"image_type": "backup", "backup_type": "daily"},
+        ),
+    ],
+)
 
 
 @IMAGES
 @pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
-def test_an_image_is_told_by_a_link_or_by_its_id(cloud: Cloud, server: str, key: str, more: Any, kind: Any,
-                                                 mv: str) -> None:
+def test_an_image_is_told_by_a_link_or_by_its_id(
+    cloud: Cloud, server: str, key: str, more: Any, kind: Any, mv: str
+) -> None:
     answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)
     action = newest(cloud)
     image_id = action.args["image_id"]
@@ -47,21 +58,34 @@ def test_an_image_is_told_by_a_link_or_by_its_id(cloud: Cloud, server: str, key:
         assert (answer.status_code, answer.json) == (202, {"image_id": image_id})
         assert "Location" not in answer.headers
     assert action.args == {
-        "was": "active", "image_id": image_id, "name": "img", **more,
-        "properties": {"architecture": "x86_64", "mine": "1", "instance_uuid": server, "user_id": "u1",
-                       "base_image_ref": IMAGE, **kind}}
+        "was": "active",
+        "image_id": image_id,
+        "name": "img",
+        **more,
+        "properties": {
+            "architecture": "x86_64",
+            "mine": "1",
+            "instance_uuid": server,
+            "user_id": "u1",
+            "base_image_ref": IMAGE,
+            **kind,
+        },
+    }
 
 
 def test_a_backup_that_keeps_none_names_none(cloud: Cloud, server: str) -> None:
-    answer = act(cloud, server, "createBackup", {"name": "b", "backup_type": "daily", "rotation": "0"})
+    answer = act(
+        cloud, server, "createBackup", {"name": "b", "backup_type": "daily", "rotation": "0"}
+    )
     assert (answer.status_code, answer.content) == (202, b"")
     assert "Location" not in answer.headers
     assert newest(cloud).args["rotation"] == 0
 
 
 @IMAGES
-def test_image_metadata_has_a_limit_until_2_38_and_no_own_fields(cloud: Cloud, server: str, key: str, more: Any,
-                                                                        kind: Any) -> None:
+def test_image_metadata_has_a_limit_until_2_38_and_no_own_fields(
+    cloud: Cloud, server: str, key: str, more: Any, kind: Any
+) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
     assert act(cloud, server, key, many, "2.38").status_code == 403
     assert act(cloud, server, key, many, "2.39").status_code == 202
@@ -74,35 +98,73 @@ def test_image_metadata_has_a_limit_until_2_38_and_no_own_fields(cloud: Cloud, s
     assert act(cloud, server, key, said).status_code == 202
     properties = newest(cloud).args["properties"]
     assert properties["instance_uuid"] == server
-    assert properties["image_type"] == ("x" if key == "createImage" else "backup"), "a backup is counted by it"
+    assert properties["image_type"] == ("x" if key == "createImage" else "backup"), (
+        "a backup is counted by it"
+    )
 
 
 def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, server: str) -> None:
-    cloud.change(schema.servers, schema.servers.c.id == server, image={"id": IMAGE, "properties": {
-        "hw_disk_bus": "virtio", "img_signature": "s", "img_signature_key_type": "t", "cache_in_nova": "True"}})
+    cloud.change(
+        schema.servers,
+        schema.servers.c.id == server,
+        image={
+            "id": IMAGE,
+            "properties": {
+                "hw_disk_bus": "virtio",
+                "img_signature": "s",
+                "img_signature_key_type": "t",
+                "cache_in_nova": "True",
+            },
+        },
+    )
     act(cloud, server, "createImage", {"name": "img"})
-    assert set(newest(cloud).args["properties"]) == {"hw_disk_bus", "instance_uuid", "user_id", "image_type",
-                                                     "base_image_ref"}
+    assert set(newest(cloud).args["properties"]) == {
+        "hw_disk_bus",
+        "instance_uuid",
+        "user_id",
+        "image_type",
+        "base_image_ref",
+    }
 
 
-@pytest.mark.parametrize(("key", "body"), [
-    ("createImage", {}), ("createImage", {"name": ""}), ("createImage", {"name": "x", "rotation": 1}),
-    ("createImage", {"name": "x", "metadata": {"a": 1}}), ("createBackup", {"name": "x"}),
-    ("createBackup", {"name": "x", "backup_type": "daily", "rotation": -1}),
-    ("createBackup", {"name": "x", "backup_type": 1, "rotation": 1}),
-    ("createBackup", {"name": "x", "backup_type": "daily", "rotation": 1, "more": 1}),
-    ("rescue", {"rescue_image_ref": "x"}), ("rescue", {"image": IMAGE}), ("rescue", "now"),
-    ("changePassword", {}), ("changePassword", {"adminPass": None}), ("os-resetState", {"state": "stopped"}),
-    ("os-resetState", {})])
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("createImage", {}),
+        ("createImage", {"name": ""}),
+        ("createImage", {"name": "x", "rotation": 1}),
+        ("createImage", {"name": "x", "metadata": {"a": 1}}),
+        ("createBackup", {"name": "x"}),
+        ("createBackup", {"name": "x", "backup_type": "daily", "rotation": -1}),
+        ("createBackup", {"name": "x", "backup_type": 1, "rotation": 1}),
+        ("createBackup", {"name": "x", "backup_type": "daily", "rotation": 1, "more": 1}),
+        ("rescue", {"rescue_image_ref": "x"}),
+        ("rescue", {"image": IMAGE}),
+        ("rescue", "now"),
+        ("changePassword", {}),
+        ("changePassword", {"adminPass": None}),
+        ("os-resetState", {"state": "stopped"}),
+        ("os-resetState", {}),
+    ],
+)
 def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) -> None:
     assert act(cloud, server, key, body).status_code == 400
     assert len(cloud.rows(schema.actions)) == 1
 
 
-@pytest.mark.parametrize(("event", "refusal", "status"), [
-    ("succeeded", None, 202), ("failed", None, 409), ("failed", 400, 409), ("failed", 403, 403), ("failed", 413, 403)])
-def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: str, refusal: int | None, status: int
-                                                      ) -> None:
+@pytest.mark.parametrize(
+    ("event", "refusal", "status"),
+    [
+        ("succeeded", None, 202),
+        ("failed", None, 409),
+        ("failed", 400, 409),
+        ("failed", 403, 403),
+        ("failed", 413, 403),
+    ],
+)
+def test_the_answer_waits_until_the_image_is_recorded(
+    make_cloud: Any, event: str, refusal: int | None, status: int
+) -> None:
     """The conductor is this test: it writes the step's outcome while the request waits."""
     cloud: Cloud = make_cloud(answer_timeout_seconds=10)
     server = cloud.create()
@@ -114,12 +176,28 @@ def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: st
         def wake(self, neighbours: bool = False) -> None:
             action = newest(cloud)
             with cloud.store.begin() as tx:
-                tx.execute(sa.insert(schema.events).values(at=now()), {
-                    "action_id": action.id, "seq": 1, "step": "record", "attempt": 1, "event": event, "host": None,
-                    "message": "The image quota is used up.", "details": None})
+                tx.execute(
+                    sa.insert(schema.events).values(at=now()),
+                    {
+                        "action_id": action.id,
+                        "seq": 1,
+                        "step": "record",
+                        "attempt": 1,
+                        "event": event,
+                        "host": None,
+                        "message": "The image quota is used up.",
+                        "details": None,
+                    },
+                )
                 if event == "failed":
-                    tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action.id).values(
-                        state="failed", data={"problem": {"status": refusal}} if refusal else {}))
+                    tx.execute(
+                        sa.update(schema.actions)
+                        .where(schema.actions.c.id == action.id)
+                        .values(
+                            state="failed", data={"problem": {"status": refusal}} if refusal else {}
+                        )
+                    )
+
     cloud.services.wakeup = Conductor()
     answer = act(cloud, server, "createImage", {"name": "img"}, "2.45")
     assert answer.status_code == status

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NUMA nodes of a server (2.78)."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,20 +12,38 @@ from common.store.servers import guests
 from common.wire import to_wire
 from tests.api.conftest import Cloud
 
-CELLS = HardwareAssignment([AssignedNumaNode(1, [0, 1], {"0": 12, "1": 13}, 256, 2048),
-                            AssignedNumaNode(0, [2, 3], {}, 256, 2048)])
+CELLS = HardwareAssignment(
+    [
+        AssignedNumaNode(1, [0, 1], {"0": 12, "1": 13}, 256, 2048),
+        AssignedNumaNode(0, [2, 3], {}, 256, 2048),
+    ]
+)
 
 
 def on_host(cloud: Cloud, server: str, assignment: HardwareAssignment | None) -> None:
     """Its guest is there; an older one on another host is still to be removed."""
     cloud.rest(server)
-    cloud.store.write(lambda tx: guests.add(tx, [
-        {"server_id": server, "host": host, "fence": 1, "wanted": wanted, "may_run": True,
-         "assignment": to_wire(assignment) if assignment and host == "host1" else None}
-        for host, wanted in (("another", guests.ABSENT), ("host1", guests.RUNNING))]))
+    cloud.store.write(
+        lambda tx: guests.add(
+            tx,
+            [
+                {
+                    "server_id": server,
+                    "host": host,
+                    "fence": 1,
+                    "wanted": wanted,
+                    "may_run": True,
+                    "assignment": to_wire(assignment) if assignment and host == "host1" else None,
+                }
+                for host, wanted in (("another", guests.ABSENT), ("host1", guests.RUNNING))
+            ],
+        )
+    )
 
 
-def shown(cloud: Cloud, server: str, token: str = "user", mv: str = "2.78", status: int = 200) -> Any:
+def shown(
+    cloud: Cloud, server: str, token: str = "user", mv: str = "2.78", status: int = 200
+) -> Any:
     answer = cloud.call("GET", f"/servers/{server}/topology", mv=mv, token=token)
     assert answer.status_code == status, answer.text
     return answer.json
@@ -39,11 +58,18 @@ def server(cloud: Cloud) -> str:
 
 
 def test_users_see_their_cells_and_admins_where_they_are(cloud: Cloud, server: str) -> None:
-    own = [{"vcpu_set": [0, 1], "memory_mb": 256, "siblings": [[0, 1]]},
-           {"vcpu_set": [2, 3], "memory_mb": 256, "siblings": [[2, 3]]}]
+    own = [
+        {"vcpu_set": [0, 1], "memory_mb": 256, "siblings": [[0, 1]]},
+        {"vcpu_set": [2, 3], "memory_mb": 256, "siblings": [[2, 3]]},
+    ]
     assert shown(cloud, server) == {"nodes": own, "pagesize_kb": 2048}
-    hosts = ({"host_node": 1, "cpu_pinning": {"0": 12, "1": 13}}, {"host_node": 0, "cpu_pinning": {}})
-    assert shown(cloud, server, "admin", "2.104")["nodes"] == [one | more for one, more in zip(own, hosts, strict=True)]
+    hosts = (
+        {"host_node": 1, "cpu_pinning": {"0": 12, "1": 13}},
+        {"host_node": 0, "cpu_pinning": {}},
+    )
+    assert shown(cloud, server, "admin", "2.104")["nodes"] == [
+        one | more for one, more in zip(own, hosts, strict=True)
+    ]
 
 
 def test_a_server_without_cells(cloud: Cloud) -> None:

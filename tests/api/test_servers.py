@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers as they are shown, listed, changed and deleted, at the edges of the microversions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,22 +13,72 @@ from common.store import schema
 from common.wire import to_wire
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 
-BASE = {"id", "name", "status", "tenant_id", "user_id", "metadata", "hostId", "image", "flavor", "created", "updated",
-        "addresses", "accessIPv4", "accessIPv6", "links", "OS-DCF:diskConfig", "progress"}
-MORE = {"OS-EXT-AZ:availability_zone", "config_drive", "key_name", "OS-SRV-USG:launched_at", "OS-SRV-USG:terminated_at",
-        "security_groups", "OS-EXT-STS:task_state", "OS-EXT-STS:vm_state", "OS-EXT-STS:power_state",
-        "os-extended-volumes:volumes_attached"}
-ADMIN = {"OS-EXT-SRV-ATTR:host", "OS-EXT-SRV-ATTR:instance_name", "OS-EXT-SRV-ATTR:hypervisor_hostname"}
-ADMIN_3 = {f"OS-EXT-SRV-ATTR:{name}" for name in ("reservation_id", "launch_index", "kernel_id", "ramdisk_id",
-                                                  "root_device_name", "user_data")}
+BASE = {
+    "id",
+    "name",
+    "status",
+    "tenant_id",
+    "user_id",
+    "metadata",
+    "hostId",
+    "image",
+    "flavor",
+    "created",
+    "updated",
+    "addresses",
+    "accessIPv4",
+    "accessIPv6",
+    "links",
+    "OS-DCF:diskConfig",
+    "progress",
+}
+MORE = {
+    "OS-EXT-AZ:availability_zone",
+    "config_drive",
+    "key_name",
+    "OS-SRV-USG:launched_at",
+    "OS-SRV-USG:terminated_at",
+    "security_groups",
+    "OS-EXT-STS:task_state",
+    "OS-EXT-STS:vm_state",
+    "OS-EXT-STS:power_state",
+    "os-extended-volumes:volumes_attached",
+}
+ADMIN = {
+    "OS-EXT-SRV-ATTR:host",
+    "OS-EXT-SRV-ATTR:instance_name",
+    "OS-EXT-SRV-ATTR:hypervisor_hostname",
+}
+ADMIN_3 = {
+    f"OS-EXT-SRV-ATTR:{name}"
+    for name in (
+        "reservation_id",
+        "launch_index",
+        "kernel_id",
+        "ramdisk_id",
+        "root_device_name",
+        "user_data",
+    )
+}
 HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
 #: version -> keys that are new with it, for everybody; and for admins
-NEW = {9: {"locked"}, 19: {"description"}, 26: {"tags"}, 63: {"trusted_image_certificates"}, 71: {"server_groups"},
-       73: {"locked_reason"}, 90: {HOSTNAME}, 96: {"pinned_availability_zone"}, 100: {"scheduler_hints"}}
+NEW = {
+    9: {"locked"},
+    19: {"description"},
+    26: {"tags"},
+    63: {"trusted_image_certificates"},
+    71: {"server_groups"},
+    73: {"locked_reason"},
+    90: {HOSTNAME},
+    96: {"pinned_availability_zone"},
+    100: {"scheduler_hints"},
+}
 NEW_FOR_ADMINS = {1: ADMIN, 3: ADMIN_3 | {HOSTNAME}, 16: {"host_status"}}
 #: A port that is in a security group: without one nothing is said of groups.
 GUARDED = [to_wire(Interface("p", groups=["default"]))]
-EDGES = sorted({1, 104} | {edge for since in (*NEW, *NEW_FOR_ADMINS) for edge in (since - 1, since) if edge})
+EDGES = sorted(
+    {1, 104} | {edge for since in (*NEW, *NEW_FOR_ADMINS) for edge in (since - 1, since) if edge}
+)
 
 
 def expected(version: int, admin: bool) -> set[str]:
@@ -43,10 +94,16 @@ def test_a_server_has_the_keys_of_the_version(cloud: Cloud, version: int) -> Non
     cloud.rest(server, interfaces=GUARDED)
     for token in ("user", "admin"):
         admin = token == "admin"
-        shown = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json["server"]
+        shown = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json[
+            "server"
+        ]
         assert set(shown) == expected(version, admin)
-        listed = cloud.call("GET", "/servers/detail?all_tenants=1" if admin else "/servers/detail", mv=f"2.{version}",
-                            token=token).json["servers"][0]
+        listed = cloud.call(
+            "GET",
+            "/servers/detail?all_tenants=1" if admin else "/servers/detail",
+            mv=f"2.{version}",
+            token=token,
+        ).json["servers"][0]
         assert set(listed) == expected(version, admin) - {"server_groups"}
 
 
@@ -57,11 +114,25 @@ def test_what_it_says(cloud: Cloud) -> None:
     assert shown["status"] == "ACTIVE"
     assert shown["metadata"] == {"a": "b"}
     assert shown["image"]["properties"] == {"architecture": "x86_64"}
-    assert shown["flavor"] == {"vcpus": 1, "ram": 512, "disk": 1, "ephemeral": 0, "swap": 0, "original_name": "m1.tiny",
-                               "extra_specs": {}}
-    assert (shown["accessIPv4"], shown["accessIPv6"], shown["config_drive"]) == ("", "80fe::1", "True")
+    assert shown["flavor"] == {
+        "vcpus": 1,
+        "ram": 512,
+        "disk": 1,
+        "ephemeral": 0,
+        "swap": 0,
+        "original_name": "m1.tiny",
+        "extra_specs": {},
+    }
+    assert (shown["accessIPv4"], shown["accessIPv6"], shown["config_drive"]) == (
+        "",
+        "80fe::1",
+        "True",
+    )
     assert shown["OS-SRV-USG:launched_at"] == "2023-11-14T22:13:20.123456"
-    assert (shown["OS-EXT-SRV-ATTR:host"], shown["OS-EXT-SRV-ATTR:hypervisor_hostname"]) == ("host1", "host1.cloud")
+    assert (shown["OS-EXT-SRV-ATTR:host"], shown["OS-EXT-SRV-ATTR:hypervisor_hostname"]) == (
+        "host1",
+        "host1.cloud",
+    )
     assert shown["host_status"] == "UP"
     assert len(shown["hostId"]) == 56
     assert shown["created"].endswith("Z")
@@ -70,38 +141,70 @@ def test_what_it_says(cloud: Cloud) -> None:
     assert sorted(old["image"]) == ["id", "links"]
 
 
-@pytest.mark.parametrize(("changes", "status"), [
-    ({"disabled": True}, "MAINTENANCE"), ({"forced_down": True}, "DOWN"),
-    ({"forced_down": True, "disabled": True}, "DOWN")])
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"disabled": True}, "MAINTENANCE"),
+        ({"forced_down": True}, "DOWN"),
+        ({"forced_down": True, "disabled": True}, "DOWN"),
+    ],
+)
 def test_host_status(cloud: Cloud, changes: dict[str, Any], status: str) -> None:
     server = cloud.create()
-    assert cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"]["host_status"] == ""
+    assert (
+        cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
+            "host_status"
+        ]
+        == ""
+    )
     cloud.rest(server)
     cloud.change(schema.services, schema.services.c.host == "host1", **changes)
-    assert cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"]["host_status"] == status
+    assert (
+        cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
+            "host_status"
+        ]
+        == status
+    )
 
 
 def test_fault_is_shown_for_error_its_details_to_admins(cloud: Cloud) -> None:
     server = cloud.create()
-    fault = {"code": 500, "message": "No valid host", "details": "step place", "created": 1_700_000_000_000_000}
+    fault = {
+        "code": 500,
+        "message": "No valid host",
+        "details": "step place",
+        "created": 1_700_000_000_000_000,
+    }
     cloud.rest(server, fault=fault)
     assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
     cloud.rest(server, "error", fault=fault)
     shown = {"code": 500, "message": "No valid host", "created": "2023-11-14T22:13:20Z"}
     assert cloud.call("GET", f"/servers/{server}").json["server"]["fault"] == shown
     assert cloud.call("GET", f"/servers/{server}", token="admin").json["server"]["fault"] == {
-        **shown, "details": "step place"}
+        **shown,
+        "details": "step place",
+    }
     assert "progress" not in cloud.call("GET", f"/servers/{server}").json["server"]
 
 
 def test_a_fault_is_shown_while_its_action_is_stuck(cloud: Cloud) -> None:
     """Whatever the status; and not any more when another action has the server."""
     server = cloud.create()
-    fault = {"code": 500, "message": "The stop is stuck.", "details": "LookupError", "created": 1_700_000_000_000_000,
-             "action": "a1", "before": None}
+    fault = {
+        "code": 500,
+        "message": "The stop is stuck.",
+        "details": "LookupError",
+        "created": 1_700_000_000_000_000,
+        "action": "a1",
+        "before": None,
+    }
     cloud.rest(server, task_state="powering-off", action="a1", fault=fault)
     shown = cloud.call("GET", f"/servers/{server}").json["server"]
-    assert shown["fault"] == {"code": 500, "created": "2023-11-14T22:13:20Z", "message": "The stop is stuck."}
+    assert shown["fault"] == {
+        "code": 500,
+        "created": "2023-11-14T22:13:20Z",
+        "message": "The stop is stuck.",
+    }
     assert (shown["status"], shown["OS-EXT-STS:task_state"]) == ("ACTIVE", "powering-off")
     for action in ("a2", None):
         cloud.rest(server, action=action, fault=fault)
@@ -109,9 +212,16 @@ def test_a_fault_is_shown_while_its_action_is_stuck(cloud: Cloud) -> None:
 
 
 def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
-    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
-                       mv="2.15").json["server_group"]["id"]
-    body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1"}, "os:scheduler_hints": {"group": group}}
+    group = cloud.call(
+        "POST",
+        "/os-server-groups",
+        {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
+        mv="2.15",
+    ).json["server_group"]["id"]
+    body = {
+        "server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1"},
+        "os:scheduler_hints": {"group": group},
+    }
     server = cloud.call("POST", "/servers", body).json["server"]["id"]
     shown = cloud.call("GET", f"/servers/{server}", mv="2.100").json["server"]
     assert (shown["server_groups"], shown["scheduler_hints"]) == ([group], {"group": group})
@@ -125,27 +235,57 @@ def test_an_update_answers_everything_only_since_2_75(cloud: Cloud, version: int
     answer = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=f"2.{version}")
     assert answer.status_code == 200
     assert answer.json["server"]["name"] == "new"
-    assert set(answer.json["server"]) == expected(version, admin=False) - (set() if version >= 75 else MORE)
+    assert set(answer.json["server"]) == expected(version, admin=False) - (
+        set() if version >= 75 else MORE
+    )
 
 
 def test_what_can_be_updated(cloud: Cloud) -> None:
     server = cloud.create()
-    body = {"name": "n", "description": "d", "accessIPv4": "192.0.2.1", "accessIPv6": "::1", "hostname": "h.example",
-            "OS-DCF:diskConfig": "AUTO"}
+    body = {
+        "name": "n",
+        "description": "d",
+        "accessIPv4": "192.0.2.1",
+        "accessIPv6": "::1",
+        "hostname": "h.example",
+        "OS-DCF:diskConfig": "AUTO",
+    }
     shown = cloud.call("PUT", f"/servers/{server}", {"server": body}, mv="2.94").json["server"]
-    assert {key: shown[key] for key in ("name", "description", "accessIPv4", "accessIPv6", "OS-DCF:diskConfig")} | {
-        "hostname": shown[HOSTNAME]} == body
+    assert {
+        key: shown[key]
+        for key in ("name", "description", "accessIPv4", "accessIPv6", "OS-DCF:diskConfig")
+    } | {"hostname": shown[HOSTNAME]} == body
     cloud.call("PUT", f"/servers/{server}", {"server": {"description": None}}, mv="2.19")
     assert cloud.rows(schema.servers)[0].description is None
-    for mv, key in (("2.18", "description"), ("2.89", "hostname"), ("2.103", "pinned_availability_zone")):
-        assert cloud.call("PUT", f"/servers/{server}", {"server": {key: "x"}}, mv=mv).status_code == 400
+    for mv, key in (
+        ("2.18", "description"),
+        ("2.89", "hostname"),
+        ("2.103", "pinned_availability_zone"),
+    ):
+        assert (
+            cloud.call("PUT", f"/servers/{server}", {"server": {key: "x"}}, mv=mv).status_code
+            == 400
+        )
 
 
-@pytest.mark.parametrize(("mv", "hostname", "status"), [
-    ("2.90", "h1", 200), ("2.93", "a-b", 200), ("2.90", "h", 400), ("2.90", "-h", 400), ("2.93", "h-", 400),
-    ("2.93", "h.example", 400), ("2.94", "h.example", 200), ("2.94", "h", 200), ("2.94", "h e", 400)])
+@pytest.mark.parametrize(
+    ("mv", "hostname", "status"),
+    [
+        ("2.90", "h1", 200),
+        ("2.93", "a-b", 200),
+        ("2.90", "h", 400),
+        ("2.90", "-h", 400),
+        ("2.93", "h-", 400),
+        ("2.93", "h.example", 400),
+        ("2.94", "h.example", 200),
+        ("2.94", "h", 200),
+        ("2.94", "h e", 400),
+    ],
+)
 def test_what_a_hostname_may_be(cloud: Cloud, mv: str, hostname: str, status: int) -> None:
-    answer = cloud.call("PUT", f"/servers/{cloud.create()}", {"server": {"hostname": hostname}}, mv=mv)
+    answer = cloud.call(
+        "PUT", f"/servers/{cloud.create()}", {"server": {"hostname": hostname}}, mv=mv
+    )
     assert answer.status_code == status
 
 
@@ -154,8 +294,15 @@ def test_a_pinned_zone_can_be_given_up_but_not_changed(cloud: Cloud) -> None:
     cloud.rest(server)
 
     def put(zone: str | None) -> int:
-        return int(cloud.call("PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": zone}}, mv="2.104"
-                              ).status_code)
+        return int(
+            cloud.call(
+                "PUT",
+                f"/servers/{server}",
+                {"server": {"pinned_availability_zone": zone}},
+                mv="2.104",
+            ).status_code
+        )
+
     assert [put("other"), put(None), put("nova")] == [409, 200, 200]
 
 
@@ -163,7 +310,9 @@ def test_server_that_moves_meanwhile_is_not_pinned_to_old_zone(cloud: Cloud) -> 
     server = cloud.create()
     cloud.rest(server)
     cloud.meanwhile("SELECT servers", lambda: cloud.rest(server, availability_zone="az1"))
-    answer = cloud.call("PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104")
+    answer = cloud.call(
+        "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104"
+    )
     assert "is in availability zone az1;" in answer.json["conflictingRequest"]["message"]
     assert cloud.rows(schema.servers)[0].pinned_availability_zone is None
 
@@ -174,8 +323,16 @@ def test_a_delete_begins_and_wins_over_what_runs(cloud: Cloud) -> None:
     answer = cloud.call("DELETE", f"/servers/{server}")
     assert (answer.status_code, answer.content) == (204, b"")
     create, delete = sorted(cloud.rows(schema.actions), key=lambda row: row.created_at)
-    assert (create.state, delete.state, delete.workflow, delete.fence) == ("superseded", "due", "delete", 2)
-    assert cloud.call("GET", f"/servers/{server}").json["server"]["OS-EXT-STS:task_state"] == "deleting"
+    assert (create.state, delete.state, delete.workflow, delete.fence) == (
+        "superseded",
+        "due",
+        "delete",
+        2,
+    )
+    assert (
+        cloud.call("GET", f"/servers/{server}").json["server"]["OS-EXT-STS:task_state"]
+        == "deleting"
+    )
     assert cloud.wakeup.woken == 2
     cloud.rest(server, "deleted", deleted=1)
     assert cloud.call("GET", f"/servers/{server}").status_code == 404
@@ -186,7 +343,9 @@ def test_a_lock_forbids_it_to_all_but_admins(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.rest(server, locked=True)
     answer = cloud.call("DELETE", f"/servers/{server}")
-    assert answer.json == {"conflictingRequest": {"code": 409, "message": f"Instance {server} is locked"}}
+    assert answer.json == {
+        "conflictingRequest": {"code": 409, "message": f"Instance {server} is locked"}
+    }
     assert cloud.call("DELETE", f"/servers/{server}", token="admin").status_code == 204
 
 
@@ -196,43 +355,79 @@ def fleet(cloud: Cloud) -> dict[str, str]:
     """Name to id, created in this order, a second apart."""
     found = {}
     for number, name in enumerate(("alpha", "beta", "gamma", "delta")):
-        found[name] = cloud.create(name, mv="2.52", tags=[name, "all"], flavorRef="2" if name == "gamma" else "1")
-        cloud.rest(found[name], created_at=1_700_000_000 * SECOND + number * SECOND,
-                   updated_at=1_700_000_000 * SECOND + number * SECOND)
+        found[name] = cloud.create(
+            name, mv="2.52", tags=[name, "all"], flavorRef="2" if name == "gamma" else "1"
+        )
+        cloud.rest(
+            found[name],
+            created_at=1_700_000_000 * SECOND + number * SECOND,
+            updated_at=1_700_000_000 * SECOND + number * SECOND,
+        )
     cloud.rest(found["beta"], "stopped")
     cloud.rest(found["delta"], "active", task_state="rebooting", locked=True)
     cloud.create("foreign", token="stranger")
     return found
 
 
-def names(cloud: Cloud, query: str, mv: str = "2.100", token: str = "user", status: int = 200) -> list[str]:
+def names(
+    cloud: Cloud, query: str, mv: str = "2.100", token: str = "user", status: int = 200
+) -> list[str]:
     answer = cloud.call("GET", "/servers" + query, mv=mv, token=token)
     assert answer.status_code == status, answer.text
     return [server["name"] for server in answer.json["servers"]] if status == 200 else []
 
 
-@pytest.mark.parametrize(("query", "found"), [
-    ("", "delta gamma beta alpha"), ("?status=ACTIVE", "gamma alpha"), ("?status=SHUTOFF&status=REBOOT", "delta beta"),
-    ("?status=active", "gamma alpha"), ("?name=a$", "delta gamma beta alpha"), ("?name=^al", "alpha"),
-    ("?name=lph", "alpha"),
-    ("?flavor=2", "gamma"), (f"?image={IMAGE}", "delta gamma beta alpha"), ("?image=" + OTHER, ""),
-    ("?tags=alpha,all", "alpha"), ("?tags-any=alpha,beta", "beta alpha"), ("?not-tags=alpha,all", "delta gamma beta"),
-    ("?not-tags-any=alpha,beta", "delta gamma"), ("?locked=true", "delta"), ("?locked=false", "gamma beta alpha"),
-    ("?changes-since=2023-11-14T22:13:22Z", "delta gamma"), ("?changes-before=2023-11-14T22:13:21Z", "beta alpha"),
-    ("?changes-since=2023-11-14T22:13:21&changes-before=2023-11-14T22:13:22", "gamma beta"),
-    ("?sort_key=display_name&sort_dir=asc", "alpha beta delta gamma"),
-    ("?sort_key=vm_state&sort_dir=desc&sort_key=display_name&sort_dir=asc", "beta alpha delta gamma"),
-    ("?vm_state=stopped", "beta"), ("?ip=192", ""), ("?limit=0", ""), ("?all_tenants=0", "delta gamma beta alpha"),
-    ("?host=host1", "delta gamma beta alpha")], ids=str)
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", "delta gamma beta alpha"),
+        ("?status=ACTIVE", "gamma alpha"),
+        ("?status=SHUTOFF&status=REBOOT", "delta beta"),
+        ("?status=active", "gamma alpha"),
+        ("?name=a$", "delta gamma beta alpha"),
+        ("?name=^al", "alpha"),
+        ("?name=lph", "alpha"),
+        ("?flavor=2", "gamma"),
+        (f"?image={IMAGE}", "delta gamma beta alpha"),
+        ("?image=" + OTHER, ""),
+        ("?tags=alpha,all", "alpha"),
+        ("?tags-any=alpha,beta", "beta alpha"),
+        ("?not-tags=alpha,all", "delta gamma beta"),
+        ("?not-tags-any=alpha,beta", "delta gamma"),
+        ("?locked=true", "delta"),
+        ("?locked=false", "gamma beta alpha"),
+        ("?changes-since=2023-11-14T22:13:22Z", "delta gamma"),
+        ("?changes-before=2023-11-14T22:13:21Z", "beta alpha"),
+        ("?changes-since=2023-11-14T22:13:21&changes-before=2023-11-14T22:13:22", "gamma beta"),
+        ("?sort_key=display_name&sort_dir=asc", "alpha beta delta gamma"),
+        (
+            "?sort_key=vm_state&sort_dir=desc&sort_key=display_name&sort_dir=asc",
+            "beta alpha delta gamma",
+        ),
+        ("?vm_state=stopped", "beta"),
+        ("?ip=192", ""),
+        ("?limit=0", ""),
+        ("?all_tenants=0", "delta gamma beta alpha"),
+        ("?host=host1", "delta gamma beta alpha"),
+    ],
+    ids=str,
+)
 def test_filters_and_order(cloud: Cloud, fleet: dict[str, str], query: str, found: str) -> None:
     assert names(cloud, query) == found.split()
 
 
-@pytest.mark.parametrize(("query", "token", "mv", "status"), [
-    ("?status=NONSENSE", "user", "2.38", 400), ("?all_tenants=maybe", "admin", "2.1", 400),
-    ("?all_tenants=1", "user", "2.1", 403), ("?status=DELETED", "user", "2.1", 403),
-    ("?sort_key=host", "user", "2.1", 403), ("?locked=maybe", "user", "2.73", 400),
-    ("?changes-since=2024-01-01&changes-before=2023-01-01", "user", "2.66", 400)])
+@pytest.mark.parametrize(
+    ("query", "token", "mv", "status"),
+    [
+        ("?status=NONSENSE", "user", "2.38", 400),
+        ("?all_tenants=maybe", "admin", "2.1", 400),
+        ("?all_tenants=1", "user", "2.1", 403),
+        ("?status=DELETED", "user", "2.1", 403),
+        ("?sort_key=host", "user", "2.1", 403),
+        ("?locked=maybe", "user", "2.73", 400),
+        ("?changes-since=2024-01-01&changes-before=2023-01-01", "user", "2.66", 400),
+    ],
+)
 def test_lists_that_are_refused(cloud: Cloud, query: str, token: str, mv: str, status: int) -> None:
     names(cloud, query, mv, token, status)
 
@@ -251,10 +446,19 @@ def test_lists_at_older_versions(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert len(names(cloud, "?vm_state=stopped", "2.82")) == 4, "not for everybody yet, so ignored"
 
 
-@pytest.mark.parametrize("broken", [{"interfaces": {"x": 1}}, {"flavor": {"vcpus": 1}}, {"image": [1]},
-                                    {"fault": "?", "vm_state": "error"}], ids=lambda broken: next(iter(broken)))
-def test_a_record_that_cannot_be_read_hides_no_other(cloud: Cloud, fleet: dict[str, str], broken: dict[str, Any],
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"interfaces": {"x": 1}},
+        {"flavor": {"vcpus": 1}},
+        {"image": [1]},
+        {"fault": "?", "vm_state": "error"},
+    ],
+    ids=lambda broken: next(iter(broken)),
+)
+def test_a_record_that_cannot_be_read_hides_no_other(
+    cloud: Cloud, fleet: dict[str, str], broken: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     cloud.rest(fleet["beta"], **broken)
     listed = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
     assert [server.get("name") for server in listed] == ["delta", "gamma", None, "alpha"]
@@ -269,10 +473,14 @@ def test_admins_see_everybody_and_filter_by_everything(cloud: Cloud, fleet: dict
     assert len(names(cloud, f"?all_tenants=True&project_id={PROJECT}", token="admin")) == 4
     assert names(cloud, "?all_tenants=1&host=host1&name=gamma", token="admin") == ["gamma"]
     assert names(cloud, "?all_tenants=1&user_id=u3", token="admin") == ["foreign"]
-    assert names(cloud, "?all_tenants=1&availability_zone=nova&launch_index=0&limit=1", token="admin") == ["delta"]
+    assert names(
+        cloud, "?all_tenants=1&availability_zone=nova&launch_index=0&limit=1", token="admin"
+    ) == ["delta"]
 
 
-def test_deleted_servers_are_listed_to_admins_and_with_changes(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_deleted_servers_are_listed_to_admins_and_with_changes(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     cloud.rest(fleet["beta"], "deleted", deleted=1)
     assert "beta" not in names(cloud, "")
     assert "beta" not in names(cloud, "?deleted=True")
@@ -282,15 +490,27 @@ def test_deleted_servers_are_listed_to_admins_and_with_changes(cloud: Cloud, fle
     assert {server["name"]: server["status"] for server in since}["beta"] == "DELETED"
 
 
-@pytest.mark.parametrize("query", ["", "sort_key=vm_state&sort_dir=asc&", "sort_key=task_state&", "status=ACTIVE&",
-                                   "sort_key=launched_at&sort_dir=asc&"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "sort_key=vm_state&sort_dir=asc&",
+        "sort_key=task_state&",
+        "status=ACTIVE&",
+        "sort_key=launched_at&sort_dir=asc&",
+    ],
+)
 def test_pages_hold_every_server_once(cloud: Cloud, fleet: dict[str, str], query: str) -> None:
     whole = names(cloud, "?" + query)
     path, paged = f"/servers?{query}limit=1", []
     while path:
         answer = cloud.call("GET", path, mv="2.100").json
         paged += [server["name"] for server in answer["servers"]]
-        path = answer["servers_links"][0]["href"].partition("/v2.1")[2] if "servers_links" in answer else ""
+        path = (
+            answer["servers_links"][0]["href"].partition("/v2.1")[2]
+            if "servers_links" in answer
+            else ""
+        )
     assert paged == whole
 
 
@@ -300,12 +520,16 @@ def test_a_page_is_never_longer_than_the_operator_allows(make_cloud: Any) -> Non
         cloud.create(f"s{number}")
     answer = cloud.call("GET", "/servers?limit=100").json
     assert len(answer["servers"]) == 2
-    assert answer["servers_links"][0]["href"].endswith(f"limit=100&marker={answer['servers'][-1]['id']}")
+    assert answer["servers_links"][0]["href"].endswith(
+        f"limit=100&marker={answer['servers'][-1]['id']}"
+    )
 
 
 def test_a_marker_of_another_project_is_none(cloud: Cloud, fleet: dict[str, str]) -> None:
     answer = cloud.call("GET", f"/servers?marker={fleet['alpha']}", token="stranger")
-    assert answer.json == {"badRequest": {"code": 400, "message": f"marker [{fleet['alpha']}] not found"}}
+    assert answer.json == {
+        "badRequest": {"code": 400, "message": f"marker [{fleet['alpha']}] not found"}
+    }
 
 
 def test_links_start_with_what_the_operator_says(make_cloud: Any) -> None:
@@ -313,7 +537,9 @@ def test_links_start_with_what_the_operator_says(make_cloud: Any) -> None:
     server = cloud.create()
     links = cloud.call("GET", f"/servers/{server}").json["server"]["links"]
     assert [link["href"] for link in links] == [
-        f"https://compute.example/v2.1/servers/{server}", f"https://compute.example/servers/{server}"]
+        f"https://compute.example/v2.1/servers/{server}",
+        f"https://compute.example/servers/{server}",
+    ]
 
 
 def test_nothing_of_a_list_is_of_another_project(cloud: Cloud, fleet: dict[str, str]) -> None:
@@ -322,16 +548,26 @@ def test_nothing_of_a_list_is_of_another_project(cloud: Cloud, fleet: dict[str, 
 
 
 def test_servers_under_the_name_that_booted_from_volumes(cloud: Cloud) -> None:
-    made = cloud.call("POST", "/os-volumes_boot", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}})
+    made = cloud.call(
+        "POST", "/os-volumes_boot", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}}
+    )
     assert made.status_code == 202
     server = made.json["server"]["id"]
     cloud.rest(server)
     for path in ("", "/detail"):
-        assert cloud.call("GET", f"/os-volumes_boot{path}").json == cloud.call("GET", f"/servers{path}").json
-    assert cloud.call("GET", f"/os-volumes_boot/{server}", mv="2.102").json["server"]["id"] == server
+        assert (
+            cloud.call("GET", f"/os-volumes_boot{path}").json
+            == cloud.call("GET", f"/servers{path}").json
+        )
+    assert (
+        cloud.call("GET", f"/os-volumes_boot/{server}", mv="2.102").json["server"]["id"] == server
+    )
     assert cloud.call("GET", f"/os-volumes_boot/{server}", mv="2.103").status_code == 404
     assert cloud.call("GET", f"/os-volumes_boot/{server}/topology", mv="2.102").status_code == 404
-    assert cloud.call("POST", f"/os-volumes_boot/{server}/action", {"os-stop": None}).status_code == 202
+    assert (
+        cloud.call("POST", f"/os-volumes_boot/{server}/action", {"os-stop": None}).status_code
+        == 202
+    )
     assert cloud.call("DELETE", f"/os-volumes_boot/{server}").status_code == 204
 
 
@@ -341,10 +577,13 @@ def test_an_ipv6_address_is_shown_in_its_short_form(cloud: Cloud) -> None:
 
     def shown() -> str:
         return str(cloud.call("GET", f"/servers/{server}").json["server"]["accessIPv6"])
+
     assert shown() == "80fe::1"
     cloud.call("PUT", f"/servers/{server}", {"server": {"accessIPv6": "2001:DB8:0:0:0:0:0:2"}})
     assert shown() == "2001:db8::2"
-    rebuilt = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "accessIPv6": "0::3"}})
+    rebuilt = cloud.call(
+        "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "accessIPv6": "0::3"}}
+    )
     assert rebuilt.json["server"]["accessIPv6"] == "::3" == shown()
 
 

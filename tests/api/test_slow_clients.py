@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that are slow on purpose, thousands of them, at the real processes: nobody else waits for them."""
+"""Clients that are slow on purpose, thousands of them, at the real processes: nobody else waits for
+them."""
+
 from __future__ import annotations
 
 import json
@@ -20,15 +22,18 @@ from deploy.servers import answers, free_ports
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")      # thousands of connections slow down what runs beside them
+pytestmark = pytest.mark.slice("guests")  # thousands of connections slow down what runs beside them
 
 IDLE, SLOW = 2000, 200
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 BODY = b"POST /servers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
 CHUNKED = b"POST /servers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"
-SERVICES = {"api": "compute_api.compute.service", "placement": "compute_api.placement.service",
-            "metadata": "compute_api.metadata.service",
-            "image_gateway": "compute_api.image_gateway.service"}
+SERVICES = {
+    "api": "compute_api.compute.service",
+    "placement": "compute_api.placement.service",
+    "metadata": "compute_api.metadata.service",
+    "image_gateway": "compute_api.image_gateway.service",
+}
 
 
 class Process:
@@ -42,14 +47,19 @@ class Process:
         lines = "".join(f"{key} = {value}\n" for key, value in options.items())
         (folder / "kilonova.conf").write_text(
             f"[DEFAULT]\nsecret_key = key\n[database]\nurl = {store.url}\n[{name}]\nport = {self.port}\n[http]\n{lines}"
-            f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n")
+            f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n"
+        )
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
             notices.bind(str(folder / "notify"))
             notices.settimeout(30)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVICES[name]], env={
-                    **os.environ, "KILONOVA_CONF": str(folder / "kilonova.conf"),
-                    "NOTIFY_SOCKET": str(folder / "notify")})
+                [sys.executable, "-m", SERVICES[name]],
+                env={
+                    **os.environ,
+                    "KILONOVA_CONF": str(folder / "kilonova.conf"),
+                    "NOTIFY_SOCKET": str(folder / "notify"),
+                },
+            )
             assert b"READY=1" in notices.recv(1000)
         self.open: list[socket.socket] = []
 
@@ -63,7 +73,9 @@ class Process:
     def ask(self, address: str = "127.0.0.9") -> tuple[bytes, float]:
         """The first line of the answer to a whole request, and after how many seconds."""
         begun = time.monotonic()
-        with socket.create_connection(("127.0.0.1", self.port), 30, source_address=(address, 0)) as client:
+        with socket.create_connection(
+            ("127.0.0.1", self.port), 30, source_address=(address, 0)
+        ) as client:
             client.sendall(HEAD + b"Connection: close\r\n\r\n")
             answer = b"".join(iter(lambda: client.recv(65536), b""))
         return answer.split(b"\r\n")[0], time.monotonic() - begun
@@ -92,7 +104,8 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, many_files: None) ->
 
 
 def test_thousands_of_slow_clients_delay_nobody(process: Process) -> None:
-    """Of as many addresses as make the limit for each of them no matter, and of one that has gone far beyond it."""
+    """Of as many addresses as make the limit for each of them no matter, and of one that has gone
+    far beyond it."""
     expected, _ = process.ask()
     for number in range(SLOW):
         process.connect((HEAD, BODY, CHUNKED, b"G")[number % 4], f"127.0.1.{number % 8 + 1}")
@@ -107,9 +120,16 @@ def test_thousands_of_slow_clients_delay_nobody(process: Process) -> None:
 
 @pytest.fixture
 def impatient(tmp_path: Path, many_files: None) -> Iterator[Process]:
-    made = Process("placement", tmp_path, head_seconds=1, patience_seconds=1, idle_seconds=1, connections=100,
-                   connections_per_address=20)
-    made.ask()              # it is up
+    made = Process(
+        "placement",
+        tmp_path,
+        head_seconds=1,
+        patience_seconds=1,
+        idle_seconds=1,
+        connections=100,
+        connections_per_address=20,
+    )
+    made.ask()  # it is up
     yield made
     assert made.stop() == 0
 
@@ -125,7 +145,9 @@ def ended(client: socket.socket, seconds: float = 8) -> bytes:
 
 def test_whoever_is_too_slow_is_told_so_and_cut_off(impatient: Process) -> None:
     slow = [impatient.connect(said) for said in (HEAD, BODY[:-1], CHUNKED, b"G")]
-    assert [ended(client).split(b"\r\n")[0] for client in slow] == [b"HTTP/1.1 408 Request Timeout"] * 4
+    assert [ended(client).split(b"\r\n")[0] for client in slow] == [
+        b"HTTP/1.1 408 Request Timeout"
+    ] * 4
     assert ended(impatient.connect()) == b""
     used = impatient.connect(HEAD + b"\r\n")
     assert ended(used).startswith(b"HTTP/1.1 200 OK")
@@ -136,7 +158,7 @@ def test_a_letter_now_and_then_does_not_buy_time(impatient: Process) -> None:
     clients = [impatient.connect(said) for said in (HEAD + b"X-Slow: ", BODY)]
     told = []
     while clients and time.monotonic() < begun + 8:
-        time.sleep(0.3)                 # what a slow client does
+        time.sleep(0.3)  # what a slow client does
         for client in list(clients):
             try:
                 client.sendall(b"a")
@@ -150,13 +172,13 @@ def test_a_letter_now_and_then_does_not_buy_time(impatient: Process) -> None:
 def test_one_address_has_so_many_connections_and_no_more(impatient: Process) -> None:
     first = [impatient.connect(address="127.0.3.1") for _ in range(20)]
     assert impatient.ask("127.0.3.1")[0] == b"HTTP/1.1 200 OK"
-    assert ended(first[0], 0.5) == b""              # it made room
+    assert ended(first[0], 0.5) == b""  # it made room
     alone = impatient.connect(address="127.0.4.1")
     for number in range(120):
         impatient.connect(address=f"127.0.5.{number % 10 + 1}")
     assert impatient.ask("127.0.6.1")[0] == b"HTTP/1.1 200 OK"
     alone.sendall(HEAD + b"Connection: close\r\n\r\n")
-    assert ended(alone).startswith(b"HTTP/1.1 200 OK")          # an address with one keeps it
+    assert ended(alone).startswith(b"HTTP/1.1 200 OK")  # an address with one keeps it
 
 
 LARGE = 5_000_000
@@ -190,7 +212,9 @@ def simple() -> Iterator[int]:
 def test_who_does_not_read_an_answer_delays_nobody(simple: int) -> None:
     slow = [socket.create_connection(("127.0.0.1", simple), 30) for _ in range(20)]
     for number, client in enumerate(slow):
-        client.sendall((b"GET /pieces", b"GET /large")[number % 2] + HEAD[5:] + b"Connection: close\r\n\r\n")
+        client.sendall(
+            (b"GET /pieces", b"GET /large")[number % 2] + HEAD[5:] + b"Connection: close\r\n\r\n"
+        )
     for path in (b"/large", b"/pieces"):
         begun = time.monotonic()
         with socket.create_connection(("127.0.0.1", simple), 30) as client:
@@ -198,7 +222,7 @@ def test_who_does_not_read_an_answer_delays_nobody(simple: int) -> None:
             assert len(ended(client)) > LARGE
         assert time.monotonic() - begun < 1
     for client in slow[:2]:
-        assert len(ended(client)) > LARGE               # all of it, once it does read
+        assert len(ended(client)) > LARGE  # all of it, once it does read
     for client in slow:
         client.close()
 
@@ -213,15 +237,19 @@ def test_what_an_application_does_wrong_is_json(simple: int) -> None:
 
 
 def test_requests_one_after_the_other_and_at_once(impatient: Process) -> None:
-    """What comes behind a whole request is the next one, also when both come in one piece or byte by byte."""
+    """What comes behind a whole request is the next one, also when both come in one piece or byte
+    by byte."""
     whole = HEAD + b"\r\n"
     client = impatient.connect(whole * 3 + HEAD + b"Connection: close\r\n\r\n")
     assert ended(client).count(b"HTTP/1.1 200 OK") == 4
     letters = impatient.connect()
     for number in range(len(HEAD)):
-        letters.sendall(HEAD[number:number + 1])
+        letters.sendall(HEAD[number : number + 1])
     letters.sendall(b"Connection: close\r\n\r\n")
     assert ended(letters).startswith(b"HTTP/1.1 200 OK")
-    posted = impatient.connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nabcd" + HEAD
-                               + b"Connection: close\r\n\r\n")
+    posted = impatient.connect(
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nabcd"
+        + HEAD
+        + b"Connection: close\r\n\r\n"
+    )
     assert ended(posted).count(b"HTTP/1.1 ") == 2

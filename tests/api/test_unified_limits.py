@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""[quota] driver = unified: Keystone's limits are in force, exactly, and what is not known is not given."""
+"""[quota] driver = unified: Keystone's limits are in force, exactly, and what is not known is not
+given."""
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,18 @@ from compute_api.compute.quota import UnregisteredLimits
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.test_keypairs import SSH
 
-EVERYTHING = {"servers": 10, "class:VCPU": 20, "class:MEMORY_MB": 51200, "server_metadata_items": 128,
-              "server_injected_files": 5, "server_injected_file_content_bytes": 10240,
-              "server_injected_file_path_bytes": 255, "server_key_pairs": 100, "server_groups": 11,
-              "server_group_members": 12}
+EVERYTHING = {
+    "servers": 10,
+    "class:VCPU": 20,
+    "class:MEMORY_MB": 51200,
+    "server_metadata_items": 128,
+    "server_injected_files": 5,
+    "server_injected_file_content_bytes": 10240,
+    "server_injected_file_path_bytes": 255,
+    "server_key_pairs": 100,
+    "server_groups": 11,
+    "server_group_members": 12,
+}
 
 
 class Keystone:
@@ -32,9 +42,13 @@ class Keystone:
         self.cloud: Cloud | None = None
 
     def of(self, project_id: str) -> dict[str, int]:
-        assert self.cloud is not None and self.cloud.store.engine.pool.checkedout() == 0, "asked inside a transaction"
+        assert self.cloud is not None and self.cloud.store.engine.pool.checkedout() == 0, (
+            "asked inside a transaction"
+        )
         if self.down:
-            raise errors.Unavailable("The identity service does not tell the limits of this project; try again later.")
+            raise errors.Unavailable(
+                "The identity service does not tell the limits of this project; try again later."
+            )
         return {**self.registered, **self.own.get(project_id, {})}
 
 
@@ -47,19 +61,27 @@ def keystone() -> Keystone:
 def cloud(make_cloud: Any, keystone: Keystone) -> Cloud:
     """A cloud under these limits, with flavors that ask for all kinds of resources."""
     keystone.cloud = cloud = make_cloud(keystone=keystone, secret_key="k")
-    for flavor in (Flavor("big", "big", 4, 1024, 10, 5, 1024),
-                   Flavor("own", "own", 2, 512, 1, extra_specs={"hw:cpu_policy": "dedicated"}),
-                   Flavor("gold", "gold", 1, 512, 1, extra_specs={"resources:CUSTOM_GOLD": "3"})):
+    for flavor in (
+        Flavor("big", "big", 4, 1024, 10, 5, 1024),
+        Flavor("own", "own", 2, 512, 1, extra_specs={"hw:cpu_policy": "dedicated"}),
+        Flavor("gold", "gold", 1, 512, 1, extra_specs={"resources:CUSTOM_GOLD": "3"}),
+    ):
         cloud.add_flavor(flavor)
     return cloud
 
 
 def post(cloud: Cloud, flavor: str = "1", **more: Any) -> Any:
-    return cloud.call("POST", "/servers", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": flavor, **more}})
+    return cloud.call(
+        "POST",
+        "/servers",
+        {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": flavor, **more}},
+    )
 
 
 def is_over(answer: Any, *names: str) -> bool:
-    return bool(answer.status_code == 403 and f"Quota exceeded for {', '.join(names)}:" in answer.text)
+    return bool(
+        answer.status_code == 403 and f"Quota exceeded for {', '.join(names)}:" in answer.text
+    )
 
 
 # --- what is shown ---
@@ -67,23 +89,50 @@ def test_quota_sets_show_what_keystone_says(cloud: Cloud, keystone: Keystone) ->
     keystone.own[PROJECT] = {"class:VCPU": 7, "server_groups": 3}
     cloud.create()
     own = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
-    assert own == {"id": PROJECT, "instances": 10, "cores": 7, "ram": 51200, "metadata_items": 128, "injected_files": 5,
-                   "injected_file_content_bytes": 10240, "injected_file_path_bytes": 255, "key_pairs": 100,
-                   "server_groups": 3, "server_group_members": 12, "floating_ips": -1, "fixed_ips": -1,
-                   "security_groups": -1, "security_group_rules": -1}
+    assert own == {
+        "id": PROJECT,
+        "instances": 10,
+        "cores": 7,
+        "ram": 51200,
+        "metadata_items": 128,
+        "injected_files": 5,
+        "injected_file_content_bytes": 10240,
+        "injected_file_path_bytes": 255,
+        "key_pairs": 100,
+        "server_groups": 3,
+        "server_group_members": 12,
+        "floating_ips": -1,
+        "fixed_ips": -1,
+        "security_groups": -1,
+        "security_group_rules": -1,
+    }
     assert cloud.call("GET", f"/os-quota-sets/{PROJECT}?user_id=u1").json["quota_set"] == own
-    for path, name in ((f"/os-quota-sets/{PROJECT}/defaults", "quota_set"),
-                       ("/os-quota-class-sets/default", "quota_class_set"),
-                       ("/os-quota-class-sets/x", "quota_class_set")):
+    for path, name in (
+        (f"/os-quota-sets/{PROJECT}/defaults", "quota_set"),
+        ("/os-quota-class-sets/default", "quota_class_set"),
+        ("/os-quota-class-sets/x", "quota_class_set"),
+    ):
         found = cloud.call("GET", path, token="admin", mv="2.57").json[name]
         assert (found["cores"], found["server_groups"]) == (20, 11), path
     for query in ("", "?user_id=nobody"):
         detail = cloud.call("GET", f"/os-quota-sets/{PROJECT}/detail{query}").json["quota_set"]
         assert detail["cores"] == {"limit": 7, "in_use": 1, "reserved": 0}
-        assert (detail["instances"]["in_use"], detail["ram"]["in_use"], detail["key_pairs"]["in_use"]) == (1, 512, 0)
+        assert (
+            detail["instances"]["in_use"],
+            detail["ram"]["in_use"],
+            detail["key_pairs"]["in_use"],
+        ) == (1, 512, 0)
     absolute = cloud.call("GET", "/limits").json["limits"]["absolute"]
-    assert (absolute["maxTotalCores"], absolute["maxTotalInstances"], absolute["maxServerGroups"]) == (7, 10, 3)
-    assert (absolute["totalCoresUsed"], absolute["totalInstancesUsed"], absolute["totalRAMUsed"]) == (1, 1, 512)
+    assert (
+        absolute["maxTotalCores"],
+        absolute["maxTotalInstances"],
+        absolute["maxServerGroups"],
+    ) == (7, 10, 3)
+    assert (
+        absolute["totalCoresUsed"],
+        absolute["totalInstancesUsed"],
+        absolute["totalRAMUsed"],
+    ) == (1, 1, 512)
 
 
 def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -> None:
@@ -95,7 +144,11 @@ def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -
     assert cloud.rows(schema.quotas) == []
     cloud.change(schema.projects, sa.true(), quota_seq=0)
     with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.quotas).values(project_id=PROJECT, user_id="", resource="cores", hard_limit=0))
+        tx.execute(
+            sa.insert(schema.quotas).values(
+                project_id=PROJECT, user_id="", resource="cores", hard_limit=0
+            )
+        )
     assert cloud.call("DELETE", path, token="admin").status_code == 202
     assert len(cloud.rows(schema.quotas)) == 1, "they are there when the driver is ours again"
     assert post(cloud).status_code == 202
@@ -105,13 +158,24 @@ def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -
 
 
 # --- what is counted ---
-@pytest.mark.parametrize(("name", "flavor", "limit", "fit"), [
-    ("servers", "1", 2, 2), ("class:VCPU", "big", 9, 2), ("class:MEMORY_MB", "1", 1535, 2),
-    ("class:DISK_GB", "big", 47, 2), ("class:PCPU", "own", 5, 2), ("class:VCPU", "own", 0, 3),
-    ("class:CUSTOM_GOLD", "gold", 6, 2), ("servers", "1", 0, 0), ("class:VCPU", "1", -1, 3),
-    ("class:CUSTOM_OTHER", "gold", 0, 3)])
-def test_each_resource_is_counted(cloud: Cloud, keystone: Keystone, name: str, flavor: str, limit: int, fit: int
-                                  ) -> None:
+@pytest.mark.parametrize(
+    ("name", "flavor", "limit", "fit"),
+    [
+        ("servers", "1", 2, 2),
+        ("class:VCPU", "big", 9, 2),
+        ("class:MEMORY_MB", "1", 1535, 2),
+        ("class:DISK_GB", "big", 47, 2),
+        ("class:PCPU", "own", 5, 2),
+        ("class:VCPU", "own", 0, 3),
+        ("class:CUSTOM_GOLD", "gold", 6, 2),
+        ("servers", "1", 0, 0),
+        ("class:VCPU", "1", -1, 3),
+        ("class:CUSTOM_OTHER", "gold", 0, 3),
+    ],
+)
+def test_each_resource_is_counted(
+    cloud: Cloud, keystone: Keystone, name: str, flavor: str, limit: int, fit: int
+) -> None:
     keystone.own[PROJECT] = {name: limit}
     answers = [post(cloud, flavor) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [202] * fit + [403] * (3 - fit)
@@ -138,27 +202,39 @@ def test_of_several_servers_as_many_are_made_as_fit(cloud: Cloud, keystone: Keys
 
 
 def test_creates_at_once_never_exceed_a_limit(cloud: Cloud, keystone: Keystone) -> None:
-    keystone.cloud = None                       # whose pool is in use by the others here
-    keystone.of = lambda project_id: {**EVERYTHING, "class:DISK_GB": 7}      # type: ignore[method-assign]
+    keystone.cloud = None  # whose pool is in use by the others here
+    keystone.of = lambda project_id: {**EVERYTHING, "class:DISK_GB": 7}  # type: ignore[method-assign]
     with ThreadPoolExecutor(8) as pool:
         statuses = [answer.status_code for answer in pool.map(lambda _: post(cloud), range(16))]
     assert sorted(statuses) == [202] * 7 + [403] * 9
 
 
-@pytest.mark.parametrize(("strategy", "listed", "servers", "cores"), [
-    ("require", ("servers",), 0, -1), ("require", (), -1, -1), ("ignore", ("servers",), -1, 0),
-    ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1)])
-def test_a_resource_without_a_registered_limit(make_cloud: Any, keystone: Keystone, strategy: str, listed: Any,
-                                               servers: int, cores: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "listed", "servers", "cores"),
+    [
+        ("require", ("servers",), 0, -1),
+        ("require", (), -1, -1),
+        ("ignore", ("servers",), -1, 0),
+        ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1),
+    ],
+)
+def test_a_resource_without_a_registered_limit(
+    make_cloud: Any, keystone: Keystone, strategy: str, listed: Any, servers: int, cores: int
+) -> None:
     keystone.registered = {"server_groups": 1}
-    keystone.cloud = cloud = make_cloud(keystone=keystone, unregistered=UnregisteredLimits(strategy, listed))
+    keystone.cloud = cloud = make_cloud(
+        keystone=keystone, unregistered=UnregisteredLimits(strategy, listed)
+    )
     shown = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
     assert (shown["instances"], shown["cores"], shown["floating_ips"]) == (servers, cores, -1)
     answer = post(cloud)
     if servers == cores == -1:
         assert answer.status_code == 202
     else:
-        assert is_over(answer, *(["servers"] if servers == 0 else ["class:VCPU", "class:MEMORY_MB", "class:DISK_GB"]))
+        assert is_over(
+            answer,
+            *(["servers"] if servers == 0 else ["class:VCPU", "class:MEMORY_MB", "class:DISK_GB"]),
+        )
 
 
 def test_a_resize_counts_the_larger_of_both(cloud: Cloud, keystone: Keystone) -> None:
@@ -169,6 +245,7 @@ def test_a_resize_counts_the_larger_of_both(cloud: Cloud, keystone: Keystone) ->
 
     def act(body: Any) -> Any:
         return cloud.call("POST", f"/servers/{server}/action", body)
+
     keystone.own[PROJECT]["class:DISK_GB"] = 15
     assert is_over(act(resize), "class:DISK_GB")
     keystone.own[PROJECT] = {"class:DISK_GB": 16, "class:CUSTOM_GOLD": 0}
@@ -196,21 +273,34 @@ def test_groups_and_keys_have_keystones_limits(cloud: Cloud, keystone: Keystone)
     group = {"server_group": {"name": "g", "policies": ["affinity"]}}
     made, refused = (cloud.call("POST", "/os-server-groups", group) for _ in range(2))
     assert (made.status_code, refused.status_code) == (200, 403)
-    keys = [cloud.call("POST", "/os-keypairs", {"keypair": {"name": name, "public_key": SSH}}) for name in "ab"]
+    keys = [
+        cloud.call("POST", "/os-keypairs", {"keypair": {"name": name, "public_key": SSH}})
+        for name in "ab"
+    ]
     assert [answer.status_code for answer in keys] == [200, 403]
-    body = {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"},
-            "os:scheduler_hints": {"group": made.json["server_group"]["id"]}}
+    body = {
+        "server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"},
+        "os:scheduler_hints": {"group": made.json["server_group"]["id"]},
+    }
     answers = [cloud.call("POST", "/servers", body) for _ in range(2)]
     assert answers[0].status_code == 202 and is_over(answers[1], "server_group_members")
 
 
 def test_parts_of_servers_have_keystones_limits(cloud: Cloud, keystone: Keystone) -> None:
-    keystone.registered |= {"server_metadata_items": 1, "server_injected_files": 1,
-                            "server_injected_file_content_bytes": 3, "server_injected_file_path_bytes": 2}
+    keystone.registered |= {
+        "server_metadata_items": 1,
+        "server_injected_files": 1,
+        "server_injected_file_content_bytes": 3,
+        "server_injected_file_path_bytes": 2,
+    }
     file = {"path": "/a", "contents": "YWJj"}
     server = cloud.create(metadata={"a": "1"}, personality=[file])
-    for more in ({"metadata": {"a": "1", "b": "2"}}, {"personality": [file, file]},
-                 {"personality": [{**file, "path": "/ab"}]}, {"personality": [{**file, "contents": "YWJjZA=="}]}):
+    for more in (
+        {"metadata": {"a": "1", "b": "2"}},
+        {"personality": [file, file]},
+        {"personality": [{**file, "path": "/ab"}]},
+        {"personality": [{**file, "contents": "YWJjZA=="}]},
+    ):
         assert post(cloud, **more).status_code == 403, more
     cloud.rest(server)
     path = f"/servers/{server}/metadata"
@@ -228,21 +318,27 @@ def test_without_keystone_nothing_is_given(cloud: Cloud, keystone: Keystone) -> 
     keystone.down = True
     action = f"/servers/{server}/action"
     for method, path, body in (
-            ("POST", "/servers", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}}),
-            ("POST", action, {"resize": {"flavorRef": "big"}}),
-            ("POST", action, {"rebuild": {"imageRef": IMAGE, "metadata": {"a": "2"}}}),
-            ("POST", f"/servers/{server}/metadata", {"metadata": {"b": "2"}}),
-            ("POST", "/os-keypairs", {"keypair": {"name": "k", "public_key": SSH}}),
-            ("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["affinity"]}}),
-            ("GET", f"/os-quota-sets/{PROJECT}", None), ("GET", "/limits", None),
-            ("GET", f"/os-quota-sets/{PROJECT}/detail", None), ("GET", f"/os-quota-sets/{PROJECT}/defaults", None)):
+        ("POST", "/servers", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}}),
+        ("POST", action, {"resize": {"flavorRef": "big"}}),
+        ("POST", action, {"rebuild": {"imageRef": IMAGE, "metadata": {"a": "2"}}}),
+        ("POST", f"/servers/{server}/metadata", {"metadata": {"b": "2"}}),
+        ("POST", "/os-keypairs", {"keypair": {"name": "k", "public_key": SSH}}),
+        ("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["affinity"]}}),
+        ("GET", f"/os-quota-sets/{PROJECT}", None),
+        ("GET", "/limits", None),
+        ("GET", f"/os-quota-sets/{PROJECT}/detail", None),
+        ("GET", f"/os-quota-sets/{PROJECT}/defaults", None),
+    ):
         answer = cloud.call(method, path, body)
         assert answer.status_code == 503, path
         assert "does not tell the limits" in answer.json["serviceUnavailable"]["message"]
     assert len(cloud.rows(schema.servers)) == 1
     for method, path, body, status in (
-            ("GET", "/servers/detail", None, 200), ("DELETE", f"/servers/{server}/metadata/a", None, 204),
-            ("POST", action, {"rebuild": {"imageRef": IMAGE}}, 202), ("DELETE", f"/servers/{server}", None, 204)):
+        ("GET", "/servers/detail", None, 200),
+        ("DELETE", f"/servers/{server}/metadata/a", None, 204),
+        ("POST", action, {"rebuild": {"imageRef": IMAGE}}, 202),
+        ("DELETE", f"/servers/{server}", None, 204),
+    ):
         assert cloud.call(method, path, body).status_code == status, path
 
 
@@ -251,8 +347,16 @@ def test_the_limits_of_parts_are_the_projects(make_cloud: Any) -> None:
     """Also where they are set through this API."""
     cloud: Cloud = make_cloud()
     limits = {"metadata_items": 1, "injected_files": 0}
-    assert cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": limits}, token="admin").status_code == 200
+    assert (
+        cloud.call(
+            "PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": limits}, token="admin"
+        ).status_code
+        == 200
+    )
     server = cloud.create(metadata={"a": "1"})
-    assert cloud.call("POST", f"/servers/{server}/metadata", {"metadata": {"b": "2"}}).status_code == 403
+    assert (
+        cloud.call("POST", f"/servers/{server}/metadata", {"metadata": {"b": "2"}}).status_code
+        == 403
+    )
     assert post(cloud, metadata={"a": "1", "b": "2"}).status_code == 403
     assert post(cloud, personality=[{"path": "/a", "contents": ""}]).status_code == 403

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Version documents, the choice of a microversion, and the ways to write a URL."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,36 +15,66 @@ def test_versions_are_listed_without_a_token_oldest_first(cloud: Cloud) -> None:
     answer = cloud.call("GET", "/", root="", token=None)
     assert answer.status_code == 200
     assert [(v["id"], v["version"], v["min_version"]) for v in answer.json["versions"]] == [
-        ("v2.0", "", ""), ("v2.1", "2.104", "2.1")]
+        ("v2.0", "", ""),
+        ("v2.1", "2.104", "2.1"),
+    ]
 
 
-@pytest.mark.parametrize(("root", "ident", "highest"), [
-    ("/v2.1", "v2.1", "2.104"), ("/v2.1/", "v2.1", "2.104"), ("/v2", "v2.0", ""), ("/v2/", "v2.0", ""),
-    ("/v2.1/versions/v2.1", "v2.1", "2.104")])
-def test_each_root_has_its_document_with_and_without_a_slash(cloud: Cloud, root: str, ident: str, highest: str) -> None:
+@pytest.mark.parametrize(
+    ("root", "ident", "highest"),
+    [
+        ("/v2.1", "v2.1", "2.104"),
+        ("/v2.1/", "v2.1", "2.104"),
+        ("/v2", "v2.0", ""),
+        ("/v2/", "v2.0", ""),
+        ("/v2.1/versions/v2.1", "v2.1", "2.104"),
+    ],
+)
+def test_each_root_has_its_document_with_and_without_a_slash(
+    cloud: Cloud, root: str, ident: str, highest: str
+) -> None:
     answer = cloud.call("GET", "", root=root, token=None)
     assert answer.status_code == 200
     assert (answer.json["version"]["id"], answer.json["version"]["version"]) == (ident, highest)
-    assert answer.json["version"]["links"][0]["href"].endswith("/v2/" if ident == "v2.0" else "/v2.1/")
+    assert answer.json["version"]["links"][0]["href"].endswith(
+        "/v2/" if ident == "v2.0" else "/v2.1/"
+    )
 
 
 def test_path_without_a_version_is_answered_with_choices(cloud: Cloud) -> None:
     answer = cloud.call("GET", "/servers", root="", token=None)
     assert answer.status_code == 300
     assert [choice["links"][0]["href"].split("/", 3)[3] for choice in answer.json["choices"]] == [
-        "v2/servers", "v2.1/servers"]
+        "v2/servers",
+        "v2.1/servers",
+    ]
 
 
-@pytest.mark.parametrize("headers", [{THEIRS: "2." + "1" * 5000}, {OURS: "compute 2." + "1" * 5000}])
-def test_version_of_thousands_of_digits_is_not_acceptable(cloud: Cloud, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{THEIRS: "2." + "1" * 5000}, {OURS: "compute 2." + "1" * 5000}]
+)
+def test_version_of_thousands_of_digits_is_not_acceptable(
+    cloud: Cloud, headers: dict[str, str]
+) -> None:
     assert cloud.call("GET", "/servers", mv=None, headers=headers).status_code == 406
 
 
-@pytest.mark.parametrize(("headers", "version"), [
-    ({}, "2.1"), ({OURS: "compute 2.53"}, "2.53"), ({OURS: "compute latest"}, "2.104"), ({THEIRS: "2.10"}, "2.10"),
-    ({THEIRS: "latest"}, "2.104"), ({OURS: "volume 3.1, compute 2.7"}, "2.7"), ({OURS: "volume 3.1"}, "2.1"),
-    ({OURS: "compute 2.8", THEIRS: "2.9"}, "2.8")])
-def test_a_request_chooses_its_microversion_and_is_told(cloud: Cloud, headers: dict[str, str], version: str) -> None:
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ({}, "2.1"),
+        ({OURS: "compute 2.53"}, "2.53"),
+        ({OURS: "compute latest"}, "2.104"),
+        ({THEIRS: "2.10"}, "2.10"),
+        ({THEIRS: "latest"}, "2.104"),
+        ({OURS: "volume 3.1, compute 2.7"}, "2.7"),
+        ({OURS: "volume 3.1"}, "2.1"),
+        ({OURS: "compute 2.8", THEIRS: "2.9"}, "2.8"),
+    ],
+)
+def test_a_request_chooses_its_microversion_and_is_told(
+    cloud: Cloud, headers: dict[str, str], version: str
+) -> None:
     answer = cloud.call("GET", "/servers", mv=None, headers=headers)
     assert answer.status_code == 200
     assert answer.headers[OURS] == f"compute {version}"
@@ -51,22 +82,53 @@ def test_a_request_chooses_its_microversion_and_is_told(cloud: Cloud, headers: d
     assert answer.headers["Vary"] == f"{OURS}, {THEIRS}"
 
 
-@pytest.mark.parametrize(("asked", "status", "kind", "text"), [
-    ("2.105", 406, "computeFault",
-     "Version 2.105 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
-    ("3.1", 406, "computeFault", "Version 3.1 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
-    ("2.0", 406, "computeFault", "Version 2.0 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
-    ("newest", 400, "badRequest",
-     "API Version String newest is of invalid format. Must be of format MajorNum.MinorNum."),
-    ("2.01", 400, "badRequest", "API Version String 2.01 is of invalid format. Must be of format MajorNum.MinorNum.")])
-def test_a_version_that_is_none_is_refused(cloud: Cloud, asked: str, status: int, kind: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "status", "kind", "text"),
+    [
+        (
+            "2.105",
+            406,
+            "computeFault",
+            "Version 2.105 is not supported by the API. Minimum is 2.1 and maximum is 2.104.",
+        ),
+        (
+            "3.1",
+            406,
+            "computeFault",
+            "Version 3.1 is not supported by the API. Minimum is 2.1 and maximum is 2.104.",
+        ),
+        (
+            "2.0",
+            406,
+            "computeFault",
+            "Version 2.0 is not supported by the API. Minimum is 2.1 and maximum is 2.104.",
+        ),
+        (
+            "newest",
+            400,
+            "badRequest",
+            "API Version String newest is of invalid format. Must be of format MajorNum.MinorNum.",
+        ),
+        (
+            "2.01",
+            400,
+            "badRequest",
+            "API Version String 2.01 is of invalid format. Must be of format MajorNum.MinorNum.",
+        ),
+    ],
+)
+def test_a_version_that_is_none_is_refused(
+    cloud: Cloud, asked: str, status: int, kind: str, text: str
+) -> None:
     answer = cloud.call("GET", "/servers", mv=asked)
     assert answer.status_code == status
     assert answer.json == {kind: {"code": status, "message": text}}
 
 
 def test_every_microversion_can_be_chosen(cloud: Cloud) -> None:
-    assert [version for version, _ in microversions.HISTORY] == [f"2.{number}" for number in range(1, 105)]
+    assert [version for version, _ in microversions.HISTORY] == [
+        f"2.{number}" for number in range(1, 105)
+    ]
     for version, _ in microversions.HISTORY:
         assert cloud.call("GET", "/servers", mv=version).headers[THEIRS] == version
 
@@ -83,14 +145,17 @@ def test_project_id_in_the_url_stands_in_links(cloud: Cloud) -> None:
     answer = cloud.call("GET", f"/{PROJECT}/servers/{server}")
     assert answer.status_code == 200
     assert [link["href"].split("/", 3)[3] for link in answer.json["server"]["links"]] == [
-        f"v2.1/{PROJECT}/servers/{server}", f"{PROJECT}/servers/{server}"]
+        f"v2.1/{PROJECT}/servers/{server}",
+        f"{PROJECT}/servers/{server}",
+    ]
 
 
 def test_a_foreign_project_id_in_the_url_is_refused(cloud: Cloud) -> None:
     answer = cloud.call("GET", f"/{OTHER}/servers")
     assert answer.status_code == 400
     assert answer.json["badRequest"]["message"] == (
-        f"Malformed request URL: URL's project_id '{OTHER}' doesn't match Context's project_id '{PROJECT}'")
+        f"Malformed request URL: URL's project_id '{OTHER}' doesn't match Context's project_id '{PROJECT}'"
+    )
 
 
 def test_v2_has_no_microversions_and_drops_unknown_keys(cloud: Cloud) -> None:
@@ -103,22 +168,37 @@ def test_v2_has_no_microversions_and_drops_unknown_keys(cloud: Cloud) -> None:
     assert taken.json["flavor"]["links"][0]["href"].split("/")[3] == "v2"
 
 
-@pytest.mark.parametrize(("method", "path", "mv", "status", "kind"), [
-    ("GET", "/nonsense", "2.1", 404, "itemNotFound"), ("GET", "/p/nonsense", "2.1", 404, "itemNotFound"),
-    ("PATCH", "/servers", "2.1", 405, "badMethod"), ("DELETE", "/servers", "2.1", 405, "badMethod"),
-    ("GET", "/servers/%00", "2.1", 404, "itemNotFound"), ("GET", "/servers?name=%00", "2.1", 400, "badRequest"),
-    ("PUT", "/flavors/1", "2.54", 404, "itemNotFound"),
-    ("GET", "/os-hypervisors/statistics", "2.88", 404, "itemNotFound")])
-def test_what_does_not_exist(cloud: Cloud, method: str, path: str, mv: str, status: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "mv", "status", "kind"),
+    [
+        ("GET", "/nonsense", "2.1", 404, "itemNotFound"),
+        ("GET", "/p/nonsense", "2.1", 404, "itemNotFound"),
+        ("PATCH", "/servers", "2.1", 405, "badMethod"),
+        ("DELETE", "/servers", "2.1", 405, "badMethod"),
+        ("GET", "/servers/%00", "2.1", 404, "itemNotFound"),
+        ("GET", "/servers?name=%00", "2.1", 400, "badRequest"),
+        ("PUT", "/flavors/1", "2.54", 404, "itemNotFound"),
+        ("GET", "/os-hypervisors/statistics", "2.88", 404, "itemNotFound"),
+    ],
+)
+def test_what_does_not_exist(
+    cloud: Cloud, method: str, path: str, mv: str, status: int, kind: str
+) -> None:
     answer = cloud.call(method, path, mv=mv, token="admin")
     assert answer.status_code == status
     assert answer.json[kind]["code"] == status
 
 
 def test_a_route_outside_its_versions_says_which_was_asked(cloud: Cloud) -> None:
-    answer = cloud.call("PUT", "/flavors/1", {"flavor": {"description": "x"}}, mv="2.54", token="admin")
-    assert answer.json == {"itemNotFound": {
-        "code": 404, "message": "API version '2.54' is not supported on this method."}}
+    answer = cloud.call(
+        "PUT", "/flavors/1", {"flavor": {"description": "x"}}, mv="2.54", token="admin"
+    )
+    assert answer.json == {
+        "itemNotFound": {
+            "code": 404,
+            "message": "API version '2.54' is not supported on this method.",
+        }
+    }
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.104"])

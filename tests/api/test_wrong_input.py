@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be refused: the exact status and fault, never a 500, and nothing left behind."""
+
 from __future__ import annotations
 
 import io
@@ -24,15 +25,20 @@ from tests.api.conftest import IMAGE, Callers, Cloud
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
-NO_NETWORK = ('networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".')
-NO_VOLUME = ("block_device_mapping_v2: this cloud has no volume service; a disk is the image as local boot disk "
-             "(source_type image, destination_type local), or a new one (source_type blank, destination_type local).")
+NO_NETWORK = (
+    'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".'
+)
+NO_VOLUME = (
+    "block_device_mapping_v2: this cloud has no volume service; a disk is the image as local boot disk "
+    "(source_type image, destination_type local), or a new one (source_type blank, destination_type local)."
+)
 
 
 def says(key: str, value: str, text: str) -> str:
     return f"Invalid input for field/attribute {key}. Value: {value}. {text}"
 
 
+# fmt: off
 #: what is wrong, at which version, the change of a good create, status, message
 CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("unknown key", "2.1", {"colour": "red"}, 400,
@@ -81,13 +87,24 @@ CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("over quota", "2.1", {"min_count": 11, "max_count": 11}, 403,
      "Quota exceeded for instances: Requested 11, but already used 0 of 10 instances"),
 ]
-KINDS = {400: "badRequest", 403: "forbidden", 404: "itemNotFound", 413: "overLimit", 415: "badMediaType"}
+# fmt: on
+KINDS = {
+    400: "badRequest",
+    403: "forbidden",
+    404: "itemNotFound",
+    413: "overLimit",
+    415: "badMediaType",
+}
 
 
-@pytest.mark.parametrize(("mv", "change", "status", "message"), [row[1:] for row in CREATES],
-                         ids=[row[0] for row in CREATES])
-def test_a_wrong_create_says_what_is_wrong(cloud: Cloud, mv: str, change: dict[str, Any], status: int, message: str
-                                           ) -> None:
+@pytest.mark.parametrize(
+    ("mv", "change", "status", "message"),
+    [row[1:] for row in CREATES],
+    ids=[row[0] for row in CREATES],
+)
+def test_a_wrong_create_says_what_is_wrong(
+    cloud: Cloud, mv: str, change: dict[str, Any], status: int, message: str
+) -> None:
     answer = cloud.call("POST", "/servers", {"server": {**GOOD, **change}}, mv=mv)
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert answer.status_code == status
@@ -96,14 +113,17 @@ def test_a_wrong_create_says_what_is_wrong(cloud: Cloud, mv: str, change: dict[s
 
 
 def test_a_name_of_256_is_refused_without_repeating_all_of_it(cloud: Cloud) -> None:
-    assert cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 255}}).status_code == 202
+    assert (
+        cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 255}}).status_code == 202
+    )
     answer = cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 256}})
     text = says("name", "x" * 256, f"'{'x' * 256}' is too long")
     assert answer.json == {"badRequest": {"code": 400, "message": text}}
 
 
-@pytest.mark.parametrize("raw", [
-    b'{"server": ', b"", b"\xff\xfe", b"[" * 5000, b'{"server": NaN}', b'{"a": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "raw", [b'{"server": ', b"", b"\xff\xfe", b"[" * 5000, b'{"server": NaN}', b'{"a": "\\ud800"}']
+)
 def test_malformed_json(cloud: Cloud, raw: bytes) -> None:
     answer = cloud.call("POST", "/servers", raw=raw)
     assert answer.status_code == 400
@@ -120,53 +140,104 @@ def nested(levels: int, by: str = "{") -> bytes:
 @pytest.mark.parametrize("levels", [33, 200, 900, 1000])
 def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) -> None:
     server = cloud.create()
-    for method, path in (("POST", "/servers"), ("POST", f"/servers/{server}/action"),
-                         ("PUT", f"/servers/{server}/tags"), ("POST", "/flavors"), ("POST", "/os-aggregates"),
-                         ("PUT", "/os-quota-sets/x")):
+    for method, path in (
+        ("POST", "/servers"),
+        ("POST", f"/servers/{server}/action"),
+        ("PUT", f"/servers/{server}/tags"),
+        ("POST", "/flavors"),
+        ("POST", "/os-aggregates"),
+        ("PUT", "/os-quota-sets/x"),
+    ):
         answer = cloud.call(method, path, raw=nested(levels, by), token="admin", mv="2.26")
-        assert (answer.status_code, answer.json) == (400, {"badRequest": {
-            "code": 400, "message": "The request body is nested too deeply: at most 32 levels are accepted."}})
-    hints = cloud.call("POST", "/servers", {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(nested(29, by))}})
+        assert (answer.status_code, answer.json) == (
+            400,
+            {
+                "badRequest": {
+                    "code": 400,
+                    "message": "The request body is nested too deeply: at most 32 levels are accepted.",
+                }
+            },
+        )
+    hints = cloud.call(
+        "POST",
+        "/servers",
+        {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(nested(29, by))}},
+    )
     assert hints.status_code in (202, 400)
 
 
 @pytest.mark.parametrize("by", "{[")
 def test_placement_takes_nothing_deeper_either(cloud: Cloud, by: str) -> None:
     client = falcon.testing.TestClient(Callers(placement.create(cloud.store)))
-    answer = client.simulate_post("/resource_providers", body=nested(33, by), headers={
-        "X-Auth-Token": "admin", "Content-Type": "application/json"})
+    answer = client.simulate_post(
+        "/resource_providers",
+        body=nested(33, by),
+        headers={"X-Auth-Token": "admin", "Content-Type": "application/json"},
+    )
     assert answer.status_code == 400
     assert "at most 32 levels" in answer.json["errors"][0]["detail"]
 
 
-@pytest.mark.parametrize("name", ["☃", "a\nb", "a\rb: c", "\x01", "\x7f", "\x85", "\u2028", "\ud7ff", "\ufffe", "é",
-                                  "%0a", "\U0001f600"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "☃",
+        "a\nb",
+        "a\rb: c",
+        "\x01",
+        "\x7f",
+        "\x85",
+        "\u2028",
+        "\ud7ff",
+        "\ufffe",
+        "é",
+        "%0a",
+        "\U0001f600",
+    ],
+)
 def test_strange_letters_in_names_and_tags_are_kept_or_refused(cloud: Cloud, name: str) -> None:
     server = cloud.create()
     tagged = cloud.call("PUT", f"/servers/{server}/tags/{quote(name)}", mv="2.26")
     assert tagged.status_code in (201, 400)
     if tagged.status_code == 201:
         assert tagged.headers["Location"].endswith(quote(name))
-        assert cloud.call("GET", f"/servers/{server}/tags/{quote(name)}", mv="2.26").status_code == 204
+        assert (
+            cloud.call("GET", f"/servers/{server}/tags/{quote(name)}", mv="2.26").status_code == 204
+        )
     for method, path, body in (
-            ("PUT", f"/servers/{server}", {"server": {"name": name}}),
-            ("POST", "/os-keypairs", {"keypair": {"name": name}}),
-            ("POST", "/os-server-groups", {"server_group": {"name": name, "policies": ["affinity"]}}),
-            ("POST", "/os-aggregates", {"aggregate": {"name": name}}),
-            ("POST", "/flavors", {"flavor": {"name": name, "id": name, "ram": 64, "vcpus": 1, "disk": 1}}),
-            ("POST", f"/servers/{server}/metadata", {"metadata": {name: name}}),
-            ("POST", f"/servers/{server}/action", {"createImage": {"name": name, "metadata": {"a": name}}}),
-            ("POST", "/servers", {"server": {**GOOD, "name": name, "metadata": {"a": name}}})):
+        ("PUT", f"/servers/{server}", {"server": {"name": name}}),
+        ("POST", "/os-keypairs", {"keypair": {"name": name}}),
+        ("POST", "/os-server-groups", {"server_group": {"name": name, "policies": ["affinity"]}}),
+        ("POST", "/os-aggregates", {"aggregate": {"name": name}}),
+        (
+            "POST",
+            "/flavors",
+            {"flavor": {"name": name, "id": name, "ram": 64, "vcpus": 1, "disk": 1}},
+        ),
+        ("POST", f"/servers/{server}/metadata", {"metadata": {name: name}}),
+        (
+            "POST",
+            f"/servers/{server}/action",
+            {"createImage": {"name": name, "metadata": {"a": name}}},
+        ),
+        ("POST", "/servers", {"server": {**GOOD, "name": name, "metadata": {"a": name}}}),
+    ):
         answer = cloud.call(method, path, body, token="admin")
         assert answer.status_code < 500, (path, answer.text)
         assert answer.headers["Content-Type"].startswith("application/json") or not answer.text
-    for path in (f"/servers/{quote(name)}", f"/flavors/{quote(name)}", f"/servers?name={quote(name)}",
-                 f"/os-keypairs/{quote(name)}", f"/os-hypervisors/{quote(name)}/search"):
+    for path in (
+        f"/servers/{quote(name)}",
+        f"/flavors/{quote(name)}",
+        f"/servers?name={quote(name)}",
+        f"/os-keypairs/{quote(name)}",
+        f"/os-hypervisors/{quote(name)}/search",
+    ):
         assert cloud.call("GET", path, token="admin").status_code < 500
 
 
-@pytest.mark.parametrize("raw", [
-    b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}'])
+@pytest.mark.parametrize(
+    "raw", [b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}']
+)
 def test_json_that_is_no_create(cloud: Cloud, raw: bytes) -> None:
     assert cloud.call("POST", "/servers", raw=raw).status_code == 400
 
@@ -184,27 +255,41 @@ class Endless(io.BytesIO):
 
 def test_ten_megabytes_are_refused_unread(cloud: Cloud) -> None:
     body = Endless()
-    answer = cloud.client.simulate_post("/v2.1/servers", headers={
-        "X-Auth-Token": "user", "Content-Type": "application/json", "Content-Length": str(10 * 1024 ** 2)},
-        extras={"wsgi.input": body})
+    answer = cloud.client.simulate_post(
+        "/v2.1/servers",
+        headers={
+            "X-Auth-Token": "user",
+            "Content-Type": "application/json",
+            "Content-Length": str(10 * 1024**2),
+        },
+        extras={"wsgi.input": body},
+    )
     assert answer.status_code == 413
-    assert answer.json == {"overLimit": {
-        "code": 413, "message": "Request is too large: at most 1048576 bytes are accepted."}}
+    assert answer.json == {
+        "overLimit": {
+            "code": 413,
+            "message": "Request is too large: at most 1048576 bytes are accepted.",
+        }
+    }
     assert answer.headers["Retry-After"] == "0"
     assert body.taken == 0
 
 
 def test_body_of_unknown_length_is_read_up_to_the_limit(cloud: Cloud) -> None:
     body = Endless()
-    answer = cloud.client.simulate_post("/v2.1/servers", headers={
-        "X-Auth-Token": "user", "Content-Type": "application/json"},
-        extras={"wsgi.input": body, "wsgi.input_terminated": True, "CONTENT_LENGTH": ""})
+    answer = cloud.client.simulate_post(
+        "/v2.1/servers",
+        headers={"X-Auth-Token": "user", "Content-Type": "application/json"},
+        extras={"wsgi.input": body, "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
+    )
     assert answer.status_code == 413
-    assert body.taken == 1024 ** 2 + 1
+    assert body.taken == 1024**2 + 1
 
 
 def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
-    answer = cloud.call("POST", "/servers", raw=b"<server/>", headers={"Content-Type": "application/xml"})
+    answer = cloud.call(
+        "POST", "/servers", raw=b"<server/>", headers={"Content-Type": "application/xml"}
+    )
     assert answer.status_code == 415
     assert answer.json["badMediaType"]["code"] == 415
 
@@ -213,8 +298,12 @@ def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
 def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
     answer = cloud.call("GET", "/servers", token=token)
     assert answer.status_code == 401
-    assert answer.json == {"unauthorized": {
-        "code": 401, "message": "The request you have made requires authentication."}}
+    assert answer.json == {
+        "unauthorized": {
+            "code": 401,
+            "message": "The request you have made requires authentication.",
+        }
+    }
 
 
 def test_identity_headers_of_a_client_are_ignored(cloud: Cloud) -> None:
@@ -222,35 +311,58 @@ def test_identity_headers_of_a_client_are_ignored(cloud: Cloud) -> None:
     assert cloud.call("GET", "/os-services", token=None, headers=headers).status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [
-    ("GET", "", None), ("PUT", "", {"server": {"name": "mine"}}), ("DELETE", "", None),
-    ("POST", "/action", {"os-stop": None}),
-    ("GET", "/os-instance-actions", None), ("GET", "/metadata", None), ("GET", "/ips", None),
-    ("GET", "/os-interface", None), ("POST", "/os-interface", {}), ("GET", f"/os-interface/{UNKNOWN}", None),
-    ("DELETE", f"/os-interface/{UNKNOWN}", None), ("GET", "/os-security-groups", None),
-    ("POST", "/action", {"addSecurityGroup": {"name": "default"}})])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "", None),
+        ("PUT", "", {"server": {"name": "mine"}}),
+        ("DELETE", "", None),
+        ("POST", "/action", {"os-stop": None}),
+        ("GET", "/os-instance-actions", None),
+        ("GET", "/metadata", None),
+        ("GET", "/ips", None),
+        ("GET", "/os-interface", None),
+        ("POST", "/os-interface", {}),
+        ("GET", f"/os-interface/{UNKNOWN}", None),
+        ("DELETE", f"/os-interface/{UNKNOWN}", None),
+        ("GET", "/os-security-groups", None),
+        ("POST", "/action", {"addSecurityGroup": {"name": "default"}}),
+    ],
+)
 def test_a_foreign_server_does_not_exist(cloud: Cloud, method: str, path: str, body: Any) -> None:
     server = cloud.create()
     foreign = cloud.call(method, f"/servers/{server}{path}", body, token="stranger")
     missing = cloud.call(method, f"/servers/{ids.new()}{path}", body, token="stranger")
     assert foreign.status_code == missing.status_code == 404
-    assert foreign.json == {"itemNotFound": {"code": 404, "message": f"Instance {server} could not be found."}}
+    assert foreign.json == {
+        "itemNotFound": {"code": 404, "message": f"Instance {server} could not be found."}
+    }
     assert cloud.call("GET", f"/servers/{server}", token="admin").status_code == 200
 
 
-@pytest.mark.parametrize(("token", "status"), [
-    ("user", 202), ("manager", 202), ("admin", 202), ("reader", 403), ("nobody", 403)])
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [("user", 202), ("manager", 202), ("admin", 202), ("reader", 403), ("nobody", 403)],
+)
 def test_roles(cloud: Cloud, token: str, status: int) -> None:
     assert cloud.call("POST", "/servers", {"server": GOOD}, token=token).status_code == status
-    assert cloud.call("GET", "/servers", token=token).status_code == (200 if token != "nobody" else 403)
+    assert cloud.call("GET", "/servers", token=token).status_code == (
+        200 if token != "nobody" else 403
+    )
 
 
-def test_what_nobody_foresaw_is_a_500_that_gives_nothing_away(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nobody_foresaw_is_a_500_that_gives_nothing_away(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
     cloud.images.images = None  # type: ignore[assignment]  # the image service's client breaks
     answer = cloud.call("POST", "/servers", {"server": GOOD})
     assert answer.status_code == 500
-    assert answer.json == {"computeFault": {
-        "code": 500, "message": "Unexpected error. Give the request id to your operator."}}
+    assert answer.json == {
+        "computeFault": {
+            "code": 500,
+            "message": "Unexpected error. Give the request id to your operator.",
+        }
+    }
     assert answer.headers["X-Compute-Request-Id"] in caplog.text
     assert "TypeError" in caplog.text
 
@@ -259,53 +371,108 @@ def test_an_image_service_that_is_down_is_said_to_be(cloud: Cloud) -> None:
     cloud.images.down = True
     answer = cloud.call("POST", "/servers", {"server": GOOD})
     assert answer.status_code == 503
-    assert answer.json == {"serviceUnavailable": {
-        "code": 503, "message": "The image service does not answer; try again later."}}
+    assert answer.json == {
+        "serviceUnavailable": {
+            "code": 503,
+            "message": "The image service does not answer; try again later.",
+        }
+    }
     assert answer.headers["Retry-After"] == "1"
 
 
-@pytest.mark.parametrize("path", [
-    "/servers?limit=x", "/servers?limit=-1", "/servers?marker=" + UNKNOWN, "/servers?name=(", "/servers?name=",
-    "/servers?sort_key=colour",
-    "/servers?sort_key=uuid&sort_dir=up", "/servers?changes-since=yesterday", "/servers?block_device_mapping=x",
-    "/servers?_x=1", "/flavors?limit=x", "/flavors?marker=nope", "/flavors?minRam=x", "/flavors?sort_key=colour",
-    "/flavors/detail?sort_dir=up"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/servers?limit=x",
+        "/servers?limit=-1",
+        "/servers?marker=" + UNKNOWN,
+        "/servers?name=(",
+        "/servers?name=",
+        "/servers?sort_key=colour",
+        "/servers?sort_key=uuid&sort_dir=up",
+        "/servers?changes-since=yesterday",
+        "/servers?block_device_mapping=x",
+        "/servers?_x=1",
+        "/flavors?limit=x",
+        "/flavors?marker=nope",
+        "/flavors?minRam=x",
+        "/flavors?sort_key=colour",
+        "/flavors/detail?sort_dir=up",
+    ],
+)
 def test_wrong_queries(cloud: Cloud, path: str) -> None:
     answer = cloud.call("GET", path)
     assert answer.status_code == 400
     assert answer.json["badRequest"]["code"] == 400
 
 
-@pytest.mark.parametrize(("path", "field", "mv"), [
-    ("/flavors?name=", "name", "2.102"), ("/servers?name=", "name", "2.1"), ("/servers/detail?ip=", "ip", "2.1"),
-    ("/servers?tags=", "tags", "2.26")])
-def test_an_expression_that_takes_a_minute_is_refused_at_once(cloud: Cloud, path: str, field: str, mv: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "field", "mv"),
+    [
+        ("/flavors?name=", "name", "2.102"),
+        ("/servers?name=", "name", "2.1"),
+        ("/servers/detail?ip=", "ip", "2.1"),
+        ("/servers?tags=", "tags", "2.26"),
+    ],
+)
+def test_an_expression_that_takes_a_minute_is_refused_at_once(
+    cloud: Cloud, path: str, field: str, mv: str
+) -> None:
     begun = time.monotonic()
-    answer = cloud.call("GET", path + quote("(?:(?:(?:^){60000}){60000}){60000}"), mv=mv, token="reader")
+    answer = cloud.call(
+        "GET", path + quote("(?:(?:(?:^){60000}){60000}){60000}"), mv=mv, token="reader"
+    )
     assert answer.status_code == 400
-    assert f"Invalid input for field/attribute {field}." in answer.json["badRequest"]["message"], answer.json
+    assert f"Invalid input for field/attribute {field}." in answer.json["badRequest"]["message"], (
+        answer.json
+    )
     assert cloud.call("GET", path + quote("(a+)+$"), mv=mv, token="reader").status_code == 200
     assert time.monotonic() - begun < 1
 
 
-@pytest.mark.parametrize(("path", "strict_since"), [
-    ("/servers", 75), ("/servers/detail", 75), ("/flavors", 75), ("/limits", 75), ("/os-keypairs", 75),
-    ("/os-services", 75), ("/os-hypervisors", 53), ("/extensions", 102), ("/os-availability-zone", 102),
-    ("/flavors/1", 102)])
-def test_unknown_parameters_are_refused_from_a_version_on(cloud: Cloud, path: str, strict_since: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "strict_since"),
+    [
+        ("/servers", 75),
+        ("/servers/detail", 75),
+        ("/flavors", 75),
+        ("/limits", 75),
+        ("/os-keypairs", 75),
+        ("/os-services", 75),
+        ("/os-hypervisors", 53),
+        ("/extensions", 102),
+        ("/os-availability-zone", 102),
+        ("/flavors/1", 102),
+    ],
+)
+def test_unknown_parameters_are_refused_from_a_version_on(
+    cloud: Cloud, path: str, strict_since: int
+) -> None:
     for number in (strict_since - 1, strict_since):
         answer = cloud.call("GET", path + "?colour=red", mv=f"2.{number}", token="admin")
         assert answer.status_code == (400 if number == strict_since else 200), answer.text
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"status": "queued"}, f"Image {IMAGE} is not active."),
-    ({"min_ram": 1024}, "Flavor's memory is too small for requested image."),
-    ({"min_disk": 2}, "Flavor's disk is too small for requested image. Flavor disk is 1073741824 bytes, image needs at "
-     "least 2147483648 bytes."),
-    ({"virtual_size": 1024 ** 3 + 1}, "Flavor's disk is too small for requested image. Flavor disk is 1073741824 "
-     "bytes, image is 1073741825 bytes.")])
-def test_an_image_that_does_not_fit_the_flavor(cloud: Cloud, change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "queued"}, f"Image {IMAGE} is not active."),
+        ({"min_ram": 1024}, "Flavor's memory is too small for requested image."),
+        (
+            {"min_disk": 2},
+            "Flavor's disk is too small for requested image. Flavor disk is 1073741824 bytes, image needs at "
+            "least 2147483648 bytes.",
+        ),
+        (
+            {"virtual_size": 1024**3 + 1},
+            "Flavor's disk is too small for requested image. Flavor disk is 1073741824 "
+            "bytes, image is 1073741825 bytes.",
+        ),
+    ],
+)
+def test_an_image_that_does_not_fit_the_flavor(
+    cloud: Cloud, change: dict[str, Any], message: str
+) -> None:
     cloud.images.images[IMAGE] = replace(cloud.images.images[IMAGE], **change)
     answer = cloud.call("POST", "/servers", {"server": GOOD})
     assert answer.json == {"badRequest": {"code": 400, "message": message}}
@@ -314,7 +481,12 @@ def test_an_image_that_does_not_fit_the_flavor(cloud: Cloud, change: dict[str, A
 def test_a_flavor_without_disk_is_for_admins(cloud: Cloud) -> None:
     cloud.add_flavor(Flavor("0", "nodisk", 1, 64, 0))
     assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}).status_code == 403
-    assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}, token="admin").status_code == 202
+    assert (
+        cloud.call(
+            "POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}, token="admin"
+        ).status_code
+        == 202
+    )
 
 
 class Torn:
@@ -332,8 +504,11 @@ class Torn:
 @pytest.mark.parametrize("problem", [InvalidChunkSize(b"zz"), ConnectionResetError("gone")])
 def test_a_body_that_is_torn_is_the_clients_fault(cloud: Cloud, problem: Exception) -> None:
     answer = cloud.client.simulate_request(
-        "POST", "/v2.1/servers", headers={"X-Auth-Token": "user", "Content-Type": "application/json"},
-        extras={"wsgi.input": Torn(problem), "wsgi.input_terminated": True})
+        "POST",
+        "/v2.1/servers",
+        headers={"X-Auth-Token": "user", "Content-Type": "application/json"},
+        extras={"wsgi.input": Torn(problem), "wsgi.input_terminated": True},
+    )
     assert answer.status_code == 400, answer.text
     assert "badly chunked" in answer.json["badRequest"]["message"]
 
@@ -345,7 +520,7 @@ def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> N
     for found, status in (("0001", 503), ("9999", 503), (needed(), 200)):
         with operator.begin() as tx:
             tx.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": found})
-        cloud.store.engine.dispose()                # as when its connections break
+        cloud.store.engine.dispose()  # as when its connections break
         answer = cloud.call("GET", "/servers")
         assert answer.status_code == status
         if status == 503:
@@ -354,9 +529,20 @@ def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> N
     operator.close()
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("DELETE", "/os-security-groups/", 404), ("DELETE", "/os-security-groups", 405), ("PUT", "/servers/", 404),
-    ("GET", "/servers/", 404), ("GET", "/os-simple-tenant-usage/?start=2026-01-01T00:00:00", 404),
-    ("GET", "/servers/detail/", 404), ("POST", "/servers/", 404), ("GET", "/", 200)])
-def test_a_record_without_a_name_is_not_found(cloud: Cloud, method: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("DELETE", "/os-security-groups/", 404),
+        ("DELETE", "/os-security-groups", 405),
+        ("PUT", "/servers/", 404),
+        ("GET", "/servers/", 404),
+        ("GET", "/os-simple-tenant-usage/?start=2026-01-01T00:00:00", 404),
+        ("GET", "/servers/detail/", 404),
+        ("POST", "/servers/", 404),
+        ("GET", "/", 200),
+    ],
+)
+def test_a_record_without_a_name_is_not_found(
+    cloud: Cloud, method: str, path: str, status: int
+) -> None:
     assert cloud.call(method, path).status_code == status

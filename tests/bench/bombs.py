@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others wait while an agent reads image bombs: ``python -m tests.bench.bombs``, about a minute.
+"""What others wait while an agent reads image bombs: ``python -m tests.bench.bombs``, about a
+minute.
 
-Small files that say that they are large are inspected, and a compressed one is unpacked, several at a time and without
-a pause, by the helpers of an agent. Meanwhile the same process does what an exchange takes (its domains, and a result
-in the journal), and inspects a sound image. Prints p50 and p99 of both, without bombs and with them. Nothing is
-asserted.
+Small files that say that they are large are inspected, and a compressed one is unpacked, several at
+a time and without a pause, by the helpers of an agent. Meanwhile the same process does what an
+exchange takes (its domains, and a result in the journal), and inspects a sound image. Prints p50
+and p99 of both, without bombs and with them. Nothing is asserted.
 """
+
 from __future__ import annotations
 
 import subprocess
@@ -28,7 +30,7 @@ from compute_agent.virt.memory.script import QUIET
 from tests.contract.hostile_images import corpus
 from tests.unit.compute_agent.test_qcow2 import sound
 
-SECONDS, PAUSE, UNPACKED = 20.0, 0.01, 256 * 1024 ** 2
+SECONDS, PAUSE, UNPACKED = 20.0, 0.01, 256 * 1024**2
 
 
 class Attack:
@@ -37,9 +39,18 @@ class Attack:
     def __init__(self, folder: Path, inspecting: int, unpacking: int) -> None:
         self._over = threading.Event()
         self.done = 0
-        bombs = [folder / f"bomb{number}" for number, one in enumerate(
-            each for each in corpus(folder / "canary") if "bytes" in each.name or "4 TiB" in each.name)]
-        works = [lambda number=number: self._inspect(bombs[number % len(bombs)]) for number in range(inspecting)]
+        bombs = [
+            folder / f"bomb{number}"
+            for number, one in enumerate(
+                each
+                for each in corpus(folder / "canary")
+                if "bytes" in each.name or "4 TiB" in each.name
+            )
+        ]
+        works = [
+            lambda number=number: self._inspect(bombs[number % len(bombs)])
+            for number in range(inspecting)
+        ]
         works += [lambda number=number: self._unpack(folder, number) for number in range(unpacking)]
         self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in works]
         for thread in self._threads:
@@ -66,15 +77,28 @@ class Attack:
 
 def prepare(folder: Path) -> None:
     """The bombs, a sound image, and one of few bytes that becomes long."""
-    for number, one in enumerate(each for each in corpus(folder / "canary")
-                                 if "bytes" in each.name or "4 TiB" in each.name):
+    for number, one in enumerate(
+        each for each in corpus(folder / "canary") if "bytes" in each.name or "4 TiB" in each.name
+    ):
         (folder / f"bomb{number}").write_bytes(one.content)
     (folder / "sound").write_bytes(sound())
     with (folder / "raw").open("wb") as raw:
-        for _ in range(UNPACKED // 1024 ** 2):
-            raw.write(b"x" * 1024 ** 2)
-    subprocess.run(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", folder / "raw", folder / "packed"],
-                   check=True)
+        for _ in range(UNPACKED // 1024**2):
+            raw.write(b"x" * 1024**2)
+    subprocess.run(
+        [
+            "qemu-img",
+            "convert",
+            "-c",
+            "-f",
+            "raw",
+            "-O",
+            "qcow2",
+            folder / "raw",
+            folder / "packed",
+        ],
+        check=True,
+    )
     (folder / "raw").unlink()
 
 
@@ -84,7 +108,7 @@ def measured(work: Callable[[], object]) -> str:
     while (begun := time.monotonic()) < until:
         work()
         took.append(1000 * (time.monotonic() - begun))
-        time.sleep(PAUSE)               # others do not ask without a pause either
+        time.sleep(PAUSE)  # others do not ask without a pause either
     took.sort()
     return f"p50 {took[len(took) // 2]:.1f} ms, p99 {took[len(took) * 99 // 100]:.1f} ms of {len(took)}"
 
@@ -100,11 +124,17 @@ def main() -> None:
         def exchange() -> None:
             driver.domains()
             journal.end(Result("a/s/1", "server", 1, "done"))
+
         for inspecting, unpacking in ((0, 0), (4, 0), (2, 2)):
             attack = Attack(folder, inspecting, unpacking)
-            for what, work in (("exchange", exchange),
-                               ("sound image", lambda: inspection.finished(folder / "sound", "qcow2", QUIET))):
-                print(f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measured(work)}", flush=True)
+            for what, work in (
+                ("exchange", exchange),
+                ("sound image", lambda: inspection.finished(folder / "sound", "qcow2", QUIET)),
+            ):
+                print(
+                    f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measured(work)}",
+                    flush=True,
+                )
             attack.end()
             print(f"  {attack.done} bombs", flush=True)
         client.helpers().close()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims a second when eight workers compete for fifty hosts: ``python -m tests.bench.claims``.
 
-Each worker is a process with its own connections, as a conductor is. A claim is what the conductor's transaction does
-of placement (providers locked, sums, allocations, guest record), without the journal around it; one at a time, and
-grouped by sixteen as under load; plain, in one hard server group, and with CPUs of its own. Durable commits. On each
-database in one run: the ratios say something, the numbers are this machine's.
+Each worker is a process with its own connections, as a conductor is. A claim is what the
+conductor's transaction does of placement (providers locked, sums, allocations, guest record),
+without the journal around it; one at a time, and grouped by sixteen as under load; plain, in one
+hard server group, and with CPUs of its own. Durable commits. On each database in one run: the
+ratios say something, the numbers are this machine's.
 """
+
 from __future__ import annotations
 
 import json
@@ -44,15 +46,34 @@ def fill(store: Store) -> None:
     upgrades.upgrade(store)
     for number in range(HOSTS):
         numa_node = NumaNode(0, list(range(8)), list(range(8, 264)), 1 << 20)
-        store.write(lambda tx, name=f"h{number}", numa_node=numa_node: hosts.register(tx, name, "boot", HostInventory(
-            "memory", 1, name, 100_000, 1 << 24, 1 << 20, pcpus=256, numa_nodes=[numa_node])))
+        store.write(
+            lambda tx, name=f"h{number}", numa_node=numa_node: hosts.register(
+                tx,
+                name,
+                "boot",
+                HostInventory(
+                    "memory", 1, name, 100_000, 1 << 24, 1 << 20, pcpus=256, numa_nodes=[numa_node]
+                ),
+            )
+        )
 
 
 def group(store: Store) -> str:
     """A group that keeps so many servers a host apart that none is refused."""
-    return str(store.write(lambda tx: server_groups.create(tx, {
-        "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
-        "rules": {"max_server_per_host": 100_000}})).id)
+    return str(
+        store.write(
+            lambda tx: server_groups.create(
+                tx,
+                {
+                    "project_id": "p",
+                    "user_id": "u",
+                    "name": "g",
+                    "policy": "anti-affinity",
+                    "rules": {"max_server_per_host": 100_000},
+                },
+            )
+        ).id
+    )
 
 
 def request(draw: random.Random, kind: str, member_of: str) -> allocations.ClaimRequest:
@@ -60,23 +81,46 @@ def request(draw: random.Random, kind: str, member_of: str) -> allocations.Claim
     order = [f"h{number}" for number in draw.sample(range(HOSTS), 3)]
     own = kind == KINDS[2]
     amounts = {"PCPU" if own else "VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}
-    return allocations.ClaimRequest(ids.new(), "p", "u", amounts, order, group=member_of if kind == KINDS[1] else None,
-                            hardware=PINNED if own else None)
+    return allocations.ClaimRequest(
+        ids.new(),
+        "p",
+        "u",
+        amounts,
+        order,
+        group=member_of if kind == KINDS[1] else None,
+        hardware=PINNED if own else None,
+    )
 
 
 def commit(store: Store, requests: Sequence[allocations.ClaimRequest]) -> int:
     """What the conductor's transaction does of placement; how many were placed."""
+
     def work(tx: Connection) -> int:
         allocations.claim(tx, requests)
         placed = [one for one in requests if one.host]
-        server_groups.join(tx, [{"group_id": one.group, "server_id": one.consumer} for one in placed if one.group])
-        guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
-                         "assignment": to_wire(one.assignment) if one.assignment else None} for one in placed])
+        server_groups.join(
+            tx, [{"group_id": one.group, "server_id": one.consumer} for one in placed if one.group]
+        )
+        guests.add(
+            tx,
+            [
+                {
+                    "server_id": one.consumer,
+                    "host": one.host,
+                    "fence": 1,
+                    "assignment": to_wire(one.assignment) if one.assignment else None,
+                }
+                for one in placed
+            ],
+        )
         return len(placed)
+
     return store.write(work)
 
 
-def work(url: str, number: int, kind: str, at_once: int, member_of: str, start: Any, result: Any) -> None:
+def work(
+    url: str, number: int, kind: str, at_once: int, member_of: str, start: Any, result: Any
+) -> None:
     """One worker: claims for some seconds, and says how many were placed and how many not."""
     store, draw = Store(url), random.Random(number)
     store.now()
@@ -94,15 +138,20 @@ def compete(url: str, kind: str, at_once: int, member_of: str) -> dict[str, floa
     """Eight of them at the same time."""
     context = multiprocessing.get_context("spawn")
     start, result = context.Barrier(WORKERS), context.Queue()
-    workers = [context.Process(target=work, args=(url, number, kind, at_once, member_of, start, result))
-               for number in range(WORKERS)]
+    workers = [
+        context.Process(target=work, args=(url, number, kind, at_once, member_of, start, result))
+        for number in range(WORKERS)
+    ]
     for one in workers:
         one.start()
     told = [result.get(timeout=120) for _ in workers]
     for one in workers:
         one.join()
     placed, asked = (sum(numbers) for numbers in zip(*told, strict=True))
-    return {"claims a second": round(placed / SECONDS), "not placed at first, %": round(100 * (1 - placed / asked), 1)}
+    return {
+        "claims a second": round(placed / SECONDS),
+        "not placed at first, %": round(100 * (1 - placed / asked), 1),
+    }
 
 
 def measure(url: str) -> dict[str, Any]:
@@ -110,11 +159,17 @@ def measure(url: str) -> dict[str, Any]:
     store = Store(url)
     fill(store)
     member_of = group(store)
-    found = {f"{kind}, {at_once} in a transaction": compete(url, kind, at_once, member_of)
-             for kind in KINDS for at_once in (1, GROUPED)}
-    broken = [finding for finding in store.read(doctor.check)
-              if finding.invariant in ("capacity", "assignment-exact", "group-policy", "consumer")
-              and "does not ask for" not in finding.text]
+    found = {
+        f"{kind}, {at_once} in a transaction": compete(url, kind, at_once, member_of)
+        for kind in KINDS
+        for at_once in (1, GROUPED)
+    }
+    broken = [
+        finding
+        for finding in store.read(doctor.check)
+        if finding.invariant in ("capacity", "assignment-exact", "group-policy", "consumer")
+        and "does not ask for" not in finding.text
+    ]
     store.close()
     return {**found, "hosts that gave out more than they have": len(broken)}
 
@@ -127,8 +182,11 @@ def new_database(servers: Servers, kind: str, folder: Path) -> str:
     admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with admin.connect() as connection:
         connection.exec_driver_sql("CREATE DATABASE claims")
-        durable = ("SET GLOBAL innodb_flush_log_at_trx_commit = 1" if kind == "mariadb"
-                   else "ALTER SYSTEM SET fsync = on")
+        durable = (
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 1"
+            if kind == "mariadb"
+            else "ALTER SYSTEM SET fsync = on"
+        )
         connection.exec_driver_sql(durable)
         if kind == "postgresql":
             connection.exec_driver_sql("SELECT pg_reload_conf()")
@@ -137,7 +195,10 @@ def new_database(servers: Servers, kind: str, folder: Path) -> str:
 
 def main(kinds: Sequence[str] = FIRST) -> int:
     """Start the databases, measure, print, stop them."""
-    with tempfile.TemporaryDirectory(prefix="kilonova-claims-") as name, Servers(Path(name) / "servers") as servers:
+    with (
+        tempfile.TemporaryDirectory(prefix="kilonova-claims-") as name,
+        Servers(Path(name) / "servers") as servers,
+    ):
         Path(name).chmod(0o755)
         say(f"Machine: {machine()}; {WORKERS} workers, {HOSTS} hosts, {SECONDS:g} s each")
         for kind in kinds:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ordinary requests cost with our worker and with gunicorn's own threads: python -m tests.bench.connections
+"""What ordinary requests cost with our worker and with gunicorn's own threads: python -m
+tests.bench.connections
 
-In turns. Both serve the same application in a process of its own; the clients are threads of this one.
+In turns. Both serve the same application in a process of its own; the clients are threads of this
+one.
 """
+
 from __future__ import annotations
 
 import signal
@@ -35,7 +38,10 @@ if sys.argv[1] == "gthread":
 server.run()
 """
 GET = b"GET / HTTP/1.1\r\nHost: x\r\nX-Auth-Token: abcdefgh\r\nAccept: application/json\r\n\r\n"
-POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n" + b"b" * 500
+POST = (
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    + b"b" * 500
+)
 CASES = (("one client", 1, GET), ("eight clients", 8, GET), ("four that post", 4, POST))
 
 
@@ -55,6 +61,7 @@ def measured(port: int, clients: int, request: bytes) -> tuple[float, float, flo
                 while len(rest) < length:
                     rest += client.recv(65536)
                 took.append(time.monotonic() - begun)
+
     threads = [threading.Thread(target=one) for _ in range(clients)]
     for thread in threads:
         thread.start()
@@ -68,18 +75,29 @@ def main() -> None:
     """Print a line for each case and server."""
     first = free_ports(2)
     ports = {"gthread": first, "ours": first + 1}
-    servers = [subprocess.Popen([sys.executable, "-c", SERVER, name, str(port)], stderr=subprocess.DEVNULL)
-               for name, port in ports.items()]
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER, name, str(port)], stderr=subprocess.DEVNULL)
+        for name, port in ports.items()
+    ]
     for port in ports.values():
-        wait(lambda port=port: answers(port), 20, "The server does not listen", "See its application.")
+        wait(
+            lambda port=port: answers(port),
+            20,
+            "The server does not listen",
+            "See its application.",
+        )
     for case, clients, request in CASES:
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
         for _ in range(ROUNDS):
             for name, port in ports.items():
                 found[name].append(measured(port, clients, request))
         for name, rounds in found.items():
-            rate, middle, late = (sorted(column)[ROUNDS // 2] for column in zip(*rounds, strict=True))
-            print(f"{case:15} {name:8} {rate:6.0f} a second, p50 {middle:.2f} ms, p99 {late:.2f} ms")
+            rate, middle, late = (
+                sorted(column)[ROUNDS // 2] for column in zip(*rounds, strict=True)
+            )
+            print(
+                f"{case:15} {name:8} {rate:6.0f} a second, p50 {middle:.2f} ms, p99 {late:.2f} ms"
+            )
     for server in servers:
         server.send_signal(signal.SIGTERM)
         server.wait(20)

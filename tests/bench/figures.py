@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the spine, printed with the machine; run it with ``./deploy/test bench``.
 
-One API process, one conductor, one scheduler, ten agents with the memory driver, a private RabbitMQ and a
-private MariaDB with durable commits, all on this machine, and the load beside them. Nothing is asserted:
-machines are noisy; compare figures of one run. CPU is what each process used; SQL is what MariaDB counted.
+One API process, one conductor, one scheduler, ten agents with the memory driver, a private RabbitMQ
+and a private MariaDB with durable commits, all on this machine, and the load beside them. Nothing
+is asserted: machines are noisy; compare figures of one run. CPU is what each process used; SQL is
+what MariaDB counted.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,7 +39,9 @@ class Bench:
 
     def __init__(self, cloud: Cloud, servers: Servers, database: str) -> None:
         self.cloud, self._servers = cloud, servers
-        self._admin = sa.create_engine(database, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self._admin = sa.create_engine(
+            database, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+        )
         self.figures: Figures = {}
 
     def statements(self) -> int:
@@ -54,8 +58,11 @@ class Bench:
         """How many hosts the database knows to be up."""
         engine = sa.create_engine(self.cloud.database_url or "", poolclass=sa.NullPool)
         with engine.connect() as connection:
-            return int(connection.exec_driver_sql(
-                "SELECT COUNT(*) FROM heartbeats WHERE `binary` = 'nova-compute' AND up").scalar_one())
+            return int(
+                connection.exec_driver_sql(
+                    "SELECT COUNT(*) FROM heartbeats WHERE `binary` = 'nova-compute' AND up"
+                ).scalar_one()
+            )
 
     def processes(self) -> dict[str, list[int]]:
         """Process ids by service; the API's workers count with it, all agents are one."""
@@ -68,11 +75,15 @@ class Bench:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds by service."""
-        return {name: sum(cpu_seconds(pid) for pid in pids) for name, pids in self.processes().items()}
+        return {
+            name: sum(cpu_seconds(pid) for pid in pids) for name, pids in self.processes().items()
+        }
 
     def memory(self) -> dict[str, float]:
         """PSS in MiB by service."""
-        return {name: round(sum(pss(pid) for pid in pids), 1) for name, pids in self.processes().items()}
+        return {
+            name: round(sum(pss(pid) for pid in pids), 1) for name, pids in self.processes().items()
+        }
 
 
 def children(pid: int) -> list[int]:
@@ -96,14 +107,21 @@ def pss(pid: int) -> float:
 
 def machine() -> str:
     """What the figures were made on."""
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.machine())
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     return f"{os.cpu_count()} x {model}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
 
 
 def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
     """A running cloud, a client, and the ids of an image and a flavor."""
     from deploy.seed import Seed
+
     cloud = bench.cloud
     for step in (up.prepare, up.upgrade, up.bootstrap):
         step(cloud)
@@ -115,8 +133,9 @@ def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
     bench.figures["launch to all hosts up, s"] = round(time.monotonic() - began, 1)
     admin = seed.admin
     flavor = admin.compute.create_flavor(name="bench", ram=64, vcpus=1, disk=1)
-    image = admin.image.create_image("bench", data=b"\0" * 512, disk_format="raw", container_format="bare",
-                                     visibility="public")
+    image = admin.image.create_image(
+        "bench", data=b"\0" * 512, disk_format="raw", container_format="bare", visibility="public"
+    )
     client = load.Client(cloud.api_url, admin.session.get_token())
     project = admin.session.get_project_id()
     for resource in ("instances", "cores", "ram"):
@@ -126,47 +145,74 @@ def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
 
 def set_quota(cloud: Cloud, project: str, resource: str) -> None:
     """No limit: the bench is not about quotas, but they are counted all the same."""
-    engine = sa.create_engine(cloud.database_url or "", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        cloud.database_url or "", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    )
     with engine.connect() as connection:
-        connection.execute(sa.text("INSERT INTO quotas (project_id, user_id, resource, hard_limit) "
-                                   "VALUES (:project, '', :resource, -1)"), {"project": project, "resource": resource})
+        connection.execute(
+            sa.text(
+                "INSERT INTO quotas (project_id, user_id, resource, hard_limit) "
+                "VALUES (:project, '', :resource, -1)"
+            ),
+            {"project": project, "resource": resource},
+        )
 
 
 def measure(bench: Bench) -> None:
     """All figures, in order."""
     client, image, flavor = bring_up(bench)
     load.one_at_a_time(client, "warm", 5, image, flavor)
-    time.sleep(6)     # what the start left over is done by then, and nobody says so
+    time.sleep(6)  # what the start left over is done by then, and nobody says so
     bench.figures["memory at rest, PSS MiB"] = bench.memory()
     statements, messages = bench.statements(), bench.messages()
     alone = load.one_at_a_time(client, "one", 20, image, flavor)
     bench.figures["one at a time, POST to ACTIVE"] = load.milliseconds(alone)
-    bench.figures["one at a time, messages a create (with idle syncs)"] = round((bench.messages() - messages) / 20, 1)
+    bench.figures["one at a time, messages a create (with idle syncs)"] = round(
+        (bench.messages() - messages) / 20, 1
+    )
     bench.figures["one at a time, SQL a create (with the client's polling)"] = round(
-        (bench.statements() - statements) / 20, 1)
+        (bench.statements() - statements) / 20, 1
+    )
     for threads in (THREADS, 2 * THREADS):
         before, statements, messages = bench.cpu(), bench.statements(), bench.messages()
         result = load.create(client, f"load{threads}", SERVERS, threads, image, flavor)
-        used = {name: round((value - before[name]) * 1000 / SERVERS, 2) for name, value in bench.cpu().items()}
+        used = {
+            name: round((value - before[name]) * 1000 / SERVERS, 2)
+            for name, value in bench.cpu().items()
+        }
         bench.figures[f"{SERVERS} creates, {threads} clients"] = result | {
-            "cpu_ms_a_create": used, "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
-            "messages_a_create": round((bench.messages() - messages) / SERVERS, 2)}
+            "cpu_ms_a_create": used,
+            "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
+            "messages_a_create": round((bench.messages() - messages) / SERVERS, 2),
+        }
     networked(bench, client, image, flavor)
     actions(bench, client)
     load.create(client, "rest", 1000 - 3 * SERVERS - 65, THREADS, image, flavor)
     times = [client.call("GET", "/servers/detail?limit=1000")[0] for _ in range(20)]
     _, found = client.call("GET", "/servers/detail?limit=1000")
-    bench.figures[f"GET /servers/detail with {len(found['servers'])} servers"] = load.milliseconds(times)
+    bench.figures[f"GET /servers/detail with {len(found['servers'])} servers"] = load.milliseconds(
+        times
+    )
     bench.figures["memory after the load, PSS MiB"] = bench.memory()
-    bench.figures["doctor"] = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", "doctor"], capture_output=True, text=True, check=False,
-        env=dict(os.environ, KILONOVA_CONF=str(bench.cloud.config()))).stdout.strip().splitlines()[-1:]
+    bench.figures["doctor"] = (
+        subprocess.run(
+            [sys.executable, "-m", "deploy.cli.main", "doctor"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(os.environ, KILONOVA_CONF=str(bench.cloud.config())),
+        )
+        .stdout.strip()
+        .splitlines()[-1:]
+    )
     restart(bench, client, image, flavor)
 
 
 def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
-    """What an interface adds to a create, turn and turn about; the network service has no hosts to wait for."""
+    """What an interface adds to a create, turn and turn about; the network service has no hosts to
+    wait for."""
     from deploy.seed import Seed
+
     service = Seed(bench.cloud).admin.network
     network = service.create_network(name="bench")
     service.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
@@ -175,13 +221,20 @@ def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> Non
     times: dict[str | None, list[float]] = {None: [], network.id: []}
     for turn in range(4):
         for which, found in times.items():
-            found += load.one_at_a_time(client, f"turn{turn}-{'net' if which else 'none'}", 5, image, flavor, which)
+            found += load.one_at_a_time(
+                client, f"turn{turn}-{'net' if which else 'none'}", 5, image, flavor, which
+            )
     bench.figures["one at a time, without a network"] = load.milliseconds(times[None])
     bench.figures["one at a time, with a network"] = load.milliseconds(times[network.id])
     before = bench.cpu()
     result = load.create(client, "net", SERVERS, THREADS, image, flavor, network.id)
-    used = {name: round((value - before[name]) * 1000 / SERVERS, 2) for name, value in bench.cpu().items()}
-    bench.figures[f"{SERVERS} creates with a network, {THREADS} clients"] = result | {"cpu_ms_a_create": used}
+    used = {
+        name: round((value - before[name]) * 1000 / SERVERS, 2)
+        for name, value in bench.cpu().items()
+    }
+    bench.figures[f"{SERVERS} creates with a network, {THREADS} clients"] = result | {
+        "cpu_ms_a_create": used
+    }
 
 
 def actions(bench: Bench, client: load.Client) -> None:
@@ -189,15 +242,29 @@ def actions(bench: Bench, client: load.Client) -> None:
     together = f"^load{THREADS}-000([0-2][0-9]|3[01])$"
     _, found = client.call("GET", f"/servers?limit=1000&name={urllib.parse.quote(together)}")
     ids = [(server["id"], server["name"]) for server in found["servers"]]
-    for there, back in ((("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")), (("pause", "PAUSED"), ("unpause", "ACTIVE"))):
+    for there, back in (
+        (("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")),
+        (("pause", "PAUSED"), ("unpause", "ACTIVE")),
+    ):
         for action, ends in (there, back):
-            alone = [load.act(client, [server], f"^{name}$", action, ends, 1)[0][0] for server, name in ids[:10]]
+            alone = [
+                load.act(client, [server], f"^{name}$", action, ends, 1)[0][0]
+                for server, name in ids[:10]
+            ]
             bench.figures[f"{action} alone, POST to state"] = load.milliseconds(alone)
         for action, ends in (there, back):
-            times, rate = load.act(client, [server for server, _ in ids], urllib.parse.quote(together), action, ends,
-                                   len(ids))
+            times, rate = load.act(
+                client,
+                [server for server, _ in ids],
+                urllib.parse.quote(together),
+                action,
+                ends,
+                len(ids),
+            )
             bench.figures[f"{action}, {len(ids)} at once, POST to state"] = {
-                "each": load.milliseconds(times), "per_s": round(rate, 1)}
+                "each": load.milliseconds(times),
+                "per_s": round(rate, 1),
+            }
 
 
 def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
@@ -211,13 +278,16 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
             client.call("POST", "/servers", load.body("again", image, flavor, None))
             break
         except OSError:
-            time.sleep(0.05)     # a process that starts cannot call us
+            time.sleep(0.05)  # a process that starts cannot call us
     bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
 
 
 def run(work: Callable[[Bench], None], hosts: int) -> int:
     """Start everything, measure by ``work``, print, stop everything."""
-    with tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder, Servers(Path(folder) / "servers") as servers:
+    with (
+        tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder,
+        Servers(Path(folder) / "servers") as servers,
+    ):
         Path(folder).chmod(0o755)
         broker, database = servers.start("rabbitmq"), servers.start("mariadb")
         bench_url = sa.make_url(database).set(database="bench")
@@ -226,8 +296,15 @@ def run(work: Callable[[Bench], None], hosts: int) -> int:
             connection.exec_driver_sql("CREATE DATABASE bench CHARACTER SET utf8mb4")
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         names = tuple(f"h{number}" for number in range(1, hosts + 1))
-        cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(Ports.COUNT)), names,
-                      "memory", broker, bench_url.render_as_string(hide_password=False), networks=True)
+        cloud = Cloud(
+            Path(folder) / "cloud",
+            Ports.from_base(free_ports(Ports.COUNT)),
+            names,
+            "memory",
+            broker,
+            bench_url.render_as_string(hide_password=False),
+            networks=True,
+        )
         bench = Bench(cloud, servers, database)
         say(f"Machine: {machine()}")
         try:

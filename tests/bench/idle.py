@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What idle hosts cost: ``python -m tests.bench.idle [NUMBER ...]``, about eight minutes.
 
-One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200 agents (or these
-NUMBERs) in a few processes, with the memory driver and two guests each. Nothing happens. For a minute, and for one
-more, CPU, SQL statements and messages are counted; hosts tell all their domains within the first minute that a
-conductor knows them, and then every half hour. What counts is the slope: what one host more costs. Nothing is
-asserted.
+One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200
+agents (or these NUMBERs) in a few processes, with the memory driver and two guests each. Nothing
+happens. For a minute, and for one more, CPU, SQL statements and messages are counted; hosts tell
+all their domains within the first minute that a conductor knows them, and then every half hour.
+What counts is the slope: what one host more costs. Nothing is asserted.
 """
+
 from __future__ import annotations
 
 import json
@@ -50,9 +51,13 @@ def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None
     for name in names:
         driver, journal = MemoryDriver(MemoryHost(name)), Journal(folder / f"{name}.db")
         link = HostSide(opener(conf), keys.for_host(name), name)
-        host = AgentProcess(Agent(name, journal, Clock(), driver.boot_id()), journal, driver,
-                            conductor_rpc.ConductorClient(link),
-                    ImageGatewayAccess())
+        host = AgentProcess(
+            Agent(name, journal, Clock(), driver.boot_id()),
+            journal,
+            driver,
+            conductor_rpc.ConductorClient(link),
+            ImageGatewayAccess(),
+        )
         agent_rpc.serve(link, host)
         host.start(1)
         closers += [host.close]
@@ -74,12 +79,17 @@ class Fleet:
         while self.size < size:
             count = min(A_PROCESS, size - self.size)
             names = [f"idle{number:04d}" for number in range(self.size, self.size + count)]
-            process = self._context.Process(target=run_agents, daemon=True, args=(
-                str(self._bench.cloud.config()), self._folder, names, self._stop))
+            process = self._context.Process(
+                target=run_agents,
+                daemon=True,
+                args=(str(self._bench.cloud.config()), self._folder, names, self._stop),
+            )
             process.start()
             self._processes.append(process)
             self.size += count
-            await_true(lambda: self._bench.hosts_up() >= self.size, 120, "all hosts are up", pause=0.5)
+            await_true(
+                lambda: self._bench.hosts_up() >= self.size, 120, "all hosts are up", pause=0.5
+            )
 
     def close(self) -> None:
         self._stop.set()
@@ -91,9 +101,12 @@ class Fleet:
 def spend(bench: figures.Bench, seconds: float) -> Cost:
     """What the conductor's CPU, SQL and messages come to in this time, a second."""
     cpu, statements, messages = bench.cpu(), bench.statements(), bench.messages()
-    time.sleep(seconds)     # what is measured is that nothing happens
-    return {"conductor, CPU-ms": (bench.cpu()["conductor"] - cpu["conductor"]) * 1000 / seconds,
-            "SQL": (bench.statements() - statements) / seconds, "messages": (bench.messages() - messages) / seconds}
+    time.sleep(seconds)  # what is measured is that nothing happens
+    return {
+        "conductor, CPU-ms": (bench.cpu()["conductor"] - cpu["conductor"]) * 1000 / seconds,
+        "SQL": (bench.statements() - statements) / seconds,
+        "messages": (bench.messages() - messages) / seconds,
+    }
 
 
 def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
@@ -106,9 +119,11 @@ def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
         for size in sizes:
             added = size - fleet.size
             fleet.grow(size)
-            client = load.Client(bench.cloud.api_url, client.token)      # the API has closed the connection meanwhile
+            client = load.Client(
+                bench.cloud.api_url, client.token
+            )  # the API has closed the connection meanwhile
             load.create(client, f"idle{size}", added * GUESTS, figures.THREADS, image, flavor)
-            time.sleep(5)       # what the creates left over is done by then, and nobody says so
+            time.sleep(5)  # what the creates left over is done by then, and nobody says so
             found.append((size, spend(bench, WINDOW), spend(bench, WINDOW)))
             say(json.dumps(found[-1]))
     finally:
@@ -116,9 +131,15 @@ def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
     (few, *begin), (many, *end) = found[0], found[-1]
     for name, which in (("first minute", 0), ("second minute", 1)):
         bench.figures[f"one idle host more, a second, {name}"] = {
-            what: round((end[which][what] - begin[which][what]) / (many - few), 4) for what in end[which]}
-    bench.figures["all, a second"] = {f"{size} hosts": [{what: round(number, 2) for what, number in cost.items()}
-                                                        for cost in costs] for size, *costs in found}
+            what: round((end[which][what] - begin[which][what]) / (many - few), 4)
+            for what in end[which]
+        }
+    bench.figures["all, a second"] = {
+        f"{size} hosts": [
+            {what: round(number, 2) for what, number in cost.items()} for cost in costs
+        ]
+        for size, *costs in found
+    }
 
 
 def main(sizes: Sequence[int] = HOSTS) -> int:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load on the Compute API: threads with one kept connection each, through the public REST API only.
+"""A load on the Compute API: threads with one kept connection each, through the public REST API
+only.
 
-Used by ``tests.bench.figures``. Times are seconds of the wall clock; whether servers are ACTIVE is found by one
-list call for all of them, never one GET for each.
+Used by ``tests.bench.figures``. Times are seconds of the wall clock; whether servers are ACTIVE is
+found by one list call for all of them, never one GET for each.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -23,12 +25,16 @@ class Client:
         parts = urllib.parse.urlsplit(url)
         self._address, self._base = (parts.hostname or "", parts.port or 80), parts.path.rstrip("/")
         self.token = token
-        self._headers = {"X-Auth-Token": token, "OpenStack-API-Version": "compute " + microversion,
-                         "Content-Type": "application/json"}
+        self._headers = {
+            "X-Auth-Token": token,
+            "OpenStack-API-Version": "compute " + microversion,
+            "Content-Type": "application/json",
+        }
         self._local = threading.local()
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[float, Any]:
-        """(seconds, the answer's body); anything but a success raises RuntimeError with the body."""
+        """(seconds, the answer's body); anything but a success raises RuntimeError with the
+        body."""
         if not hasattr(self._local, "connection"):
             self._local.connection = http.client.HTTPConnection(*self._address, timeout=60)
         data = None if body is None else json.dumps(body).encode()
@@ -50,7 +56,9 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 def milliseconds(values: list[float]) -> str:
     """Median and 95th percentile."""
-    return f"p50 {percentile(values, 0.5) * 1000:.1f} ms, p95 {percentile(values, 0.95) * 1000:.1f} ms"
+    return (
+        f"p50 {percentile(values, 0.5) * 1000:.1f} ms, p95 {percentile(values, 0.95) * 1000:.1f} ms"
+    )
 
 
 def in_parallel(threads: int, work: Callable[[int], float], count: int) -> list[float]:
@@ -61,15 +69,32 @@ def in_parallel(threads: int, work: Callable[[int], float], count: int) -> list[
 
 def body(name: str, image: str, flavor: str, network: str | None) -> dict[str, Any]:
     """Of a POST /servers, with an interface in this network or with none."""
-    return {"server": {"name": name, "imageRef": image, "flavorRef": flavor,
-                       "networks": [{"uuid": network}] if network else "none"}}
+    return {
+        "server": {
+            "name": name,
+            "imageRef": image,
+            "flavorRef": flavor,
+            "networks": [{"uuid": network}] if network else "none",
+        }
+    }
 
 
-def create(client: Client, prefix: str, count: int, threads: int, image: str, flavor: str,
-           network: str | None = None) -> dict[str, Any]:
+def create(
+    client: Client,
+    prefix: str,
+    count: int,
+    threads: int,
+    image: str,
+    flavor: str,
+    network: str | None = None,
+) -> dict[str, Any]:
     """Create servers and wait until all are ACTIVE."""
+
     def post(number: int) -> float:
-        return client.call("POST", "/servers", body(f"{prefix}-{number:05d}", image, flavor, network))[0]
+        return client.call(
+            "POST", "/servers", body(f"{prefix}-{number:05d}", image, flavor, network)
+        )[0]
+
     began = time.perf_counter()
     posts = in_parallel(threads, post, count)
     accepted = time.perf_counter() - began
@@ -77,16 +102,24 @@ def create(client: Client, prefix: str, count: int, threads: int, image: str, fl
         _, found = client.call("GET", f"/servers/detail?limit=1000&name=^{prefix}-&status=BUILD")
         if not found["servers"]:
             break
-        time.sleep(0.05)     # a client has to ask
+        time.sleep(0.05)  # a client has to ask
     took = time.perf_counter() - began
     _, failed = client.call("GET", f"/servers/detail?limit=1000&name=^{prefix}-&status=ERROR")
-    return {"servers_per_s": round(count / took, 1), "seconds": round(took, 2), "accepted_in": round(accepted, 2),
-            "post": milliseconds(posts), "errors": len(failed["servers"])}
+    return {
+        "servers_per_s": round(count / took, 1),
+        "seconds": round(took, 2),
+        "accepted_in": round(accepted, 2),
+        "post": milliseconds(posts),
+        "errors": len(failed["servers"]),
+    }
 
 
-def act(client: Client, ids: list[str], name: str, action: str, ends: str, threads: int) -> tuple[list[float], float]:
-    """POST an action to each server and see them reach the state, by one list call for all of them (``name`` is the
-    filter that finds them). Returns the seconds of each, and servers a second in all."""
+def act(
+    client: Client, ids: list[str], name: str, action: str, ends: str, threads: int
+) -> tuple[list[float], float]:
+    """POST an action to each server and see them reach the state, by one list call for all of them
+    (``name`` is the filter that finds them). Returns the seconds of each, and servers a second in
+    all."""
     began: dict[str, float] = {}
     took: dict[str, float] = {}
 
@@ -101,7 +134,8 @@ def act(client: Client, ids: list[str], name: str, action: str, ends: str, threa
             for server in found["servers"]:
                 if server["id"] in began:
                     took.setdefault(server["id"], now - began[server["id"]])
-            time.sleep(0.005)     # a client has to ask
+            time.sleep(0.005)  # a client has to ask
+
     start = time.perf_counter()
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -110,14 +144,19 @@ def act(client: Client, ids: list[str], name: str, action: str, ends: str, threa
     return list(took.values()), len(ids) / (time.perf_counter() - start)
 
 
-def one_at_a_time(client: Client, prefix: str, count: int, image: str, flavor: str,
-                  network: str | None = None) -> list[float]:
+def one_at_a_time(
+    client: Client, prefix: str, count: int, image: str, flavor: str, network: str | None = None
+) -> list[float]:
     """From the client's POST to the first GET that says ACTIVE, one server after the other."""
     times = []
     for number in range(count):
         began = time.perf_counter()
-        _, made = client.call("POST", "/servers", body(f"{prefix}-{number}", image, flavor, network))
-        while client.call("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] == "BUILD":
-            time.sleep(0.002)     # a client has to ask
+        _, made = client.call(
+            "POST", "/servers", body(f"{prefix}-{number}", image, flavor, network)
+        )
+        while (
+            client.call("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] == "BUILD"
+        ):
+            time.sleep(0.002)  # a client has to ask
         times.append(time.perf_counter() - began)
     return times

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's own figures, printed with the machine; run it with ``python -m tests.bench.scheduler``.
+"""The scheduler's own figures, printed with the machine; run it with ``python -m
+tests.bench.scheduler``.
 
-Decisions are made on columns as they would be read of that many hosts, with ten filters and six weighers; reading is
-measured on a SQLite database with hosts, inventories, traits and allocations in it. Nothing is asserted: machines are
-noisy; compare figures of one run.
+Decisions are made on columns as they would be read of that many hosts, with ten filters and six
+weighers; reading is measured on a SQLite database with hosts, inventories, traits and allocations
+in it. Nothing is asserted: machines are noisy; compare figures of one run.
 """
+
 from __future__ import annotations
 
 import gc
@@ -36,17 +38,50 @@ from scheduler.selection import SelectionOptions, explain, select
 from scheduler.snapshot import Aggregate, Numbers, Snapshot, Stock
 
 SIZES = (1_000, 10_000, 100_000)
-FILTERS = ["ComputeFilter", "AvailabilityZoneFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter",
-           "AggregateInstanceExtraSpecsFilter", "AggregateMultiTenancyIsolation", "NumInstancesFilter", "IoOpsFilter",
-           "SameHostFilter", "DifferentHostFilter"]
-WEIGHERS = ["RAMWeigher", "CPUWeigher", "DiskWeigher", "IoOpsWeigher", "BuildFailureWeigher",
-            "HypervisorVersionWeigher"]
-FLAVOR = Flavor("1", "m1.small", 2, 2048, 20, extra_specs={
-    "capabilities:hypervisor_type": "QEMU", "aggregate_instance_extra_specs:ssd": "true"})
+FILTERS = [
+    "ComputeFilter",
+    "AvailabilityZoneFilter",
+    "ComputeCapabilitiesFilter",
+    "ImagePropertiesFilter",
+    "AggregateInstanceExtraSpecsFilter",
+    "AggregateMultiTenancyIsolation",
+    "NumInstancesFilter",
+    "IoOpsFilter",
+    "SameHostFilter",
+    "DifferentHostFilter",
+]
+WEIGHERS = [
+    "RAMWeigher",
+    "CPUWeigher",
+    "DiskWeigher",
+    "IoOpsWeigher",
+    "BuildFailureWeigher",
+    "HypervisorVersionWeigher",
+]
+FLAVOR = Flavor(
+    "1",
+    "m1.small",
+    2,
+    2048,
+    20,
+    extra_specs={
+        "capabilities:hypervisor_type": "QEMU",
+        "aggregate_instance_extra_specs:ssd": "true",
+    },
+)
 IMAGE = ImageRef("i", properties={"hw_architecture": "x86_64", "hw_disk_bus": "virtio"})
-FACTS = [{"hypervisor_type": "QEMU", "hypervisor_version": 7002000 + kind,
-          "cpu_info": {"arch": "x86_64", "features": [f"feature{number}" for number in range(kind, kind + 80)]},
-          "supported_instances": [["x86_64", "qemu", "hvm"], ["x86_64", "kvm", "hvm"]]} for kind in range(5)]
+FACTS = [
+    {
+        "hypervisor_type": "QEMU",
+        "hypervisor_version": 7002000 + kind,
+        "cpu_info": {
+            "arch": "x86_64",
+            "features": [f"feature{number}" for number in range(kind, kind + 80)],
+        },
+        "supported_instances": [["x86_64", "qemu", "hvm"], ["x86_64", "kvm", "hvm"]],
+    }
+    for kind in range(5)
+]
 
 
 def options() -> SelectionOptions:
@@ -72,15 +107,36 @@ def columns(size: int) -> Snapshot:
         return dice.integers(0, most, size)
 
     yes = np.ones(size, np.bool_)
-    aggregates = [Aggregate(number, f"a{number}", {"ssd": "true"} if number % 2 else {"rack": f"r{number}"},
-                            dice.random(size) < 0.5) for number in range(20)]
+    aggregates = [
+        Aggregate(
+            number,
+            f"a{number}",
+            {"ssd": "true"} if number % 2 else {"rack": f"r{number}"},
+            dice.random(size) < 0.5,
+        )
+        for number in range(20)
+    ]
     return Snapshot(
-        names, {name: row for row, name in enumerate(names)}, np.array([seed(name) for name in names], np.uint64),
-        yes, dice.random(size) < 0.01, ~yes, dice.random(size) < 0.99, few(2), {"az1": 0, "az2": 1},
-        {"VCPU": stock(256), "MEMORY_MB": stock(512 * 1024), "DISK_GB": stock(4000)}, servers=few(40), working=few(4),
-        failures=np.where(dice.random(size) < 0.01, 1, 0), waits=np.zeros(size, np.int64),
-        versions=7002000 + few(5), kinds=few(5), facts=list(FACTS), aggregates=aggregates,
-        devices=np.zeros(size, np.int64))
+        names,
+        {name: row for row, name in enumerate(names)},
+        np.array([seed(name) for name in names], np.uint64),
+        yes,
+        dice.random(size) < 0.01,
+        ~yes,
+        dice.random(size) < 0.99,
+        few(2),
+        {"az1": 0, "az2": 1},
+        {"VCPU": stock(256), "MEMORY_MB": stock(512 * 1024), "DISK_GB": stock(4000)},
+        servers=few(40),
+        working=few(4),
+        failures=np.where(dice.random(size) < 0.01, 1, 0),
+        waits=np.zeros(size, np.int64),
+        versions=7002000 + few(5),
+        kinds=few(5),
+        facts=list(FACTS),
+        aggregates=aggregates,
+        devices=np.zeros(size, np.int64),
+    )
 
 
 def request(server: str = "s", **more: Any) -> RequestSpec:
@@ -98,21 +154,33 @@ def best_of(work: Callable[[], object], tries: int = 15) -> tuple[float, float]:
 
 
 def decide(size: int, chosen: SelectionOptions) -> None:
-    """One decision, a hundred at once, one that finds nothing; the copy that each takes from included."""
+    """One decision, a hundred at once, one that finds nothing; the copy that each takes from
+    included."""
     base = columns(size)
     many = [request(f"s{number}") for number in range(100)]
-    different = [replace(one, resources={**one.resources, "VCPU": 1 + number % 10}) for number, one in enumerate(many)]
+    different = [
+        replace(one, resources={**one.resources, "VCPU": 1 + number % 10})
+        for number, one in enumerate(many)
+    ]
     rows = {
-        "one server": [many[0]], "100 servers": many, "100 servers of 10 sizes": different,
-        "no host fits": [replace(many[0], resources={"VCPU": 999})]}
-    figures = {label: best_of(partial(lambda specs: select(base.copy(), specs, chosen), specs))
-               for label, specs in rows.items()}
+        "one server": [many[0]],
+        "100 servers": many,
+        "100 servers of 10 sizes": different,
+        "no host fits": [replace(many[0], resources={"VCPU": 999})],
+    }
+    figures = {
+        label: best_of(partial(lambda specs: select(base.copy(), specs, chosen), specs))
+        for label, specs in rows.items()
+    }
     figures["explain"] = best_of(lambda: explain(base.copy(), many[0], chosen), 5)
     for label, (best, median) in figures.items():
         print(f"{size:>7,} hosts, {label + ':':<25} {best:8.2f} ms (median {median:.2f})")
-    print(f"{'':>7} 100 servers cost {figures['100 servers'][0] / figures['one server'][0]:.1f} times one")
+    print(
+        f"{'':>7} 100 servers cost {figures['100 servers'][0] / figures['one server'][0]:.1f} times one"
+    )
 
 
+# fmt: off
 def filled(folder: Path, size: int) -> Store:
     """A database with that many hosts and three servers on each."""
     store = Store(f"sqlite:///{folder}/{size}.db")
@@ -149,6 +217,7 @@ def filled(folder: Path, size: int) -> Store:
             for table, values in rows.items():
                 tx.execute(sa.insert(table), values)
     return store
+# fmt: on
 
 
 def read(folder: Path, size: int) -> None:
@@ -158,13 +227,18 @@ def read(folder: Path, size: int) -> None:
     hosts = Hosts(store, Clock())
     began = time.perf_counter()
     hosts.refresh(at_once=True)
-    print(f"{size:>7,} hosts, all read:                  {(time.perf_counter() - began) * 1000:8.0f} ms")
+    print(
+        f"{size:>7,} hosts, all read:                  {(time.perf_counter() - began) * 1000:8.0f} ms"
+    )
     for changed in (0, 1, 100):
         spent = []
         for _ in range(10):
             with store.begin() as tx:
-                tx.execute(sa.update(schema.providers).where(schema.providers.c.id <= changed).values(
-                    changed_at=time.time_ns() // 1000))
+                tx.execute(
+                    sa.update(schema.providers)
+                    .where(schema.providers.c.id <= changed)
+                    .values(changed_at=time.time_ns() // 1000)
+                )
             began = time.perf_counter()
             hosts.refresh(at_once=True)
             spent.append((time.perf_counter() - began) * 1000)
@@ -184,15 +258,19 @@ def memory(folder: Path, size: int = 10_000) -> None:
     gc.collect()
     held, height = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    print(f"{size:>7,} hosts, memory:                    {held / 2 ** 20:8.1f} MiB "
-          f"(at its height {height / 2 ** 20:.1f})")
+    print(
+        f"{size:>7,} hosts, memory:                    {held / 2**20:8.1f} MiB "
+        f"(at its height {height / 2**20:.1f})"
+    )
     store.close()
     assert hosts.snapshot().names
 
 
 def main() -> None:
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.processor() or platform.machine()}; "
-          f"{len(FILTERS)} filters, {len(WEIGHERS)} weighers, {len(hardware.OWN)} resource classes")
+    print(
+        f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.processor() or platform.machine()}; "
+        f"{len(FILTERS)} filters, {len(WEIGHERS)} weighers, {len(hardware.OWN)} resource classes"
+    )
     chosen = options()
     for size in SIZES:
         decide(size, chosen)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy between clients and a cloud: it passes everything on, remembers each answer of 500 and more, and has Nova's
-schemas judge the answers of the compute service.
+"""A proxy between clients and a cloud: it passes everything on, remembers each answer of 500 and
+more, and has Nova's schemas judge the answers of the compute service.
 
-Clients that know nothing of it find it by the variable http_proxy. It also stands for the web server of a DevStack,
-where the identity service is below /identity.
+Clients that know nothing of it find it by the variable http_proxy. It also stands for the web
+server of a DevStack, where the identity service is below /identity.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -30,9 +31,10 @@ PAUSE = 0.05
 
 
 class Recorder:
-    """Listens from ``__enter__`` on. ``faults``: "METHOD path: status" of each answer of 500 and more; ``answers``: how
-    many of each status; ``judged``: how many answers of the compute service, whose URL is ``compute``, were held
-    against Nova's schemas; ``disagreements``: the first of each kind, in words."""
+    """Listens from ``__enter__`` on. ``faults``: "METHOD path: status" of each answer of 500 and
+    more; ``answers``: how many of each status; ``judged``: how many answers of the compute service,
+    whose URL is ``compute``, were held against Nova's schemas; ``disagreements``: the first of each
+    kind, in words."""
 
     def __init__(self, compute: str = "") -> None:
         self.faults: list[str] = []
@@ -41,7 +43,9 @@ class Recorder:
         self._disagreements: dict[str, str] = {}
         self._compute = compute
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"recorder": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"recorder": self})
+        )
 
     @property
     def disagreements(self) -> list[str]:
@@ -52,11 +56,17 @@ class Recorder:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Recorder:
-        threading.Thread(target=self._server.serve_forever, args=(PAUSE,), name="recorder", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(PAUSE,), name="recorder", daemon=True
+        ).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -67,13 +77,28 @@ class Recorder:
             if status >= http.client.INTERNAL_SERVER_ERROR:
                 self.faults.append(f"{method} {url.partition('?')[0]}: {status}")
 
-    def judge(self, method: str, url: str, asked: bytes | None, answer: http.client.HTTPResponse, body: bytes) -> None:
+    def judge(
+        self,
+        method: str,
+        url: str,
+        asked: bytes | None,
+        answer: http.client.HTTPResponse,
+        body: bytes,
+    ) -> None:
         """Would Nova have given this answer? Of an error it says nothing."""
         if not self._compute or not url.startswith(self._compute):
             return
         version = answer.getheader(HEADER, "2.1").removeprefix("compute ")
-        found = [*nova.disagreements(method, urlsplit(url).path, _document(asked), microversions.number(version),
-                                     answer.status, _document(body))]
+        found = [
+            *nova.disagreements(
+                method,
+                urlsplit(url).path,
+                _document(asked),
+                microversions.number(version),
+                answer.status,
+                _document(body),
+            )
+        ]
         with self._lock:
             self.judged += answer.status < http.client.MULTIPLE_CHOICES
             for place, words in found:
@@ -100,7 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = (url.path.removeprefix(PREFIX) or "/") + (f"?{url.query}" if url.query else "")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in OWN}
         asked = self._body()
-        connection = http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(
+            url.hostname or "", url.port or 80, timeout=PATIENCE
+        )
         try:
             connection.request(self.command, path, asked, headers)
             answer = connection.getresponse()
@@ -118,7 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             if name.lower() not in (*OWN, "content-length"):
                 self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
-        if length is not None and answer.status not in (http.client.NO_CONTENT, http.client.NOT_MODIFIED):
+        if length is not None and answer.status not in (
+            http.client.NO_CONTENT,
+            http.client.NOT_MODIFIED,
+        ):
             self.send_header("Content-Length", length)
         self.end_headers()
         self.wfile.write(body)
@@ -131,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         while size := int(self.rfile.readline().partition(b";")[0], 16):
             found += self.rfile.read(size)
             self.rfile.readline()
-        self.rfile.readline()       # no trailers are sent by these clients
+        self.rfile.readline()  # no trailers are sent by these clients
         return found
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients' functional suites: where their tests are, and which of them are left out, each with its reason.
+"""The clients' functional suites: where their tests are, and which of them are left out, each with
+its reason.
 
-``left_out`` is for readers in docs/clients.md too. An expression that finds no test fails the suite.
+``left_out`` is for readers in docs/clients.md too. An expression that finds no test fails the
+suite.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,9 +17,10 @@ VOLUMES = "needs volumes"
 
 @dataclass(frozen=True)
 class Suite:
-    """``folders``: below where the packages are installed, what is looked through for tests. ``only``: expression for
-    those of them that are of this project's services. ``workers``: tests side by side. ``wants_volumes``: it asks for a
-    volume service before it runs anything, and uses it in 2 of its tests."""
+    """``folders``: below where the packages are installed, what is looked through for tests.
+    ``only``: expression for those of them that are of this project's services. ``workers``: tests
+    side by side. ``wants_volumes``: it asks for a volume service before it runs anything, and uses
+    it in 2 of its tests."""
 
     name: str
     folders: tuple[str, ...]
@@ -39,16 +43,31 @@ class Suite:
         return [part for part in self.left_out if not any(re.search(part, one) for one in known)]
 
 
-NOVACLIENT = Suite("novaclient", ("novaclient/tests/functional",), left_out={
-    r"TestExtAttrNovaClient|TestInstanceCLI|TestServersBootNovaClient\.\w+legacy_bdm|"
-    r"DeviceTaggingCLI(V\d+)?\.test_boot_server_with_tagged_\w+_devices$": VOLUMES,
-    r"test_resize_down_revert": "usage after a resize to less is the larger flavor's until it is confirmed",
-})
-OPENSTACKCLIENT = Suite("openstackclient", ("openstackclient/tests/functional/compute",), workers=2, left_out={
-    r"test_(server_)?boot_from_volume|test_server_boot_with_bdm|test_server_add_remove_volume": VOLUMES})
+NOVACLIENT = Suite(
+    "novaclient",
+    ("novaclient/tests/functional",),
+    left_out={
+        r"TestExtAttrNovaClient|TestInstanceCLI|TestServersBootNovaClient\.\w+legacy_bdm|"
+        r"DeviceTaggingCLI(V\d+)?\.test_boot_server_with_tagged_\w+_devices$": VOLUMES,
+        r"test_resize_down_revert": "usage after a resize to less is the larger flavor's until it is confirmed",
+    },
+)
+OPENSTACKCLIENT = Suite(
+    "openstackclient",
+    ("openstackclient/tests/functional/compute",),
+    workers=2,
+    left_out={
+        r"test_(server_)?boot_from_volume|test_server_boot_with_bdm|test_server_add_remove_volume": VOLUMES
+    },
+)
 OPENSTACKSDK = Suite(
-    "openstacksdk", tuple(f"openstack/tests/functional/{one}" for one in ("compute", "cloud", "placement")),
-    only=r"functional\.(compute|placement|cloud\.test_(compute|inventory))\.", wants_volumes=True, left_out={
+    "openstacksdk",
+    tuple(f"openstack/tests/functional/{one}" for one in ("compute", "cloud", "placement")),
+    only=r"functional\.(compute|placement|cloud\.test_(compute|inventory))\.",
+    wants_volumes=True,
+    left_out={
         r"TestServerVolumeAttachment|TestServerAdmin": VOLUMES,
-        r"placement\.v1\.test_(resource_provider_)?allocation\.": "allocations are written by claims alone"})
+        r"placement\.v1\.test_(resource_provider_)?allocation\.": "allocations are written by claims alone",
+    },
+)
 SUITES = (NOVACLIENT, OPENSTACKCLIENT, OPENSTACKSDK)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume service without volumes, for suites that want one in the catalog before they run anything.
+"""A volume service without volumes, for suites that want one in the catalog before they run
+anything.
 
 It shows its version and empty lists; for all else there is 404. Nothing of the cloud asks it.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -29,10 +31,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         own = f"http://{self.headers['Host']}/v3/"
-        version = {"id": "v3.0", "status": "CURRENT", "version": "3.71", "min_version": "3.0",
-                   "links": [{"rel": "self", "href": own}]}
+        version = {
+            "id": "v3.0",
+            "status": "CURRENT",
+            "version": "3.71",
+            "min_version": "3.0",
+            "links": [{"rel": "self", "href": own}],
+        }
         parts = [part for part in self.path.partition("?")[0].split("/") if part]
-        listed = next((name for name in LISTS if parts[-1:] == [name] or parts[-2:] == [name, "detail"]), None)
+        listed = next(
+            (name for name in LISTS if parts[-1:] == [name] or parts[-2:] == [name, "detail"]), None
+        )
         if parts in ([], ["v3"]):
             self._answer(http.client.OK, {"versions": [version]})
         elif listed:
@@ -51,13 +60,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def listed(identity: Any) -> Iterator[None]:
-    """It listens and stands in the catalog. ``identity``: the admin's client of the identity service."""
+    """It listens and stands in the catalog. ``identity``: the admin's client of the identity
+    service."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, name="volumes", daemon=True).start()
     service = identity.create_service(name="volumes", type="block-storage")
     try:
-        identity.create_endpoint(service_id=service.id, interface="public", region_id="RegionOne",
-                                 url=f"http://127.0.0.1:{server.server_port}/v3")
+        identity.create_endpoint(
+            service_id=service.id,
+            interface="public",
+            region_id="RegionOne",
+            url=f"http://127.0.0.1:{server.server_port}/v3",
+        )
         yield
     finally:
         identity.delete_service(service)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What contracts are tested on: databases of the newest version, and the hypervisors of virt drivers.
+"""What contracts are tested on: databases of the newest version, and the hypervisors of virt
+drivers.
 
 Each hypervisor is a rig; QEMU gets a libvirtd of its own.
 """
+
 from __future__ import annotations
 
 import shutil
@@ -19,7 +21,14 @@ from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
-from tests.contract.virt_rigs import Rig, guests_folder, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
+from tests.contract.virt_rigs import (
+    Rig,
+    guests_folder,
+    libvirt_test_rig,
+    memory_rig,
+    qemu_rig,
+    tiny_image,
+)
 from tests.services import demand
 from tests.waiting import await_true
 
@@ -32,7 +41,8 @@ NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 @pytest.fixture(autouse=True)
 def _nobodys_middleware() -> None:
-    """keystonemiddleware of a test in this process requires an option of all configurations that are read later."""
+    """keystonemiddleware of a test in this process requires an option of all configurations that
+    are read later."""
     with suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
         config.CONF.set_default("auth_url", "http://127.0.0.1:1", group="keystone_authtoken")
 
@@ -99,7 +109,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             made = libvirt_test_rig(tmp_path)
         case _:
             folder = request.getfixturevalue("private_libvirtd")
-            short = guests_folder("kn-", folder)    # the paths of sockets are
+            short = guests_folder("kn-", folder)  # the paths of sockets are
             made = qemu_rig(short, folder, request.getfixturevalue("bootable"))
     yield made
     made.clean()
@@ -113,7 +123,9 @@ def _made_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> It
             pytest.importorskip("libvirt")
             made = libvirt_test_pair(folder, shared)
         case _:
-            made = request.getfixturevalue("machines").pair(request.getfixturevalue("bootable"), shared)
+            made = request.getfixturevalue("machines").pair(
+                request.getfixturevalue("bootable"), shared
+            )
     yield made
     made.clean()
 
@@ -137,5 +149,6 @@ def shared(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=["memory", QEMU_MOVES])
 def live(request: pytest.FixtureRequest, tmp_path: Path, shared: bool) -> Iterator[Pair]:
-    """Two hosts of both kinds, between which guests can move while they run; libvirt's mock-up cannot do that."""
+    """Two hosts of both kinds, between which guests can move while they run; libvirt's mock-up
+    cannot do that."""
     yield from _made_pair(request, tmp_path, shared)

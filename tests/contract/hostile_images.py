@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that nobody should open: they refer to a file of the host, lie about what they are, or are damaged.
+"""Images that nobody should open: they refer to a file of the host, lie about what they are, or are
+damaged.
 
-``corpus(canary)`` makes them, each with the format that it is declared to be. ``canary`` is a file on the host; nothing
-that it holds may ever show anywhere.
+``corpus(canary)`` makes them, each with the format that it is declared to be. ``canary`` is a file
+on the host; nothing that it holds may ever show anywhere.
 """
+
 from __future__ import annotations
 
 import struct
@@ -28,7 +30,13 @@ class Hostile(NamedTuple):
 
 def corpus(canary: Path) -> list[Hostile]:
     """All of them, each under a name of its own."""
-    made = [*_references(str(canary)), *_foreign(str(canary)), *_malformed(), *_bombs(), *_hidden(str(canary))]
+    made = [
+        *_references(str(canary)),
+        *_foreign(str(canary)),
+        *_malformed(),
+        *_bombs(),
+        *_hidden(str(canary)),
+    ]
     assert len({one.name for one in made}) == len(made) >= 60
     return made
 
@@ -36,21 +44,30 @@ def corpus(canary: Path) -> list[Hostile]:
 def standing_on(name: str, kind: str = "raw") -> bytes:
     """qcow2 with a backing file of this name."""
     content = sound()
-    content[112:112 + 24] = extension(qcow2.BACKING_FORMAT, kind.encode()) + bytes(8)
-    content[1024:1024 + len(name)] = name.encode()
+    content[112 : 112 + 24] = extension(qcow2.BACKING_FORMAT, kind.encode()) + bytes(8)
+    content[1024 : 1024 + len(name)] = name.encode()
     content[8:20] = struct.pack(">QI", 1024, len(name))
     return bytes(content)
 
 
 def _references(canary: str) -> Iterator[Hostile]:
-    for number, name in enumerate((canary, f"file:{canary}", f"nbd:unix:{canary}", f"fat:{canary}",
-                                   f'json:{{"driver": "raw", "file": {{"driver": "file", "filename": "{canary}"}}}}')):
+    for number, name in enumerate(
+        (
+            canary,
+            f"file:{canary}",
+            f"nbd:unix:{canary}",
+            f"fat:{canary}",
+            f'json:{{"driver": "raw", "file": {{"driver": "file", "filename": "{canary}"}}}}',
+        )
+    ):
         yield Hostile(f"backing file {number}", standing_on(name), "qcow2")
     yield Hostile("backing file of another format", standing_on(canary, "vmdk"), "qcow2")
     yield Hostile("backing file, as raw", standing_on(canary), "raw")
     data = sound()
     data[72:80] = struct.pack(">Q", 1 << 2)
-    data[112:112 + 8 + len(canary)] = struct.pack(">II", qcow2.DATA_FILE, len(canary)) + canary.encode()
+    data[112 : 112 + 8 + len(canary)] = (
+        struct.pack(">II", qcow2.DATA_FILE, len(canary)) + canary.encode()
+    )
     yield Hostile("data file", bytes(data), "qcow2")
     data[72:80] = bytes(8)
     yield Hostile("data file without its feature", bytes(data), "qcow2")
@@ -67,12 +84,19 @@ def _foreign(canary: str) -> Iterator[Hostile]:
     iso = bytearray(MEBIBYTE)
     iso[0x8000:0x8006] = b"\1CD001"
     formats = {
-        "vmdk descriptor": flat.ljust(MEBIBYTE, b"\0"), "vmdk text": flat.ljust(4096, b"\n"),
-        "vmdk sparse": (sparse + flat).ljust(MEBIBYTE, b"\0"), "vmdk stream": (sparse + stream).ljust(MEBIBYTE, b"\0"),
-        "vhd": b"conectix".ljust(MEBIBYTE, b"\0"), "qed": b"QED\0".ljust(MEBIBYTE, b"\0"),
-        "vdi": (b"<<< Oracle VM VirtualBox Disk Image >>>\n".ljust(64, b"\0") + struct.pack("<I", 0xBEDA107F)
-                ).ljust(MEBIBYTE, b"\0"),
-        "iso": bytes(iso), "luks": b"LUKS\xba\xbe\0\1".ljust(MEBIBYTE, b"\0")}
+        "vmdk descriptor": flat.ljust(MEBIBYTE, b"\0"),
+        "vmdk text": flat.ljust(4096, b"\n"),
+        "vmdk sparse": (sparse + flat).ljust(MEBIBYTE, b"\0"),
+        "vmdk stream": (sparse + stream).ljust(MEBIBYTE, b"\0"),
+        "vhd": b"conectix".ljust(MEBIBYTE, b"\0"),
+        "qed": b"QED\0".ljust(MEBIBYTE, b"\0"),
+        "vdi": (
+            b"<<< Oracle VM VirtualBox Disk Image >>>\n".ljust(64, b"\0")
+            + struct.pack("<I", 0xBEDA107F)
+        ).ljust(MEBIBYTE, b"\0"),
+        "iso": bytes(iso),
+        "luks": b"LUKS\xba\xbe\0\1".ljust(MEBIBYTE, b"\0"),
+    }
     for name, content in formats.items():
         yield Hostile(name, content, "qcow2")
         yield Hostile(f"{name}, as raw", content, "raw")
@@ -83,7 +107,7 @@ def _foreign(canary: str) -> Iterator[Hostile]:
 def _malformed() -> Iterator[Hostile]:
     for name, value, _ in MALFORMED:
         content, (at, size) = sound(), FIELDS[name]
-        content[at:at + size] = value.to_bytes(size, "big")
+        content[at : at + size] = value.to_bytes(size, "big")
         yield Hostile(f"{name} {value:#x}", bytes(content), "qcow2")
     for length in (4, 71, 512, 0x10000, 0x30000):
         yield Hostile(f"cut off after {length}", bytes(sound()[:length]), "qcow2")

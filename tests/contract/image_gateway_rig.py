@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image gateway as a process, what a conductor sends to hosts for it, and an image service that does what it is
+"""An image gateway as a process, what a conductor sends to hosts for it, and an image service that
+does what it is
 told: breaks off, refuses, stays silent."""
+
 from __future__ import annotations
 
 import os
@@ -46,15 +48,27 @@ class Process:
     def __init__(self, folder: Path, conf: str) -> None:
         folder.mkdir(exist_ok=True)
         port = free_ports(1)
-        self.url, self.conf, self._log = f"http://127.0.0.1:{port}", folder / "kilonova.conf", folder / "gateway.log"
-        self.conf.write_text(f"[DEFAULT]\nsecret_key = {KEY}\n[image_gateway]\nport = {port}\nurl = {self.url}\n{conf}")
+        self.url, self.conf, self._log = (
+            f"http://127.0.0.1:{port}",
+            folder / "kilonova.conf",
+            folder / "gateway.log",
+        )
+        self.conf.write_text(
+            f"[DEFAULT]\nsecret_key = {KEY}\n[image_gateway]\nport = {port}\nurl = {self.url}\n{conf}"
+        )
         notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notices.bind(str(folder / "notify"))
         notices.settimeout(30)
         with notices, self._log.open("wb") as log:
             self.started = subprocess.Popen(
-                [sys.executable, "-m", "compute_api.image_gateway.service"], stderr=log,
-                env={**os.environ, "KILONOVA_CONF": str(self.conf), "NOTIFY_SOCKET": str(folder / "notify")})
+                [sys.executable, "-m", "compute_api.image_gateway.service"],
+                stderr=log,
+                env={
+                    **os.environ,
+                    "KILONOVA_CONF": str(self.conf),
+                    "NOTIFY_SOCKET": str(folder / "notify"),
+                },
+            )
             assert b"READY=1" in notices.recv(1000)
 
     def log(self) -> str:
@@ -64,7 +78,8 @@ class Process:
         """What a conductor sends to the host with such a command."""
         wire = Wire()
         Messages(wire, wire, Gateway(self.url, Tickets(Vault(KEY)))).do(  # type: ignore[arg-type]  # it casts only
-            HOST, [Command("a", "build", 1, "s", 1, 1, verb, args)])
+            HOST, [Command("a", "build", 1, "s", 1, 1, verb, args)]
+        )
         return from_wire(Access, wire.sent[0]["access"])
 
     def to_read(self, image: str) -> Access:
@@ -85,17 +100,31 @@ class Process:
 
 
 def _peak(pid: int) -> int:
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    [line] = [
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
     return int(line.split()[1]) // 1024
 
 
 @contextmanager
-def running(folder: Path, cloud: Cloud, *, user: str = "kilonova", password: str | None = None, image: str = ""
-            ) -> Iterator[Process]:
-    """A gateway whose own user is this one; ``image``: where its image service is, unless the catalogue says."""
-    process = Process(folder, f"[identity]\nauth_url = {cloud.auth_url}\nusername = {user}\nproject_name = service\n"
-                              f"password = {password or cloud.service_password}\n"
-                              + (f"[image]\nendpoint = {image}\n" if image else ""))
+def running(
+    folder: Path,
+    cloud: Cloud,
+    *,
+    user: str = "kilonova",
+    password: str | None = None,
+    image: str = "",
+) -> Iterator[Process]:
+    """A gateway whose own user is this one; ``image``: where its image service is, unless the
+    catalogue says."""
+    process = Process(
+        folder,
+        f"[identity]\nauth_url = {cloud.auth_url}\nusername = {user}\nproject_name = service\n"
+        f"password = {password or cloud.service_password}\n"
+        + (f"[image]\nendpoint = {image}\n" if image else ""),
+    )
     yield process
     process.end()
 
@@ -104,12 +133,18 @@ def ask(method: str, url: str, token: str, **more: Any) -> requests.Response:
     """One request of somebody who has this token."""
     with requests.Session() as session:
         session.trust_env = False
-        return session.request(method, url, headers={"X-Auth-Token": token,
-                                                     "Content-Type": "application/octet-stream"}, timeout=30, **more)
+        return session.request(
+            method,
+            url,
+            headers={"X-Auth-Token": token, "Content-Type": "application/octet-stream"},
+            timeout=30,
+            **more,
+        )
 
 
 class Service:
-    """An image service of one function: it is given a connection and the head of a request, and does what it likes."""
+    """An image service of one function: it is given a connection and the head of a request, and
+    does what it likes."""
 
     def __init__(self) -> None:
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -121,7 +156,9 @@ class Service:
     def _run(self) -> None:
         with suppress(OSError):
             while True:
-                threading.Thread(target=self._serve, args=self._door.accept()[:1], daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=self._door.accept()[:1], daemon=True
+                ).start()
 
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that mounts nothing: what is "mounted" is a folder with one file, and the kernel's table is a file of ours."""
+"""A host that mounts nothing: what is "mounted" is a folder with one file, and the kernel's table
+is a file of ours."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,12 +15,13 @@ ROOT = Path("/")
 
 
 class LocalMounts:
-    """``run`` stands for mount and umount; ``refuses``: the locations of shares that no file server has."""
+    """``run`` stands for mount and umount; ``refuses``: the locations of shares that no file server
+    has."""
 
     def __init__(self, table: Path, by_systemd: bool = False) -> None:
-        self.table, self.asked = table, []      # type: tuple[Path, list[list[str]]]
+        self.table, self.asked = table, []  # type: tuple[Path, list[list[str]]]
         self.refuses: set[str] = set()
-        self.busy = False           # an unmount that is not lazy fails
+        self.busy = False  # an unmount that is not lazy fails
         self._keep([])
         self.mounts = Mounts(by_systemd, self.run, table)
 
@@ -38,7 +41,9 @@ class LocalMounts:
             self._keep([one for one in self.folders if one != folder])
             return
         if location in self.refuses:
-            raise VerbFailed("The host could not mount or unmount a share.", details="no such share")
+            raise VerbFailed(
+                "The host could not mount or unmount a share.", details="no such share"
+            )
         (folder / FILE).write_text(TEXT)
         self._keep([*self.folders, folder])
 

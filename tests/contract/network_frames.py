@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest of the network's contract test does: frames that are forged, and a connection that talks.
+"""What a guest of the network's contract test does: frames that are forged, and a connection that
+talks.
 
-Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``flood COUNT KIND OWN_MAC``, ``announce OWN_MAC``,
-``listen PORT FILE``, ``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT ADDRESS FILE``: the same with the server
-talking; ``sneak PORT ADDRESS OWN_ADDRESS``: the middle of a connection that never began, then its beginning.
+Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``flood COUNT KIND OWN_MAC``,
+``announce OWN_MAC``, ``listen PORT FILE``, ``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT
+ADDRESS FILE``: the same with the server talking; ``sneak PORT ADDRESS OWN_ADDRESS``: the middle of
+a connection that never began, then its beginning.
 """
+
 from __future__ import annotations
 
 import socket
@@ -25,13 +28,26 @@ def checksum(data: bytes) -> int:
 
 
 def ip(source: str, target: str, protocol: int, payload: bytes) -> bytes:
-    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 1, 0, 64, protocol, 0, socket.inet_aton(source),
-                       socket.inet_aton(target))
+    head = struct.pack(
+        "!BBHHHBBH4s4s",
+        0x45,
+        0,
+        20 + len(payload),
+        1,
+        0,
+        64,
+        protocol,
+        0,
+        socket.inet_aton(source),
+        socket.inet_aton(target),
+    )
     return head[:10] + struct.pack("!H", checksum(head)) + head[12:] + payload
 
 
 def ip6(source: str, target: str, kind: bytes) -> bytes:
-    addresses = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(socket.AF_INET6, target)
+    addresses = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(
+        socket.AF_INET6, target
+    )
     total = checksum(addresses + struct.pack("!II", len(kind), 58) + kind)
     head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255)
     return head + addresses + kind[:2] + struct.pack("!H", total) + kind[4:]
@@ -39,7 +55,10 @@ def ip6(source: str, target: str, kind: bytes) -> bytes:
 
 def link_local(own: bytes) -> str:
     """The address of IPv6 that a guest gives itself from its MAC."""
-    return "fe80::" + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
+    return (
+        "fe80::"
+        + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
+    )
 
 
 def is_free(address: str) -> bytes:
@@ -53,7 +72,13 @@ def joins(source: str) -> bytes:
     group = socket.inet_pton(socket.AF_INET6, "ff02::1234")
     plain = ip6(source, "ff02::16", b"\x8f\0\0\0\0\0\0\1\4\0\0\0" + group)
     option = b"\x3a\0\5\2\0\0\1\0"
-    return plain[:4] + struct.pack("!HBB", len(plain) - 40 + len(option), 0, 1) + plain[8:40] + option + plain[40:]
+    return (
+        plain[:4]
+        + struct.pack("!HBB", len(plain) - 40 + len(option), 0, 1)
+        + plain[8:40]
+        + option
+        + plain[40:]
+    )
 
 
 def udp(source: int, target: int) -> bytes:
@@ -78,29 +103,49 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
         "dhcp": ALL + own + b"\x08\0" + ip(OWN, "255.255.255.255", 17, udp(67, 68)),
         "rarp-sender": ALL + own + announcement(STRANGE)[12:32] + own + announcement(own)[38:],
         "rarp-target": ALL + own + announcement(own)[12:32] + STRANGE + announcement(own)[38:],
-        "rarp-address": ALL + own + announcement(own)[12:28] + socket.inet_aton(OTHER) + announcement(own)[32:],
+        "rarp-address": ALL
+        + own
+        + announcement(own)[12:28]
+        + socket.inet_aton(OTHER)
+        + announcement(own)[32:],
         "dad": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free("2001:db8::99"),
         "dad-own": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free(link_local(own)),
         "mld": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins(link_local(own)),
         "mld-early": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins("::"),
-        "ra": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local(own), "ff02::1",
-                                                          b"\x86\0\0\0\x40\0\7\x08" + b"\0" * 8),
-        "advert": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local(own), "ff02::1",
-                                                              b"\x88\0\0\0\x20\0\0\0" + advert + b"\2\1" + own),
-        "ip6": victim + own + b"\x86\xdd" + ip6("2001:db8::99", "2001:db8::6", b"\x80\0\0\0\0\0\0\0"),
+        "ra": b"\x33\x33\0\0\0\1"
+        + own
+        + b"\x86\xdd"
+        + ip6(link_local(own), "ff02::1", b"\x86\0\0\0\x40\0\7\x08" + b"\0" * 8),
+        "advert": b"\x33\x33\0\0\0\1"
+        + own
+        + b"\x86\xdd"
+        + ip6(link_local(own), "ff02::1", b"\x88\0\0\0\x20\0\0\0" + advert + b"\2\1" + own),
+        "ip6": victim
+        + own
+        + b"\x86\xdd"
+        + ip6("2001:db8::99", "2001:db8::6", b"\x80\0\0\0\0\0\0\0"),
         "vlan": victim + own + b"\x81\0\0\5\x08\0" + ip(OTHER, VICTIM, 1, ping),
     }[kind]
 
 
 def announcement(own: bytes) -> bytes:
     """What QEMU sends when a guest goes on at another host."""
-    return ALL + own + b"\x80\x35" + struct.pack("!HHBBH", 1, 0x0800, 6, 4, 3) + (own + b"\0" * 4) * 2 + b"\0" * 18
+    return (
+        ALL
+        + own
+        + b"\x80\x35"
+        + struct.pack("!HHBBH", 1, 0x0800, 6, 4, 3)
+        + (own + b"\0" * 4) * 2
+        + b"\0" * 18
+    )
 
 
 def segment(ports: bytes, source: str, target: str) -> bytes:
     """TCP with the flag ACK and nothing else."""
     head = ports + struct.pack("!IIBBHHH", 1000, 1000, 0x50, 0x10, 1000, 0, 0)
-    addresses = socket.inet_aton(source) + socket.inet_aton(target) + struct.pack("!HH", 6, len(head))
+    addresses = (
+        socket.inet_aton(source) + socket.inet_aton(target) + struct.pack("!HH", 6, len(head))
+    )
     return head[:16] + struct.pack("!H", checksum(addresses + head)) + head[18:]
 
 
@@ -132,7 +177,7 @@ def announce(own: bytes) -> None:
     put(announcement(own))
     print("announced", flush=True)
     for pause in (0.05, 0.15, 0.25, 0.35):
-        time.sleep(pause)     # the times at which QEMU announces a guest
+        time.sleep(pause)  # the times at which QEMU announces a guest
         put(announcement(own))
 
 
@@ -146,7 +191,7 @@ def speak(connection: socket.socket) -> None:
     with connection:
         while True:
             connection.send(b"word\n")
-            time.sleep(0.05)     # twenty words a second, for ever
+            time.sleep(0.05)  # twenty words a second, for ever
 
 
 def main(words: list[str]) -> None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts on one machine for the network's host part: real namespaces, a real kernel, guests that are namespaces.
+"""Two hosts on one machine for the network's host part: real namespaces, a real kernel, guests that
+are namespaces.
 
-The lab plays the neighbours (network_neighbours.py) and holds the one truth of which it tells each host its part. A
-guest's device on its host has a tap's name and joins the bridge as libvirt would let it join.
+The lab plays the neighbours (network_neighbours.py) and holds the one truth of which it tells each
+host its part. A guest's device on its host has a tap's name and joins the bridge as libvirt would
+let it join.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -39,12 +42,23 @@ echo "ip=$ip mask=$mask router=$router dns=$dns mtu=$mtu hostname=$hostname rout
 """
 
 
-def run(*words: str | Path, space: str | None = None, check: bool = True, text: str | None = None,
-        seconds: float = 20) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str | Path,
+    space: str | None = None,
+    check: bool = True,
+    text: str | None = None,
+    seconds: float = 20,
+) -> subprocess.CompletedProcess[str]:
     """A command, in a namespace."""
     where = ["ip", "netns", "exec", space] if space else []
-    done = subprocess.run([*where, *map(str, words)], capture_output=True, text=True, check=False, input=text,
-                          timeout=seconds)
+    done = subprocess.run(
+        [*where, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        input=text,
+        timeout=seconds,
+    )
     assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done
 
@@ -55,12 +69,17 @@ def await_true(question: Callable[[], object], story: str, seconds: float = 10) 
 
 
 def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
-    """Is one packet answered within these seconds? In 5 of them the kernel asks three times who has the address."""
-    return run("ping", "-c", "1", "-W", wait, *words, address, space=space, check=False).returncode == 0
+    """Is one packet answered within these seconds? In 5 of them the kernel asks three times who has
+    the address."""
+    return (
+        run("ping", "-c", "1", "-W", wait, *words, address, space=space, check=False).returncode
+        == 0
+    )
 
 
 def reaches(space: str, address: str, seconds: float = 10) -> bool:
-    """Is a packet answered in the end? For first ones: a bridge forwards nothing until it knows of a new link."""
+    """Is a packet answered in the end? For first ones: a bridge forwards nothing until it knows of
+    a new link."""
     return waiting.is_true_within(lambda: pings(space, address, "1"), seconds, pause=0.01)
 
 
@@ -78,7 +97,9 @@ class Guest:
     def device(self) -> str:
         return f"tap{self.port[:11]}"
 
-    def run(self, *words: str | Path, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str | Path, check: bool = True, text: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return run(*words, space=self.space, check=check, text=text)
 
     def dhcp(self, tries: int = 8) -> str:
@@ -87,8 +108,30 @@ class Guest:
         if not script.exists():
             script.write_text(UDHCPC_SCRIPT)
             script.chmod(0o755)
-        return self.run("busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-f", "-t", str(tries), "-T", "1", "-A", "0",
-                        "-O", "121", "-O", "mtu", "-O", "hostname", "-s", script, check=False).stdout.strip()
+        return self.run(
+            "busybox",
+            "udhcpc",
+            "-i",
+            "eth0",
+            "-n",
+            "-q",
+            "-f",
+            "-t",
+            str(tries),
+            "-T",
+            "1",
+            "-A",
+            "0",
+            "-O",
+            "121",
+            "-O",
+            "mtu",
+            "-O",
+            "hostname",
+            "-s",
+            script,
+            check=False,
+        ).stdout.strip()
 
     def take_address(self, gateway: str | None = None) -> None:
         self.run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
@@ -104,8 +147,12 @@ class Guest:
 
 def limited(capabilities: frozenset[str]) -> list[str]:
     """What stands before a command that shall have these capabilities and no other."""
-    return ["setpriv", "--no-new-privs", "--inh-caps=-all",
-            f"--bounding-set=-all{''.join(f',+{one}' for one in sorted(capabilities))}"]
+    return [
+        "setpriv",
+        "--no-new-privs",
+        "--inh-caps=-all",
+        f"--bounding-set=-all{''.join(f',+{one}' for one in sorted(capabilities))}",
+    ]
 
 
 def of_unit() -> frozenset[str]:
@@ -126,28 +173,58 @@ class Machine:
     address: str
     gateway: bool = False
     process: subprocess.Popen[bytes] | None = None
-    #: The capabilities of a helper that does what takes root, for a host part that has none; None: one process.
+    #: The capabilities of a helper that does what takes root, for a host part that has none; None:
+    #: one process.
     apart: frozenset[str] | None = None
     helper: subprocess.Popen[bytes] | None = None
 
     def start(self, url: str = "") -> None:
         url = url or self.lab.service.url
         here = [sys.executable, "-m", "deploy.standalone.network.host"]
-        place = ["--tunnel-address", self.address, *(["--external-gateway"] if self.gateway else [])]
-        serving = ["serve", "--host", self.name, "--url", url, "--check-seconds", "3", "--key-file",
-                   str(self.folder / "secret"), "--metadata-url", self.lab.service.url, *place]
+        place = [
+            "--tunnel-address",
+            self.address,
+            *(["--external-gateway"] if self.gateway else []),
+        ]
+        serving = [
+            "serve",
+            "--host",
+            self.name,
+            "--url",
+            url,
+            "--check-seconds",
+            "3",
+            "--key-file",
+            str(self.folder / "secret"),
+            "--metadata-url",
+            self.lab.service.url,
+            *place,
+        ]
         if self.apart is None:
             self.process = self._run([*here, *serving, *self.where()])
             return
         door = self.folder / "socket"
-        self.helper = self._run([*limited(self.apart), *here, "help", "--user", "root", "--socket", str(door), *place,
-                                 *self.where()])
+        self.helper = self._run(
+            [
+                *limited(self.apart),
+                *here,
+                "help",
+                "--user",
+                "root",
+                "--socket",
+                str(door),
+                *place,
+                *self.where(),
+            ]
+        )
         await_true(door.is_socket, "the helper does not listen")
         self.process = self._run([*limited(frozenset()), *here, *serving, "--helper", str(door)])
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def where(self) -> list[str]:
         return ["--state", str(self.folder / "state"), "--netns", f"/run/netns/{self.space}"]
@@ -174,7 +251,9 @@ class Machine:
 
     def rules(self) -> list[str]:
         """All words of them: sets have no order."""
-        return sorted(run("nft", "list", "ruleset", space=self.space).stdout.replace(",", " ").split())
+        return sorted(
+            run("nft", "list", "ruleset", space=self.space).stdout.replace(",", " ").split()
+        )
 
 
 @dataclass
@@ -191,7 +270,7 @@ class Lab:
     guests: list[Guest] = field(default_factory=list)
     revision: int = 0
     mark: str = "nh"
-    elsewhere: str = "192.168.99.254"       # on the wire, and no host
+    elsewhere: str = "192.168.99.254"  # on the wire, and no host
 
     def space(self, name: str) -> str:
         """The name of a namespace; several runs may go on at once."""
@@ -207,12 +286,27 @@ class Lab:
             folder = self.folder / name
             folder.mkdir()
             (folder / "secret").write_text(f"{host_key(SECRET, name)}\n")
-            machine = Machine(self, name, self.space(name), folder, f"192.168.99.{number}", gateway=number == 1)
+            machine = Machine(
+                self, name, self.space(name), folder, f"192.168.99.{number}", gateway=number == 1
+            )
             machine.apart = of_unit() if name == "x2" else None
             run("ip", "netns", "add", machine.space)
             run("ip", "link", "set", "lo", "up", space=machine.space)
-            run("ip", "link", "add", f"w{number}", "netns", wire, "type", "veth", "peer", "name", "eth0", "netns",
-                machine.space)
+            run(
+                "ip",
+                "link",
+                "add",
+                f"w{number}",
+                "netns",
+                wire,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                machine.space,
+            )
             run("ip", "link", "set", f"w{number}", "master", "wire", "up", space=wire)
             run("ip", "link", "set", "eth0", "up", space=machine.space)
             run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0", space=machine.space)
@@ -229,29 +323,71 @@ class Lab:
         run("ip", "netns", "del", self.space("wire"), check=False)
         self.service.close()
 
-    def network(self, cidr: str = "10.0.0.0/24", external: bool = False, gateway: str | None = None,
-                project: str = "project-1") -> str:
+    def network(
+        self,
+        cidr: str = "10.0.0.0/24",
+        external: bool = False,
+        gateway: str | None = None,
+        project: str = "project-1",
+    ) -> str:
         """A network with one subnet and the DHCP port .2."""
         id_, start = str(uuid.uuid4()), cidr.rsplit(".", 1)[0]
         gateway = gateway or f"{start}.1"
-        subnet = {"cidr": cidr, "version": 4, "gateway": gateway, "dhcp": not external, "dns": [], "routes": [],
-                  "ipv6_mode": None}
-        dhcp = None if external else {"mac": mac(), "addresses": [f"{start}.2/24"], "port": str(uuid.uuid4())}
-        self.networks[id_] = {"vni": 100 + len(self.networks), "mtu": 1450, "bridge": f"brq{id_[:11]}",
-                              "external": external, "project_id": project, "dhcp": dhcp, "subnets": {
-                                  str(uuid.uuid4()): subnet}}
+        subnet = {
+            "cidr": cidr,
+            "version": 4,
+            "gateway": gateway,
+            "dhcp": not external,
+            "dns": [],
+            "routes": [],
+            "ipv6_mode": None,
+        }
+        dhcp = (
+            None
+            if external
+            else {"mac": mac(), "addresses": [f"{start}.2/24"], "port": str(uuid.uuid4())}
+        )
+        self.networks[id_] = {
+            "vni": 100 + len(self.networks),
+            "mtu": 1450,
+            "bridge": f"brq{id_[:11]}",
+            "external": external,
+            "project_id": project,
+            "dhcp": dhcp,
+            "subnets": {str(uuid.uuid4()): subnet},
+        }
         return id_
 
-    def guest(self, network: str, address: str, host: str = "x1", groups: list[str] | None = None,
-              **more: Any) -> Guest:
+    def guest(
+        self,
+        network: str,
+        address: str,
+        host: str = "x1",
+        groups: list[str] | None = None,
+        **more: Any,
+    ) -> Guest:
         """A port and a guest that has it; told and acknowledged, plugged in."""
         port = str(uuid.uuid4())
         guest = Guest(port, self.space(f"g{len(self.guests)}"), mac(), address, self.machines[host])
-        self.ports[port] = (host, {
-            "network": network, "mac": guest.mac, "device": guest.device, "allowed_pairs": [], "security": True,
-            "addresses": [{"address": address, "subnet": next(iter(self.networks[network]["subnets"]))}],
-            "groups": [self.open_group()] if groups is None else groups, "server": str(uuid.uuid4()),
-            "project_id": "project-1", "hostname": f"vm{len(self.guests)}", "up": True, **more})
+        self.ports[port] = (
+            host,
+            {
+                "network": network,
+                "mac": guest.mac,
+                "device": guest.device,
+                "allowed_pairs": [],
+                "security": True,
+                "addresses": [
+                    {"address": address, "subnet": next(iter(self.networks[network]["subnets"]))}
+                ],
+                "groups": [self.open_group()] if groups is None else groups,
+                "server": str(uuid.uuid4()),
+                "project_id": "project-1",
+                "hostname": f"vm{len(self.guests)}",
+                "up": True,
+                **more,
+            },
+        )
         self.guests.append(guest)
         self.tell()
         self.plug(guest)
@@ -261,8 +397,23 @@ class Lab:
         """As libvirt does: a device is made and joins the bridge at once."""
         bridge = f"brq{self.ports[guest.port][1]['network'][:11]}"
         run("ip", "netns", "add", guest.space)
-        run("ip", "link", "add", guest.device, "netns", guest.host.space, "type", "veth", "peer", "name", "eth0",
-            "address", guest.mac, "netns", guest.space)
+        run(
+            "ip",
+            "link",
+            "add",
+            guest.device,
+            "netns",
+            guest.host.space,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "address",
+            guest.mac,
+            "netns",
+            guest.space,
+        )
         run("ip", "link", "set", "lo", "up", space=guest.space)
         run("ip", "link", "set", "eth0", "up", space=guest.space)
         run("ip", "link", "set", guest.device, "master", bridge, "up", space=guest.host.space)
@@ -270,8 +421,18 @@ class Lab:
     def open_group(self) -> str:
         """A group that allows everything."""
         id_ = "00000000-0000-0000-0000-0000000000a1"
-        self.groups.setdefault(id_, {"rules": [rule("ingress"), rule("egress"), rule("ingress", version=6),
-                                               rule("egress", version=6)], "members": []})
+        self.groups.setdefault(
+            id_,
+            {
+                "rules": [
+                    rule("ingress"),
+                    rule("egress"),
+                    rule("ingress", version=6),
+                    rule("egress", version=6),
+                ],
+                "members": [],
+            },
+        )
         return id_
 
     def tell(self, wait: bool = True) -> None:
@@ -288,23 +449,45 @@ class Lab:
         for name, machine in self.machines.items():
             with self.service.changed:
                 done = self.service.changed.wait_for(
-                    lambda name=name: self.service.acknowledged.get(name, {}).get("revision") == self.revision, 10)
+                    lambda name=name: (
+                        self.service.acknowledged.get(name, {}).get("revision") == self.revision
+                    ),
+                    10,
+                )
             assert done, f"{name} does not acknowledge {self.revision}: {machine.log()[-3000:]}"
 
     def description(self, host: str) -> dict[str, Any]:
         ports = {id_: port for id_, (where, port) in self.ports.items() if where == host}
         routers = {id_: router for id_, (where, router) in self.routers.items() if where == host}
         here = self.used(host)
-        networks = {id_: network | {"peers": [machine.address for name, machine in self.machines.items()
-                                              if name != host and id_ in self.used(name)]}
-                    for id_, network in self.networks.items() if id_ in here}
+        networks = {
+            id_: network
+            | {
+                "peers": [
+                    machine.address
+                    for name, machine in self.machines.items()
+                    if name != host and id_ in self.used(name)
+                ]
+            }
+            for id_, network in self.networks.items()
+            if id_ in here
+        }
         members: dict[str, list[str]] = {}
         for _, port in self.ports.values():
             for group in port["groups"]:
                 members.setdefault(group, []).extend(one["address"] for one in port["addresses"])
-        groups = {id_: group | {"members": members.get(id_, [])} for id_, group in self.groups.items()}
-        return {"revision": self.revision, "host": host, "dns": ["1.1.1.1"], "networks": networks, "ports": ports,
-                "groups": groups, "routers": routers}
+        groups = {
+            id_: group | {"members": members.get(id_, [])} for id_, group in self.groups.items()
+        }
+        return {
+            "revision": self.revision,
+            "host": host,
+            "dns": ["1.1.1.1"],
+            "networks": networks,
+            "ports": ports,
+            "groups": groups,
+            "routers": routers,
+        }
 
     def used(self, host: str) -> set[str]:
         """The networks of a host."""
@@ -331,11 +514,22 @@ def mac() -> str:
 
 
 def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
-    return {"id": str(uuid.uuid4()), "direction": direction, "version": version, "protocol": None, "port_min": None,
-            "port_max": None, "remote_prefix": None, "remote_group": None, **more}
+    return {
+        "id": str(uuid.uuid4()),
+        "direction": direction,
+        "version": version,
+        "protocol": None,
+        "port_min": None,
+        "port_max": None,
+        "remote_prefix": None,
+        "remote_group": None,
+        **more,
+    }
 
 
+# fmt: off
 NEEDED = ("ip", "nft", "dnsmasq", "dhcp_release", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
+# fmt: on
 
 
 def demand_networks() -> None:
@@ -365,14 +559,34 @@ def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str
     """Yields a function that says what arrived at the guest since, as tcpdump's lines."""
     out = folder / f"{guest.space}.dump"
     with out.open("wb") as file:
-        process = subprocess.Popen(["ip", "netns", "exec", guest.space, "tcpdump", "--immediate-mode", "-l", "-n", "-e",
-                                    "-p", "-i", "eth0", "-Q", "in", *what.split()], stdout=file, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                guest.space,
+                "tcpdump",
+                "--immediate-mode",
+                "-l",
+                "-n",
+                "-e",
+                "-p",
+                "-i",
+                "eth0",
+                "-Q",
+                "in",
+                *what.split(),
+            ],
+            stdout=file,
+            stderr=subprocess.PIPE,
+        )
     assert process.stderr is not None
     while b"listening on" not in (line := process.stderr.readline()):
         assert line, "tcpdump ended"
 
     def arrived() -> str:
         return out.read_text(errors="replace")
+
     try:
         yield arrived
     finally:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What listens in a namespace, and who is answered by it: TCP, and UDP that answers, on all addresses."""
+"""What listens in a namespace, and who is answered by it: TCP, and UDP that answers, on all
+addresses."""
+
 from __future__ import annotations
 
 import contextlib
@@ -50,7 +52,9 @@ while ready := found.select(0.5):
 @contextlib.contextmanager
 def listening(space: str) -> Iterator[None]:
     """Something listens in this namespace at port 8774."""
-    with subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", LISTEN], stdout=subprocess.PIPE) as one:
+    with subprocess.Popen(
+        ["ip", "netns", "exec", space, sys.executable, "-c", LISTEN], stdout=subprocess.PIPE
+    ) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"listens\n"
         try:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network and metadata services as a host part of the network sees them, played over HTTP.
 
-What the lab tells each host is in ``told``; what came back is in ``acknowledged`` and ``asked_metadata``.
+What the lab tells each host is in ``told``; what came back is in ``acknowledged`` and
+``asked_metadata``.
 """
+
 from __future__ import annotations
 
 import json
@@ -56,8 +58,10 @@ class Service:
         host = request.path.split("/")[5 - 1]
         query = dict(pair.split("=") for pair in request.path.split("?")[1].split("&"))
         with self.changed:
-            self.changed.wait_for(lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
-                                  min(float(query["wait"]), 2))
+            self.changed.wait_for(
+                lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
+                min(float(query["wait"]), 2),
+            )
             told = self.told.get(host, {"revision": 0})
         if told["revision"] > int(query["seen"]):
             return self._answer(request, 200, json.dumps(told).encode())
@@ -78,11 +82,20 @@ class Service:
         self._answer(request, 405, b"")
 
     def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        self.asked_metadata.append((request.command, request.path, dict(request.headers.items()), body))
-        self._answer(request, 200, b"metadata of " + request.headers.get("X-Instance-ID", "nobody").encode())
+        self.asked_metadata.append(
+            (request.command, request.path, dict(request.headers.items()), body)
+        )
+        self._answer(
+            request, 200, b"metadata of " + request.headers.get("X-Instance-ID", "nobody").encode()
+        )
 
-    def _answer(self, request: BaseHTTPRequestHandler, status: int, body: bytes,
-                headers: dict[str, str] | None = None) -> None:
+    def _answer(
+        self,
+        request: BaseHTTPRequestHandler,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         request.send_response(status)
         for name, value in ({} if headers is None else headers).items():
             request.send_header(name, value)

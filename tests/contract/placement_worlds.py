@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The providers that the placement service's own tests start with, made in our store; and who calls, by header.
+"""The providers that the placement service's own tests start with, made in our store; and who
+calls, by header.
 
-Those tests name a fixture a file. Here is what each must find, as its tests know it: providers with their trees,
-aggregates, inventories, traits and what is held, and the environment variables that say where they are.
+Those tests name a fixture a file. Here is what each must find, as its tests know it: providers with
+their trees, aggregates, inventories, traits and what is held, and the environment variables that
+say where they are.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,9 +23,25 @@ from common.store.engine import Store, now
 from common.store.placement import allocations, inventories, providers, resource_classes, traits
 
 SHARES = "MISC_SHARES_VIA_AGGREGATE"
-GENERATED = ("RP_UUID", "RP_NAME", "RP_UUID1", "RP_NAME1", "RP_UUID2", "RP_NAME2", "PROJECT_ID", "ADMIN_PROJECT_ID",
-             "SERVICE_PROJECT_ID", "USER_ID", "PROJECT_ID_ALT", "USER_ID_ALT", "INSTANCE_UUID", "MIGRATION_UUID",
-             "CONSUMER_UUID", "PARENT_PROVIDER_UUID", "ALT_PARENT_PROVIDER_UUID")
+GENERATED = (
+    "RP_UUID",
+    "RP_NAME",
+    "RP_UUID1",
+    "RP_NAME1",
+    "RP_UUID2",
+    "RP_NAME2",
+    "PROJECT_ID",
+    "ADMIN_PROJECT_ID",
+    "SERVICE_PROJECT_ID",
+    "USER_ID",
+    "PROJECT_ID_ALT",
+    "USER_ID_ALT",
+    "INSTANCE_UUID",
+    "MIGRATION_UUID",
+    "CONSUMER_UUID",
+    "PARENT_PROVIDER_UUID",
+    "ALT_PARENT_PROVIDER_UUID",
+)
 
 
 class World:
@@ -42,9 +61,18 @@ class World:
         self.say(**dict(zip(names, made, strict=True)))
         return made
 
-    def provider(self, name: str, *aggregates: str, parent: str | None = None, told: str = "", uuid: str | None = None,
-                 has: tuple[str, ...] = (), **stock: int | dict[str, Any]) -> str:
+    def provider(
+        self,
+        name: str,
+        *aggregates: str,
+        parent: str | None = None,
+        told: str = "",
+        uuid: str | None = None,
+        has: tuple[str, ...] = (),
+        **stock: int | dict[str, Any],
+    ) -> str:
         """A provider with what it has: VCPU=8, or VCPU={"total": 8, "max_unit": 2}."""
+
         def work(tx: sa.Connection) -> str:
             row = providers.create(tx, name, uuid, self.uuids[parent] if parent else None)
             providers.set_aggregates(tx, row, aggregates)
@@ -53,11 +81,15 @@ class World:
             traits.put(tx, row, has)
             for resource_class in stock:
                 resource_classes.create(tx, resource_class)
-            wanted = {key: {"total": value} if isinstance(value, int) else value for key, value in stock.items()}
+            wanted = {
+                key: {"total": value} if isinstance(value, int) else value
+                for key, value in stock.items()
+            }
             for key, value in wanted.items():
                 inventories.put(tx, row, {key: {"max_unit": value["total"], **value}}, whole=False)
                 allocations.touch(tx, [row.id])
             return str(row.uuid)
+
         self.uuids[name] = self.store.write(work)
         self.say(**{told or f"{name.upper()}_UUID": self.uuids[name]})
         return self.uuids[name]
@@ -66,29 +98,56 @@ class World:
         """Let a consumer hold some of a provider."""
         with self.store.begin() as tx:
             row = providers.show(tx, provider)
-            if tx.scalar(sa.select(schema.consumers.c.id).where(schema.consumers.c.id == consumer)) is None:
-                tx.execute(sa.insert(schema.consumers).values(id=consumer, type="server", project_id=project,
-                                                              user_id=user, generation=1, created_at=now()))
+            if (
+                tx.scalar(sa.select(schema.consumers.c.id).where(schema.consumers.c.id == consumer))
+                is None
+            ):
+                tx.execute(
+                    sa.insert(schema.consumers).values(
+                        id=consumer,
+                        type="server",
+                        project_id=project,
+                        user_id=user,
+                        generation=1,
+                        created_at=now(),
+                    )
+                )
             allocations.touch(tx, [row.id])
             for resource_class, amount in amounts.items():
-                tx.execute(sa.insert(schema.allocations).values(provider_id=row.id, consumer_id=consumer,
-                                                                resource_class=resource_class, used=amount))
+                tx.execute(
+                    sa.insert(schema.allocations).values(
+                        provider_id=row.id,
+                        consumer_id=consumer,
+                        resource_class=resource_class,
+                        used=amount,
+                    )
+                )
 
 
 def nothing(world: World) -> None:
     """Names to make providers with."""
     world.fresh(*GENERATED)
-    world.say(CUSTOM_RES_CLASS="CUSTOM_IRON_NFV", CUSTOM_RES_CLASS1="CUSTOM_IRON_NFV1",
-              CUSTOM_RES_CLASS2="CUSTOM_IRON_NFV2")
+    world.say(
+        CUSTOM_RES_CLASS="CUSTOM_IRON_NFV",
+        CUSTOM_RES_CLASS1="CUSTOM_IRON_NFV1",
+        CUSTOM_RES_CLASS2="CUSTOM_IRON_NFV2",
+    )
 
 
 def allocated(world: World) -> None:
     """One provider of which three consumers of one project and two users hold some."""
     nothing(world)
     env = os.environ
-    world.fresh("ALT_USER_ID", "ALT_RP_UUID", "ALT_RP_NAME", "CONSUMER_0", "CONSUMER_ID", "ALT_CONSUMER_ID")
-    one = world.provider(env["RP_NAME"], uuid=env["RP_UUID"], told="RP_UUID", VCPU=10, DISK_GB={
-        "total": 2048, "step_size": 10, "min_unit": 10, "max_unit": 1000})
+    world.fresh(
+        "ALT_USER_ID", "ALT_RP_UUID", "ALT_RP_NAME", "CONSUMER_0", "CONSUMER_ID", "ALT_CONSUMER_ID"
+    )
+    one = world.provider(
+        env["RP_NAME"],
+        uuid=env["RP_UUID"],
+        told="RP_UUID",
+        VCPU=10,
+        DISK_GB={"total": 2048, "step_size": 10, "min_unit": 10, "max_unit": 1000},
+    )
     project, user, other = env["PROJECT_ID"], env["USER_ID"], env["ALT_USER_ID"]
     world.hold(one, env["CONSUMER_0"], project, user, DISK_GB=1000)
     world.hold(one, env["CONSUMER_ID"], project, user, VCPU=6)
@@ -96,11 +155,14 @@ def allocated(world: World) -> None:
 
 
 def shared_storage(world: World) -> None:
-    """Two hosts, one with a disk of its own, and two disks shared by an aggregate; a network card a NUMA node."""
+    """Two hosts, one with a disk of its own, and two disks shared by an aggregate; a network card a
+    NUMA node."""
     nothing(world)
-    group, = world.fresh("AGG_UUID")
-    cpu: dict[str, Any] = {"VCPU": {"total": 24, "allocation_ratio": 16.0},
-                           "MEMORY_MB": {"total": 128 * 1024, "allocation_ratio": 1.5}}
+    (group,) = world.fresh("AGG_UUID")
+    cpu: dict[str, Any] = {
+        "VCPU": {"total": 24, "allocation_ratio": 16.0},
+        "MEMORY_MB": {"total": 128 * 1024, "allocation_ratio": 1.5},
+    }
     disk = {"total": 2000, "reserved": 100}
     world.provider("cn1", group, has=("HW_CPU_X86_SSE", "HW_CPU_X86_SSE2"), **cpu)
     world.provider("cn2", group, **cpu, DISK_GB=disk)
@@ -120,39 +182,73 @@ def numa_aggregates(world: World) -> None:
     for name, group in (("ss1", a), ("ss2", c)):
         world.provider(name, group, has=(SHARES,), DISK_GB={"total": 2000, "reserved": 100})
     for place in ("1_1", "1_2", "2_1", "2_2"):
-        world.provider(f"numa{place}", *((c,) if place == "1_1" else ()), parent=f"cn{place[0]}",
-                       VCPU={"total": 24, "allocation_ratio": 16.0})
+        world.provider(
+            f"numa{place}",
+            *((c,) if place == "1_1" else ()),
+            parent=f"cn{place[0]}",
+            VCPU={"total": 24, "allocation_ratio": 16.0},
+        )
 
 
 def numa_networks(world: World, *above: str) -> None:
-    """A host of NUMA nodes with devices and network agents, and an ordinary one with network cards. above: the
-    parents of both."""
+    """A host of NUMA nodes with devices and network agents, and an ordinary one with network cards.
+    above: the parents of both."""
     nothing(world)
-    group, = world.fresh("AGGA_UUID")
+    (group,) = world.fresh("AGGA_UUID")
     first, second = above or (None, None)
     world.provider("ss1", group, has=(SHARES,), DISK_GB=2000)
     world.provider("cn1", group, parent=first, has=("COMPUTE_VOLUME_MULTI_ATTACH",))
-    world.provider("numa0", parent="cn1", has=("HW_NUMA_ROOT",), VCPU=4,
-                   MEMORY_MB={"total": 2048, "min_unit": 512, "step_size": 256})
-    world.provider("numa1", parent="cn1", has=("HW_NUMA_ROOT", "CUSTOM_FOO"), VCPU=4,
-                   MEMORY_MB={"total": 2048, "min_unit": 256, "max_unit": 1024})
+    world.provider(
+        "numa0",
+        parent="cn1",
+        has=("HW_NUMA_ROOT",),
+        VCPU=4,
+        MEMORY_MB={"total": 2048, "min_unit": 512, "step_size": 256},
+    )
+    world.provider(
+        "numa1",
+        parent="cn1",
+        has=("HW_NUMA_ROOT", "CUSTOM_FOO"),
+        VCPU=4,
+        MEMORY_MB={"total": 2048, "min_unit": 256, "max_unit": 1024},
+    )
     world.hold(world.uuids["numa0"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=2)
-    for name, parent, what in (("fpga0", "numa0", "FPGA"), ("fpga1_0", "numa1", "FPGA"), ("fpga1_1", "numa1", "FPGA")):
+    for name, parent, what in (
+        ("fpga0", "numa0", "FPGA"),
+        ("fpga1_0", "numa1", "FPGA"),
+        ("fpga1_1", "numa1", "FPGA"),
+    ):
         world.provider(name, parent=parent, **{what: 1})
     world.provider("pgpu0", parent="numa0", VGPU=8)
     world.provider("sriov_agent", parent="cn1", has=("CUSTOM_VNIC_TYPE_DIRECT",))
     world.provider("ovs_agent", parent="cn1", has=("CUSTOM_VNIC_TYPE_NORMAL",))
-    for name, parent, net, width in (("esn1", "sriov_agent", 1, 10000), ("esn2", "sriov_agent", 2, 20000),
-                                     ("br_int", "ovs_agent", 0, 1000)):
-        world.provider(name, parent=parent, has=(f"CUSTOM_PHYSNET{net}",), NET_BW_EGR_KILOBIT_PER_SEC=width)
-    world.provider("cn2", group, parent=second, has=("CUSTOM_FOO",), VCPU=8, DISK_GB=1000,
-                   MEMORY_MB={"total": 2048, "min_unit": 1024, "step_size": 128})
+    for name, parent, net, width in (
+        ("esn1", "sriov_agent", 1, 10000),
+        ("esn2", "sriov_agent", 2, 20000),
+        ("br_int", "ovs_agent", 0, 1000),
+    ):
+        world.provider(
+            name, parent=parent, has=(f"CUSTOM_PHYSNET{net}",), NET_BW_EGR_KILOBIT_PER_SEC=width
+        )
+    world.provider(
+        "cn2",
+        group,
+        parent=second,
+        has=("CUSTOM_FOO",),
+        VCPU=8,
+        DISK_GB=1000,
+        MEMORY_MB={"total": 2048, "min_unit": 1024, "step_size": 128},
+    )
     world.hold(world.uuids["cn2"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=3)
     for card, functions in ((1, (4, 4)), (2, (2, 2, 2, 2)), (3, (8,))):
         world.provider(f"nic{card}", parent="cn2", has=("CUSTOM_HW_NIC_ROOT",))
         for number, total in enumerate(functions):
-            world.provider(f"pf{card}_{number + 1}", parent=f"nic{card}", has=(f"CUSTOM_PHYSNET{number % 2 + 1}",),
-                           CUSTOM_VF=total)
+            world.provider(
+                f"pf{card}_{number + 1}",
+                parent=f"nic{card}",
+                has=(f"CUSTOM_PHYSNET{number % 2 + 1}",),
+                CUSTOM_VF=total,
+            )
 
 
 def deep_numa_networks(world: World) -> None:
@@ -175,40 +271,86 @@ def granular(world: World) -> None:
     """Three hosts and three providers that share, by three aggregates."""
     nothing(world)
     a, b, c = world.fresh("AGGA", "AGGB", "AGGC")
+
     def add(name: str, *more: Any, **stock: Any) -> None:
         world.provider(name, *more, told=name.upper(), **stock)
-    add("cn_left", a, VCPU=8, MEMORY_MB=4096, DISK_GB=500, VGPU=8, SRIOV_NET_VF=8, CUSTOM_NET_MBPS=4000,
-        has=("HW_CPU_X86_AVX", "HW_CPU_X86_AVX2", "HW_GPU_API_DXVA", "HW_NIC_DCB_PFC", "CUSTOM_FOO"))
-    add("cn_middle", a, b, VCPU=8, MEMORY_MB=4096, SRIOV_NET_VF=8, CUSTOM_NET_MBPS=4000,
-        has=("HW_CPU_X86_AVX", "HW_CPU_X86_AVX2", "HW_CPU_X86_SSE", "HW_NIC_ACCEL_TLS"))
-    add("cn_right", b, c, VCPU=8, MEMORY_MB=4096, DISK_GB=500, VGPU={"total": 8, "max_unit": 2},
-        has=("HW_CPU_X86_MMX", "HW_GPU_API_DXVA", "CUSTOM_DISK_SSD"))
+
+    add(
+        "cn_left",
+        a,
+        VCPU=8,
+        MEMORY_MB=4096,
+        DISK_GB=500,
+        VGPU=8,
+        SRIOV_NET_VF=8,
+        CUSTOM_NET_MBPS=4000,
+        has=(
+            "HW_CPU_X86_AVX",
+            "HW_CPU_X86_AVX2",
+            "HW_GPU_API_DXVA",
+            "HW_NIC_DCB_PFC",
+            "CUSTOM_FOO",
+        ),
+    )
+    add(
+        "cn_middle",
+        a,
+        b,
+        VCPU=8,
+        MEMORY_MB=4096,
+        SRIOV_NET_VF=8,
+        CUSTOM_NET_MBPS=4000,
+        has=("HW_CPU_X86_AVX", "HW_CPU_X86_AVX2", "HW_CPU_X86_SSE", "HW_NIC_ACCEL_TLS"),
+    )
+    add(
+        "cn_right",
+        b,
+        c,
+        VCPU=8,
+        MEMORY_MB=4096,
+        DISK_GB=500,
+        VGPU={"total": 8, "max_unit": 2},
+        has=("HW_CPU_X86_MMX", "HW_GPU_API_DXVA", "CUSTOM_DISK_SSD"),
+    )
     add("shr_disk_1", a, DISK_GB=1000, has=(SHARES, "CUSTOM_DISK_SSD"))
     add("shr_disk_2", a, b, DISK_GB=1000, has=(SHARES,))
     add("shr_net", c, SRIOV_NET_VF=16, CUSTOM_NET_MBPS=40000, has=(SHARES,))
 
 
-#: The fixtures by the names that the tests have for them. Policies are the service's own, as with SecureRBAC.
+#: The fixtures by the names that the tests have for them. Policies are the service's own, as with
+#: SecureRBAC.
 WORLDS: Mapping[str, Callable[[World], None]] = {
-    "APIFixture": nothing, "AllocationFixture": allocated, "SharedStorageFixture": shared_storage,
-    "NUMAAggregateFixture": numa_aggregates, "NUMANetworkFixture": numa_networks,
-    "DeepNUMANetworkFixture": deep_numa_networks, "NonSharedStorageFixture": own_storage,
-    "GranularFixture": granular, "SecureRBACPolicyFixture": nothing,
-    "LegacyRBACPolicyFixture": nothing, "OpenPolicyFixture": nothing}
+    "APIFixture": nothing,
+    "AllocationFixture": allocated,
+    "SharedStorageFixture": shared_storage,
+    "NUMAAggregateFixture": numa_aggregates,
+    "NUMANetworkFixture": numa_networks,
+    "DeepNUMANetworkFixture": deep_numa_networks,
+    "NonSharedStorageFixture": own_storage,
+    "GranularFixture": granular,
+    "SecureRBACPolicyFixture": nothing,
+    "LegacyRBACPolicyFixture": nothing,
+    "OpenPolicyFixture": nothing,
+}
 
 
 def fixtures(store: Store) -> SimpleNamespace:
     """What gabbi takes for a module of fixtures: each fills the store."""
+
     def made(fill: Callable[[World], None]) -> type[GabbiFixture]:
         class Filled(GabbiFixture):  # type: ignore[misc]  # gabbi has no types
             def start_fixture(self) -> None:
                 fill(World(store))
+
         return Filled
+
     return SimpleNamespace(**{name: made(fill) for name, fill in WORLDS.items()})
 
 
 def callers(application: Any) -> Any:
-    """Believes who callers say they are: X-Auth-Token is USER or USER:PROJECT, the user admin has the role admin."""
+    """Believes who callers say they are: X-Auth-Token is USER or USER:PROJECT, the user admin has
+    the role admin."""
+
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         # gabbi's transport leaves characters where servers give bytes.
         environ["PATH_INFO"] = environ["PATH_INFO"].encode().decode("latin-1")
@@ -220,4 +362,5 @@ def callers(application: Any) -> Any:
             if not environ.get("HTTP_OPENSTACK_SYSTEM_SCOPE"):
                 environ.setdefault("HTTP_X_PROJECT_ID", project or user)
         return application(environ, start_response)
+
     return entry

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates and hosts that go, on SQLite, PostgreSQL and MariaDB: what must hold when two change at the same time."""
+"""Aggregates and hosts that go, on SQLite, PostgreSQL and MariaDB: what must hold when two change
+at the same time."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,7 +26,11 @@ ROUNDS = 8
 
 
 def new_host(store: Store, name: str) -> None:
-    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory("memory", 1, name, 10, 10240, 1000)))
+    store.write(
+        lambda tx: hosts.register(
+            tx, name, "boot", HostInventory("memory", 1, name, 10, 10240, 1000)
+        )
+    )
 
 
 def make(store: Store, name: str, zone: str | None, *members: str) -> int:
@@ -45,6 +51,7 @@ def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
         except errors.Problem as problem:
             return problem
         return None
+
     with ThreadPoolExecutor(len(works)) as pool:
         return list(pool.map(one, works))
 
@@ -59,6 +66,7 @@ def place(store: Store, host: str, zone: str | None = None) -> Callable[[], None
         if request.host is None:
             raise errors.Conflict("No valid host was found.")
         guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
+
     return lambda: store.write(work)
 
 
@@ -66,7 +74,9 @@ def joins(store: Store, number: int, host: str) -> Callable[[], None]:
     return lambda: store.write(lambda tx: aggregates.add_host(tx, number, host, "nova"))
 
 
-def test_two_zones_that_want_the_same_host_at_the_same_moment_do_not_both_get_it(store: Store) -> None:
+def test_two_zones_that_want_the_same_host_at_the_same_moment_do_not_both_get_it(
+    store: Store,
+) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -79,14 +89,22 @@ def test_a_zone_that_is_renamed_while_its_host_joins_another(store: Store) -> No
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
-        plain, zone = make(store, f"plain-{number}", None, host), make(store, f"zone-{number}", "az1")
-        refused = at_once(joins(store, zone, host), lambda plain=plain: store.write(lambda tx: aggregates.update(
-            tx, plain, "nova", meta={"availability_zone": "az2"})))
+        plain, zone = (
+            make(store, f"plain-{number}", None, host),
+            make(store, f"zone-{number}", "az1"),
+        )
+        refused = at_once(
+            joins(store, zone, host),
+            lambda plain=plain: store.write(
+                lambda tx: aggregates.update(tx, plain, "nova", meta={"availability_zone": "az2"})
+            ),
+        )
         assert len([problem for problem in refused if problem]) == 1, refused
 
 
 def test_a_server_that_is_placed_while_its_host_moves_to_another_zone(store: Store) -> None:
-    """Either the claim comes first and the host stays, or the host moves and the claim finds it where it is then."""
+    """Either the claim comes first and the host stays, or the host moves and the claim finds it
+    where it is then."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -98,11 +116,14 @@ def test_a_server_that_is_placed_while_its_host_moves_to_another_zone(store: Sto
 
 
 def test_a_server_for_a_zone_that_is_placed_while_its_host_moves_to_another(store: Store) -> None:
-    """What was proposed may be of before the move: the claim sees the zone as it is under its lock."""
+    """What was proposed may be of before the move: the claim sees the zone as it is under its
+    lock."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
-        claimed, moved = at_once(place(store, host, "nova"), joins(store, make(store, f"zone-{number}", "az1"), host))
+        claimed, moved = at_once(
+            place(store, host, "nova"), joins(store, make(store, f"zone-{number}", "az1"), host)
+        )
         assert [claimed is None, moved is None].count(True) == 1
 
 
@@ -120,6 +141,7 @@ def test_a_claim_asks_for_the_zone_that_was_wanted(store: Store) -> None:
 def test_a_zone_is_open_while_an_enabled_host_is_in_it(store: Store) -> None:
     def is_open(zone: str) -> bool:
         return store.read(lambda tx: zones.is_open(tx, zone, "nova"))
+
     assert not is_open("nova")
     new_host(store, "h1")
     make(store, "empty", "az2")
@@ -140,19 +162,31 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
         make(store, f"rack-{number}", "az1", host)
         [service] = store.read(lambda tx, host=host: services.list_all(tx, host))
 
-        claimed, removed = at_once(place(store, host), lambda service=service: store.write(
-            lambda tx: hosts.remove(tx, service, service.uuid)))
+        claimed, removed = at_once(
+            place(store, host),
+            lambda service=service: store.write(lambda tx: hosts.remove(tx, service, service.uuid)),
+        )
         assert (claimed is None) != (removed is None)
         kept += removed is not None
     with store.begin() as tx:
-        rows = {table.name: tx.scalar(sa.select(sa.func.count()).select_from(table)) for table in (
-            schema.hosts, schema.providers, schema.services, schema.heartbeats, schema.aggregate_hosts,
-            schema.allocations)}
+        rows = {
+            table.name: tx.scalar(sa.select(sa.func.count()).select_from(table))
+            for table in (
+                schema.hosts,
+                schema.providers,
+                schema.services,
+                schema.heartbeats,
+                schema.aggregate_hosts,
+                schema.allocations,
+            )
+        }
         stock = tx.scalar(sa.select(sa.func.count(schema.inventories.c.provider_id.distinct())))
     assert {*rows.values(), stock} == {kept}
 
 
-def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(store: Store) -> None:
+def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
+    store: Store,
+) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -161,14 +195,26 @@ def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
         def registration(host: str = host) -> None:
             try:
                 new_host(store, host)
-            except NoResultFound:       # it went in the middle of it: the agent registers again
+            except NoResultFound:  # it went in the middle of it: the agent registers again
                 new_host(store, host)
-        assert at_once(registration, lambda service=service: store.write(
-            lambda tx: hosts.remove(tx, service, service.uuid))) == [None, None]
-        found = {table.name: store.read(lambda tx, table=table, column=column, host=host: tx.execute(
-            sa.select(table).where(column == host)).all()) for table, column in (
-                (schema.hosts, schema.hosts.c.name), (schema.providers, schema.providers.c.host),
-                (schema.services, schema.services.c.host), (schema.heartbeats, schema.heartbeats.c.host))}
+
+        assert at_once(
+            registration,
+            lambda service=service: store.write(lambda tx: hosts.remove(tx, service, service.uuid)),
+        ) == [None, None]
+        found = {
+            table.name: store.read(
+                lambda tx, table=table, column=column, host=host: tx.execute(
+                    sa.select(table).where(column == host)
+                ).all()
+            )
+            for table, column in (
+                (schema.hosts, schema.hosts.c.name),
+                (schema.providers, schema.providers.c.host),
+                (schema.services, schema.services.c.host),
+                (schema.heartbeats, schema.heartbeats.c.host),
+            )
+        }
         assert len({len(rows) for rows in found.values()}) == 1, found
 
 
@@ -179,8 +225,12 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             aggregates.add_host(tx, number, "h1", "nova")
-            removed = pool.submit(lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid)))
-            with pytest.raises(NotYet):       # it waits for the host's provider; on SQLite to write at all
+            removed = pool.submit(
+                lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+            )
+            with pytest.raises(
+                NotYet
+            ):  # it waits for the host's provider; on SQLite to write at all
                 removed.result(timeout=0.5)
         removed.result(timeout=20)
     assert store.read(lambda tx: aggregates.show(tx, number))[1] == []
@@ -188,7 +238,8 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
 
 
 def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store) -> None:
-    """That it was fenced proves nothing any more: what it has still to remove is not struck, nor handed to others."""
+    """That it was fenced proves nothing any more: what it has still to remove is not struck, nor
+    handed to others."""
     new_host(store, "h1")
     server = ids.new()
     store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
@@ -197,55 +248,94 @@ def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store)
     [service] = store.read(lambda tx: services.list_all(tx, "h1"))
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
-            hosts.open_session(tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000))
-            removed = pool.submit(lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid)))
-            with pytest.raises(NotYet):       # it waits for the host; on SQLite to write at all
+            hosts.open_session(
+                tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000)
+            )
+            removed = pool.submit(
+                lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+            )
+            with pytest.raises(NotYet):  # it waits for the host; on SQLite to write at all
                 removed.result(timeout=0.5)
         with pytest.raises(errors.Conflict, match="has not removed yet"):
             removed.result(timeout=20)
     assert [row.host for row in store.read(lambda tx: guests.places(tx, server))] == ["h1"]
 
 
-def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(store: Store) -> None:
+def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(
+    store: Store,
+) -> None:
     names = [f"h{number}" for number in range(4)]
     for name in names:
         new_host(store, name)
     racks = [make(store, f"rack-{number}", None, *names) for number in range(3)]
 
     def ratio(number: int) -> Callable[[], None]:
-        return lambda: store.write(lambda tx: aggregates.update(
-            tx, racks[number % 3], "nova", meta={"cpu_allocation_ratio": str(number + 1)}))
+        return lambda: store.write(
+            lambda tx: aggregates.update(
+                tx, racks[number % 3], "nova", meta={"cpu_allocation_ratio": str(number + 1)}
+            )
+        )
+
     works: list[Callable[[], Any]] = []
     for number in range(ROUNDS):
-        works += [ratio(number), place(store, names[number % 4]),
-                  lambda: store.write(lambda tx: services.beat(tx, names, services.COMPUTE))]
+        works += [
+            ratio(number),
+            place(store, names[number % 4]),
+            lambda: store.write(lambda tx: services.beat(tx, names, services.COMPUTE)),
+        ]
     assert at_once(*works) == [None] * len(works)
 
 
-def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are_there(store: Store) -> None:
+def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are_there(
+    store: Store,
+) -> None:
     images = [ImageRef(ids.new()) for _ in range(3)]
     for host in ("h1", "h2"):
         new_host(store, host)
     store.write(lambda tx: host_images.ask(tx, ["h1", "h2", "gone"], images))
     rows = store.read(lambda tx: host_images.due(tx, 100))
-    assert {(row.host, row.image_id) for row in rows} == {(host, image.id) for host in ("h1", "h2") for image in images}
+    assert {(row.host, row.image_id) for row in rows} == {
+        (host, image.id) for host in ("h1", "h2") for image in images
+    }
     taken: list[dict[str, Any]] = []
-    assert at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4) == [None] * 4
-    assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [("h1", 3), ("h2", 3)]
+    assert (
+        at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4)
+        == [None] * 4
+    )
+    assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [
+        ("h1", 3),
+        ("h2", 3),
+    ]
     assert store.read(lambda tx: host_images.due(tx, 100)) == []
-    store.write(lambda tx: host_images.record(tx, "h1", {
-        images[0].id: "", images[1].id: "no \x00 room \U0001f4a5", ids.new(): "never asked"}))
+    store.write(
+        lambda tx: host_images.record(
+            tx,
+            "h1",
+            {images[0].id: "", images[1].id: "no \x00 room \U0001f4a5", ids.new(): "never asked"},
+        )
+    )
     with store.begin() as tx:
-        tx.execute(sa.update(schema.host_images).values(sent_at=schema.host_images.c.sent_at - host_images.PAUSE))
+        tx.execute(
+            sa.update(schema.host_images).values(
+                sent_at=schema.host_images.c.sent_at - host_images.PAUSE
+            )
+        )
     due = store.read(lambda tx: host_images.due(tx, 100))
-    assert {(row.host, row.image_id) for row in due} == {(row.host, row.image_id) for row in rows} - {
-        ("h1", images[0].id)}
+    assert {(row.host, row.image_id) for row in due} == {
+        (row.host, row.image_id) for row in rows
+    } - {("h1", images[0].id)}
     assert not store.read(cached_images.is_something_over)
     with store.begin() as tx:
-        tx.execute(sa.update(schema.host_images).where(schema.host_images.c.host == "h1").values(asked_at=0))
+        tx.execute(
+            sa.update(schema.host_images)
+            .where(schema.host_images.c.host == "h1")
+            .values(asked_at=0)
+        )
     assert store.read(cached_images.is_something_over)
     assert {(row.host, row.error) for row in store.write(host_images.give_up)} == {
-        ("h1", "no  room \U0001f4a5"), ("h1", None)}
+        ("h1", "no  room \U0001f4a5"),
+        ("h1", None),
+    }
     assert len(store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())) == 6
 
 
@@ -253,14 +343,19 @@ def test_zones_and_hosts_are_found_by_what_the_api_asks_for(store: Store) -> Non
     for number in range(5):
         new_host(store, f"h{number}.100%")
     make(store, "rack", "az1", "h1.100%")
-    assert dict(store.read(lambda tx: aggregates.zones(tx, "nova", ["h1.100%", "h2.100%"]))) == {"h1.100%": "az1"}
+    assert dict(store.read(lambda tx: aggregates.zones(tx, "nova", ["h1.100%", "h2.100%"]))) == {
+        "h1.100%": "az1"
+    }
     assert store.read(lambda tx: aggregates.zones(tx, "nova"))["h2.100%"] == "nova"
 
     def names(**wanted: Any) -> list[str]:
         return [row["name"][:2] for row in store.read(lambda tx: hosts.list_all(tx, **wanted))]
+
     first = store.read(lambda tx: hosts.list_all(tx, "h0.100%"))[0]
     assert names() == names(pattern="100%") == names(pattern=".") == ["h0", "h1", "h2", "h3", "h4"]
     assert names(pattern="0_%") == names(pattern="%h") == []
     assert names(after=first["service_id"], limit=2) == ["h1", "h2"]
-    assert names(service_id=first["service_id"]) == names(service_uuid=first["service_uuid"]) == ["h0"]
+    assert (
+        names(service_id=first["service_id"]) == names(service_uuid=first["service_uuid"]) == ["h0"]
+    )
     assert names(name="h9") == names(service_uuid=ids.new()) == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host may at a real RabbitMQ: its own queue, and to speak in its own name; all else is refused there."""
+"""What a host may at a real RabbitMQ: its own queue, and to speak in its own name; all else is
+refused there."""
+
 from __future__ import annotations
 
 import secrets
@@ -17,7 +19,15 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.connection import Connection
 
 from common import broker_identities, errors
-from common.broker_identities import API, CONDUCTOR, CONSOLE, SCHEDULER, answers_queue, exchange, host_queue
+from common.broker_identities import (
+    API,
+    CONDUCTOR,
+    CONSOLE,
+    SCHEDULER,
+    answers_queue,
+    exchange,
+    host_queue,
+)
 from common.models import Heartbeat, HeartbeatAnswer
 from common.notifications.messages import Message
 from common.rpc import agent, conductor
@@ -77,15 +87,21 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
     world.serving("h1", Told(), broker.host_url("h1"))
     world.serving("h2", Told(), broker.host_url("h2"))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
-        admin.default_channel.exchange_declare("kilonova", "topic", durable=False, auto_delete=False)
-    with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as stolen, pytest.raises(AccessRefused):
+        admin.default_channel.exchange_declare(
+            "kilonova", "topic", durable=False, auto_delete=False
+        )
+    with (
+        Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as stolen,
+        pytest.raises(AccessRefused),
+    ):
         ATTEMPTS[attempt](stolen.channel())
 
 
 # --- roles of the control plane ---
 @pytest.fixture(scope="module")
 def roles(broker: Broker) -> Iterator[dict[str, Any]]:
-    """All that processes of the control plane say to each other and to hosts, each in its own name."""
+    """All that processes of the control plane say to each other and to hosts, each in its own
+    name."""
     world = World(broker.url)
     world.prefix = PREFIX
     told, here, conf = Told(HeartbeatAnswer(True)), Told({"x": 1}), world.conf
@@ -93,7 +109,9 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     conductor.listen(conductor_link, told)
     assert conductor_link._listening().is_ready.wait(5)
     link = world.serving("h1", here, broker.host_url("h1"))
-    opened = {role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)}
+    opened = {
+        role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)
+    }
     woken = threading.Event()
     opened[CONDUCTOR].serve("kilonova-conductor", "h/1", {"wake": woken.set})
     opened[SCHEDULER].serve("kilonova-scheduler", "h/1", {"select": lambda: "chosen"})
@@ -107,14 +125,20 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
 
 def test_each_role_does_its_work_with_what_it_may(roles: dict[str, Any], broker: Broker) -> None:
     world, opened = roles["world"], roles["transports"]
-    assert conductor.ConductorClient(roles["link"]).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
+    assert conductor.ConductorClient(roles["link"]).heartbeat(
+        Heartbeat("h1", 3), 5
+    ) == HeartbeatAnswer(True)
     assert opened[API].cast("kilonova-conductor", "wake") and roles["rung"].wait(5)
     roles["rung"].clear()
-    assert opened[CONDUCTOR].cast("kilonova-conductor", "wake", server="h/1") and roles["rung"].wait(5)
+    assert opened[CONDUCTOR].cast("kilonova-conductor", "wake", server="h/1") and roles[
+        "rung"
+    ].wait(5)
     assert opened[CONDUCTOR].call("kilonova-scheduler", "select") == "chosen"
     for role in (API, CONSOLE, CONDUCTOR):
         world.role = role
-        assert agent.AgentClient(world.control(broker.role_url(role))).query("h1", "v", {}) == {"x": 1}
+        assert agent.AgentClient(world.control(broker.role_url(role))).query("h1", "v", {}) == {
+            "x": 1
+        }
     told = Notifier(world.conf, broker.role_url(CONDUCTOR))
     told.send(Message(False, "compute:h1", "compute.instance.create.end", {}))
     told.close()
@@ -122,17 +146,30 @@ def test_each_role_does_its_work_with_what_it_may(roles: dict[str, Any], broker:
 
 def heard(where: str, key: str) -> Callable[[Any, str], Any]:
     """A queue of one's own is bound."""
+
     def attempt(channel: Any, role: str) -> None:
-        own = f"kilonova-{SCHEDULER}.mine" if role == SCHEDULER else answers_queue(PREFIX, role, "a" * 32)
+        own = (
+            f"kilonova-{SCHEDULER}.mine"
+            if role == SCHEDULER
+            else answers_queue(PREFIX, role, "a" * 32)
+        )
         channel.queue_declare(own, auto_delete=True)
         channel.queue_bind(own, where, key)
+
     return attempt
 
 
 def said(where: str, key: str) -> Callable[[Any, str], Any]:
     def attempt(channel: Any, role: str) -> None:
-        channel.basic_publish(channel.prepare_message(b"x", content_encoding="binary"), exchange=where, routing_key=key)
-        channel.exchange_declare(where, "topic", passive=True)       # what was refused is said before the answer
+        channel.basic_publish(
+            channel.prepare_message(b"x", content_encoding="binary"),
+            exchange=where,
+            routing_key=key,
+        )
+        channel.exchange_declare(
+            where, "topic", passive=True
+        )  # what was refused is said before the answer
+
     return attempt
 
 
@@ -147,10 +184,22 @@ ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
     "read a host's queue": (THIEVES, read(host_queue(PREFIX, "h1"))),
     "read what hosts report": (THIEVES, read(f"{PREFIX}-reports")),
     "read what wakes conductors": (THIEVES, read("kilonova-conductor")),
-    "take what wakes one conductor": (THIEVES, lambda channel, role: channel.basic_get("kilonova-conductor.h/1")),
-    "empty the conductors' queue": (THIEVES, lambda channel, role: channel.queue_purge("kilonova-conductor")),
-    "remove a host's queue": (THIEVES, lambda channel, role: channel.queue_delete(host_queue(PREFIX, "h1"))),
-    "remove the hosts' exchange": (THIEVES, lambda channel, role: channel.exchange_delete(exchange(PREFIX))),
+    "take what wakes one conductor": (
+        THIEVES,
+        lambda channel, role: channel.basic_get("kilonova-conductor.h/1"),
+    ),
+    "empty the conductors' queue": (
+        THIEVES,
+        lambda channel, role: channel.queue_purge("kilonova-conductor"),
+    ),
+    "remove a host's queue": (
+        THIEVES,
+        lambda channel, role: channel.queue_delete(host_queue(PREFIX, "h1")),
+    ),
+    "remove the hosts' exchange": (
+        THIEVES,
+        lambda channel, role: channel.exchange_delete(exchange(PREFIX)),
+    ),
     "report in a host's name": (THIEVES, said(exchange(PREFIX), "reports.h1")),
     "answer in a host's name": (THIEVES, said(exchange(PREFIX), f"answers.{'0' * 32}.h1")),
     "read a conductor's answers": (THIEVES, read(OTHERS[0])),
@@ -162,7 +211,8 @@ ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
     "read what schedulers are asked": ((API, CONSOLE), read("kilonova-scheduler")),
     "ask schedulers": (THIEVES, said("kilonova", "kilonova-scheduler")),
     "wake conductors": ((CONSOLE, SCHEDULER), said("kilonova", "kilonova-conductor")),
-    "tell notifications": (THIEVES, said("nova", "notifications.info"))}
+    "tell notifications": (THIEVES, said("nova", "notifications.info")),
+}
 
 
 @pytest.mark.parametrize("attempt", ROLE_ATTEMPTS)
@@ -178,14 +228,25 @@ def test_a_stolen_role_is_refused_what_is_not_its_own(roles, broker: Broker, att
 
 
 def run(broker: Broker, *arguments: str) -> None:
-    subprocess.run([str(SCRIPTS / "rabbitmq-plugins"), *arguments], env=broker.environment, check=True, timeout=120,
-                   stdin=subprocess.DEVNULL, capture_output=True, user=USER, cwd=broker.folder)
+    subprocess.run(
+        [str(SCRIPTS / "rabbitmq-plugins"), *arguments],
+        env=broker.environment,
+        check=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        user=USER,
+        cwd=broker.folder,
+    )
 
 
 def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
     port = free_ports(1)
-    broker.control("eval", f"application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}, "
-                           '{ip, "127.0.0.1"}]).')
+    broker.control(
+        "eval",
+        f"application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}, "
+        '{ip, "127.0.0.1"}]).',
+    )
     run(broker, "enable", "rabbitmq_management")
     broker.control("set_user_tags", "kilonova", "administrator")
     users = Management(f"http://kilonova:{broker.password}@127.0.0.1:{port}")
@@ -193,7 +254,9 @@ def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
 
     def connects(password: str) -> bool:
         try:
-            with Connection(f"amqp://{identity.user}:{password}@127.0.0.1:{broker.port}//") as connection:
+            with Connection(
+                f"amqp://{identity.user}:{password}@127.0.0.1:{broker.port}//"
+            ) as connection:
                 channel = connection.channel()
                 channel.queue_declare(host_queue(PREFIX, "h7"), auto_delete=True)
                 with pytest.raises(AccessRefused):
@@ -201,13 +264,16 @@ def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
         except AMQPError:
             return False
         return True
+
     await_true(lambda: users.make(identity, "/") == "", 20)
     assert connects(identity.password) and not connects("another")
     newer = replace(identity, password=secrets.token_hex(8))
-    open_still = Connection(f"amqp://{identity.user}:{identity.password}@127.0.0.1:{broker.port}//").connect()
+    open_still = Connection(
+        f"amqp://{identity.user}:{identity.password}@127.0.0.1:{broker.port}//"
+    ).connect()
     users.make(newer, "/")
     assert connects(newer.password) and not connects(identity.password)
-    time.sleep(6)      # the management sees a connection at its next count, every five seconds
+    time.sleep(6)  # the management sees a connection at its next count, every five seconds
     users.disconnect(identity.user)
     with pytest.raises((AMQPError, OSError)):
         open_still.drain_events(timeout=10)

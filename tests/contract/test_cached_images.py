@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of images that hosts fetch ahead, on three databases: each host once, when it is done with all."""
+"""What is told of images that hosts fetch ahead, on three databases: each host once, when it is
+done with all."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,15 +24,22 @@ def number(store: Store) -> int:
     """An aggregate of two hosts."""
     made: int = store.write(lambda tx: aggregates.create(tx, "racks", None)).id
     for host in ("h1", "h2"):
-        store.write(lambda tx, host=host: hosts.register(  # type: ignore[misc]
-            tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100)))
+        store.write(
+            lambda tx, host=host: hosts.register(  # type: ignore[misc]
+                tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100)
+            )
+        )
         store.write(lambda tx, host=host: aggregates.add_host(tx, made, host, "nova"))  # type: ignore[misc]
     store.notify_with(NotificationSettings("api1"))
     return made
 
 
 def ask(store: Store, number: int, *images: str) -> None:
-    store.write(lambda tx: cached_images.ask(tx, *aggregates.show(tx, number), [ImageRef(name) for name in images]))
+    store.write(
+        lambda tx: cached_images.ask(
+            tx, *aggregates.show(tx, number), [ImageRef(name) for name in images]
+        )
+    )
 
 
 def says(store: Store, host: str, **cached: str) -> None:
@@ -42,14 +51,28 @@ def news(store: Store) -> list[tuple[str, Any]]:
     before = len(all_told(store))
     if store.read(cached_images.is_something_over):
         store.write(cached_images.settle)
-    return [(row.event.removeprefix(EVENT), of.get("host") and (
-        of["host"], of["index"], of["total"], of["images_cached"], of["images_failed"]))
-        for row in all_told(store)[before:] for of in [row.body["object"]]]
+    return [
+        (
+            row.event.removeprefix(EVENT),
+            of.get("host")
+            and (of["host"], of["index"], of["total"], of["images_cached"], of["images_failed"]),
+        )
+        for row in all_told(store)[before:]
+        for of in [row.body["object"]]
+    ]
 
 
 def left(store: Store) -> list[tuple[str, str]]:
-    return [tuple(row) for row in store.read(lambda tx: tx.execute(sa.select(
-        schema.host_images.c.host, schema.host_images.c.image_id).order_by(*schema.host_images.primary_key)).all())]
+    return [
+        tuple(row)
+        for row in store.read(
+            lambda tx: tx.execute(
+                sa.select(schema.host_images.c.host, schema.host_images.c.image_id).order_by(
+                    *schema.host_images.primary_key
+                )
+            ).all()
+        )
+    ]
 
 
 def test_each_host_is_told_when_it_has_all_and_then_the_end(store: Store, number: int) -> None:
@@ -72,18 +95,29 @@ def test_hosts_that_are_done_together_are_told_in_one_go(store: Store, number: i
     ask(store, number, "i1")
     says(store, "h1", i1="")
     says(store, "h2", i1="")
-    assert news(store) == [("progress", ("h1", 1, 2, ["i1"], [])), ("progress", ("h2", 2, 2, ["i1"], [])),
-                           ("end", None)]
+    assert news(store) == [
+        ("progress", ("h1", 1, 2, ["i1"], [])),
+        ("progress", ("h2", 2, 2, ["i1"], [])),
+        ("end", None),
+    ]
 
 
 def test_what_is_given_up_has_failed(store: Store, number: int) -> None:
     ask(store, number, *BOTH)
     says(store, "h1", i1="", i2="it broke off")
     says(store, "h2", i1="", i2="")
-    store.write(lambda tx: tx.execute(sa.update(schema.host_images).where(schema.host_images.c.host == "h1").values(
-        asked_at=0)))
-    assert news(store) == [("progress", ("h1", 1, 2, ["i1"], ["i2"])), ("progress", ("h2", 2, 2, ["i1", "i2"], [])),
-                           ("end", None)]
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.host_images)
+            .where(schema.host_images.c.host == "h1")
+            .values(asked_at=0)
+        )
+    )
+    assert news(store) == [
+        ("progress", ("h1", 1, 2, ["i1"], ["i2"])),
+        ("progress", ("h2", 2, 2, ["i1", "i2"], [])),
+        ("end", None),
+    ]
     assert left(store) == []
 
 
@@ -101,9 +135,15 @@ def test_two_requests_are_told_apart(store: Store, number: int) -> None:
     says(store, "h1", i1="", i2="")
     says(store, "h2", i2="")
     told = news(store)
-    assert sorted(told, key=str) == sorted([
-        ("progress", ("h1", 1, 2, ["i1"], [])), ("progress", ("h1", 1, 2, ["i2"], [])),
-        ("progress", ("h2", 2, 2, ["i2"], [])), ("end", None)], key=str)
+    assert sorted(told, key=str) == sorted(
+        [
+            ("progress", ("h1", 1, 2, ["i1"], [])),
+            ("progress", ("h1", 1, 2, ["i2"], [])),
+            ("progress", ("h2", 2, 2, ["i2"], [])),
+            ("end", None),
+        ],
+        key=str,
+    )
 
 
 def test_an_aggregate_without_hosts_is_done_at_once(store: Store) -> None:

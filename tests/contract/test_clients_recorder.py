@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy that counts what services answer to the clients' suites: it changes nothing, and misses no fault and no
-answer of the compute service that Nova would not have given."""
+"""The proxy that counts what services answer to the clients' suites: it changes nothing, and misses
+no fault and no answer of the compute service that Nova would not have given."""
+
 from __future__ import annotations
 
 import socket
@@ -66,27 +67,38 @@ def client(recorder: Recorder) -> Iterator[requests.Session]:
 
 
 def test_requests_and_answers_pass_as_they_are(service: str, client: requests.Session) -> None:
-    answer = client.post(f"{service}/a/b/201?limit=1", data=b"sent", headers={"X-Auth-Token": "t"}, timeout=10)
+    answer = client.post(
+        f"{service}/a/b/201?limit=1", data=b"sent", headers={"X-Auth-Token": "t"}, timeout=10
+    )
     assert (answer.status_code, answer.content) == (201, b"sent")
     assert (answer.headers["X-Path"], answer.headers["X-Token"]) == ("/a/b", "t")
-    assert client.post(f"{service}/200", data=iter([b"in ", b"chunks"]), timeout=10).content == b"in chunks"
+    assert (
+        client.post(f"{service}/200", data=iter([b"in ", b"chunks"]), timeout=10).content
+        == b"in chunks"
+    )
     assert client.get(f"{service}/204", timeout=10).content == b""
     assert client.head(f"{service}/200", timeout=10).headers["Content-Length"] == "7"
 
 
-def test_the_identity_service_is_below_its_prefix_too(service: str, client: requests.Session) -> None:
+def test_the_identity_service_is_below_its_prefix_too(
+    service: str, client: requests.Session
+) -> None:
     assert client.get(f"{service}/identity/v3/200", timeout=10).headers["X-Path"] == "/v3"
 
 
-def test_every_fault_is_noted_without_its_query(service: str, client: requests.Session, recorder: Recorder) -> None:
+def test_every_fault_is_noted_without_its_query(
+    service: str, client: requests.Session, recorder: Recorder
+) -> None:
     for status in (200, 404, 500, 503):
         client.get(f"{service}/servers/{status}?token=secret", timeout=10)
     assert recorder.faults == [f"GET {service}/servers/{status}: {status}" for status in (500, 503)]
     assert recorder.answers == {200: 1, 404: 1, 500: 1, 503: 1}
 
 
-def test_a_service_that_is_not_there_is_a_fault(client: requests.Session, recorder: Recorder) -> None:
-    with socket.socket() as taken:      # bound, so that nobody else listens there
+def test_a_service_that_is_not_there_is_a_fault(
+    client: requests.Session, recorder: Recorder
+) -> None:
+    with socket.socket() as taken:  # bound, so that nobody else listens there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v3"
         assert client.get(url, timeout=10).status_code == 502
@@ -102,25 +114,42 @@ def nova() -> None:
 
 
 @pytest.mark.usefixtures("nova")
-def test_an_answer_that_nova_gives_is_no_disagreement(service: str, client: requests.Session, recorder: Recorder
-                                                      ) -> None:
-    assert client.get(f"{service}/v2.1/servers/s/metadata/200?x=1", json=META, timeout=10).json() == META
-    tagged = client.put(f"{service}/v2.1/servers/s/tags/201", headers={"OpenStack-API-Version": "compute 2.26"},
-                        timeout=10)
+def test_an_answer_that_nova_gives_is_no_disagreement(
+    service: str, client: requests.Session, recorder: Recorder
+) -> None:
+    assert (
+        client.get(f"{service}/v2.1/servers/s/metadata/200?x=1", json=META, timeout=10).json()
+        == META
+    )
+    tagged = client.put(
+        f"{service}/v2.1/servers/s/tags/201",
+        headers={"OpenStack-API-Version": "compute 2.26"},
+        timeout=10,
+    )
     assert tagged.status_code == 201, "known to differ"
     assert client.get(f"{service}/v2.1/servers/s/404", timeout=10).status_code == 404
-    assert client.get(f"{service}/v2.0/networks/200", json=SPOILT, timeout=10).json() == SPOILT, "another service's"
+    assert client.get(f"{service}/v2.0/networks/200", json=SPOILT, timeout=10).json() == SPOILT, (
+        "another service's"
+    )
     assert (recorder.disagreements, recorder.judged) == ([], 2)
 
 
 @pytest.mark.usefixtures("nova")
-def test_each_kind_of_disagreement_is_told_once(service: str, client: requests.Session, recorder: Recorder) -> None:
+def test_each_kind_of_disagreement_is_told_once(
+    service: str, client: requests.Session, recorder: Recorder
+) -> None:
     for server in ("s", "t"):
         client.get(f"{service}/v2.1/servers/{server}/metadata/200", json=SPOILT, timeout=10)
     action = {"headers": {"X-Status": "202", "OpenStack-API-Version": "compute 2.7"}, "timeout": 10}
     client.post(f"{service}/v2.1/servers/s/action", json={"os-getVNCConsole": {}}, **action)
     client.get(f"{service}/v2.1/nothing/200", timeout=10)
     metadata, version, path = recorder.disagreements
-    assert metadata.startswith("GET /servers/{server_id}/metadata/{id} at 2.1, 200: : ") and "more" in metadata
-    assert version == "POST /servers/{id}/action os-getVNCConsole at 2.7, 202: version: Nova does not serve it"
+    assert (
+        metadata.startswith("GET /servers/{server_id}/metadata/{id} at 2.1, 200: : ")
+        and "more" in metadata
+    )
+    assert (
+        version
+        == "POST /servers/{id}/action os-getVNCConsole at 2.7, 202: version: Nova does not serve it"
+    )
     assert path == "GET /v2.1/nothing/200 at 2.1, 200: path: Nova has no such operation"

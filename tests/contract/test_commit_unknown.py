@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that breaks at COMMIT, on SQLite, PostgreSQL and MariaDB: what was asked is done once, and its asker is
-told so."""
+"""A connection that breaks at COMMIT, on SQLite, PostgreSQL and MariaDB: what was asked is done
+once, and its asker is told so."""
+
 from __future__ import annotations
 
 import threading
@@ -42,14 +43,21 @@ def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
         return runs[-1]
 
     def is_there(tx: sa.Connection, name: str) -> bool:
-        return tx.scalar(sa.select(schema.projects.c.id).where(schema.projects.c.id == name)) is not None
+        return (
+            tx.scalar(sa.select(schema.projects.c.id).where(schema.projects.c.id == name))
+            is not None
+        )
+
     with unanswered(store, committed=committed) as lost:
         assert store.write(work, is_there) == ("p0" if committed else "p1")
     assert lost and count(store, schema.projects) == 1
 
 
 def test_who_cannot_look_is_told_that_nothing_is_known(store: Store, committed: bool) -> None:
-    with unanswered(store, committed=committed), pytest.raises(errors.Unsure, match="look before you ask again"):
+    with (
+        unanswered(store, committed=committed),
+        pytest.raises(errors.Unsure, match="look before you ask again"),
+    ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
     assert count(store, schema.projects) == committed
 
@@ -62,6 +70,7 @@ def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool)
 
     def post(name: str) -> None:
         made[name] = creator.create(creations[name])
+
     posts = [threading.Thread(target=post, args=(name,)) for name in creations]
     for one in posts:
         one.start()
@@ -70,7 +79,9 @@ def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool)
         creator._lead()
         for one in posts:
             one.join(10)
-    rows = store.read(lambda tx: {row.name: row.id for row in tx.execute(sa.select(schema.servers))})
+    rows = store.read(
+        lambda tx: {row.name: row.id for row in tx.execute(sa.select(schema.servers))}
+    )
     assert {name: one.server_id for name, one in made.items()} == rows
     assert count(store, schema.servers) == count(store, schema.actions) == 2
 
@@ -86,26 +97,51 @@ def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None
 def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
     with unanswered(store, committed=committed):
-        action = store.write(lambda tx: actions.begin(tx, stop, server, context=USER),
-                             lambda tx, begun: actions.is_begun(tx, begun, server))
-    rows = store.read(lambda tx: tx.execute(sa.select(schema.actions.c.id).where(
-        schema.actions.c.name == stop.name)).all())
+        action = store.write(
+            lambda tx: actions.begin(tx, stop, server, context=USER),
+            lambda tx, begun: actions.is_begun(tx, begun, server),
+        )
+    rows = store.read(
+        lambda tx: tx.execute(
+            sa.select(schema.actions.c.id).where(schema.actions.c.name == stop.name)
+        ).all()
+    )
     assert [row.id for row in rows] == [action]
 
 
 def _flavor(tx: sa.Connection) -> Any:
-    return flavors.create(tx, {"flavorid": "f", "name": "f", "vcpus": 1, "memory_mb": 1, "root_gb": 1,
-                               "ephemeral_gb": 0, "swap_mb": 0, "rxtx_factor": 1.0, "is_public": True})
+    return flavors.create(
+        tx,
+        {
+            "flavorid": "f",
+            "name": "f",
+            "vcpus": 1,
+            "memory_mb": 1,
+            "root_gb": 1,
+            "ephemeral_gb": 0,
+            "swap_mb": 0,
+            "rxtx_factor": 1.0,
+            "is_public": True,
+        },
+    )
 
 
 #: Table -> what makes a row of it, and what looks whether it did.
 MADE = {
     schema.flavors: (_flavor, flavors.is_made),
-    schema.keypairs: (lambda tx: keypairs.create(tx, {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f",
-                                                      "public_key": "p"}), keypairs.is_made),
+    schema.keypairs: (
+        lambda tx: keypairs.create(
+            tx, {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
+        ),
+        keypairs.is_made,
+    ),
     schema.aggregates: (lambda tx: aggregates.create(tx, "a", None), aggregates.is_made),
-    schema.server_groups: (lambda tx: server_groups.create(tx, {
-        "project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}), server_groups.is_made),
+    schema.server_groups: (
+        lambda tx: server_groups.create(
+            tx, {"project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}
+        ),
+        server_groups.is_made,
+    ),
     schema.providers: (lambda tx: providers.create(tx, "p"), providers.is_made),
 }
 
@@ -121,8 +157,12 @@ def test_a_row_is_made_once(store: Store, committed: bool, table: sa.Table) -> N
 def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
     server = active_server(store)
     with unanswered(store, committed=committed):
-        token = store.write(lambda tx: console_tokens.create(tx, server, "novnc", project_id="p", user_id="u",
-                                                             seconds=60), console_tokens.is_made)
+        token = store.write(
+            lambda tx: console_tokens.create(
+                tx, server, "novnc", project_id="p", user_id="u", seconds=60
+            ),
+            console_tokens.is_made,
+        )
     assert store.read(lambda tx: console_tokens.find(tx, token)) is not None
 
 
@@ -140,14 +180,20 @@ def test_a_real_connection_cut_after_commit(wire: Wire) -> None:
     wire.cut_at = b"COMMIT"
     made = creator.create(creation())
     assert wire.cut_at is None, "no connection was cut"
-    assert store.read(lambda tx: list(tx.scalars(sa.select(schema.servers.c.id)))) == [made.server_id]
+    assert store.read(lambda tx: list(tx.scalars(sa.select(schema.servers.c.id)))) == [
+        made.server_id
+    ]
     store.close()
 
 
 def test_a_connection_that_broke_while_it_was_idle_fails_nobody(wire: Wire) -> None:
     store, name = Store(wire.url), ids.new()
-    for work in (lambda: store.now(), lambda: store.write(lambda tx: insert_ignore(
-            tx, schema.projects, {"id": name, "quota_seq": 0}))):
+    for work in (
+        lambda: store.now(),
+        lambda: store.write(
+            lambda tx: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0})
+        ),
+    ):
         store.now()
         wire.cut()
         work()

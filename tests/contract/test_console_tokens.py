@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Console tokens on every database: used once, by one, while the guest is there; old ones go."""
+
 from __future__ import annotations
 
 import threading
@@ -21,15 +22,25 @@ SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "6a1f9e5c-0c4b-4d53-9f1e
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
     made = Store(upgraded_url)
-    made.write(lambda tx: guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 3},
-                                          {"server_id": OTHER, "host": "h1", "fence": 3}]))
+    made.write(
+        lambda tx: guests.add(
+            tx,
+            [
+                {"server_id": SERVER, "host": "h1", "fence": 3},
+                {"server_id": OTHER, "host": "h1", "fence": 3},
+            ],
+        )
+    )
     yield made
     made.close()
 
 
 def create(store: Store, server: str = SERVER, seconds: int = 60) -> str:
-    return store.write(lambda tx: console_tokens.create(tx, server, "novnc", project_id="p", user_id="u",
-                                                        seconds=seconds))
+    return store.write(
+        lambda tx: console_tokens.create(
+            tx, server, "novnc", project_id="p", user_id="u", seconds=seconds
+        )
+    )
 
 
 def use(store: Store, token: str) -> Any:
@@ -43,7 +54,11 @@ def rows(store: Store) -> list[Any]:
 def test_a_token_is_used_once_and_stands_nowhere(store: Store) -> None:
     token = create(store)
     [row] = rows(store)
-    assert len(token) == 43 and token not in str(row) and row.expires_at - row.created_at >= 60 * SECOND
+    assert (
+        len(token) == 43
+        and token not in str(row)
+        and row.expires_at - row.created_at >= 60 * SECOND
+    )
     found = store.read(lambda tx: console_tokens.find(tx, token))
     assert found is not None and found.hash == row.hash
     record = use(store, token)
@@ -58,6 +73,7 @@ def test_of_many_who_come_at_once_one_is_let_in(store: Store) -> None:
     def come() -> None:
         start.wait()
         results.append(use(store, token))
+
     threads = [threading.Thread(target=come) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -87,8 +103,11 @@ def come_back(tx: Any) -> None:
     guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 5}])
 
 
-@pytest.mark.parametrize("happened", [lambda tx: guests.add_debt(tx, SERVER, 4), move, come_back],
-                         ids=["deleted", "moved", "came back"])
+@pytest.mark.parametrize(
+    "happened",
+    [lambda tx: guests.add_debt(tx, SERVER, 4), move, come_back],
+    ids=["deleted", "moved", "came back"],
+)
 def test_another_guest_needs_another_token(store: Store, happened: Any) -> None:
     token, opened, other = create(store), create(store), create(store, OTHER)
     hashes = [use(store, taken).hash for taken in (opened, other)]
@@ -105,11 +124,17 @@ def test_whoever_removes_the_row_ends_the_session(store: Store) -> None:
 
 
 def test_an_operator_sees_sessions_and_ends_them(store: Store) -> None:
-    session, unused, other = use(store, create(store)), create(store), use(store, create(store, OTHER))
+    session, unused, other = (
+        use(store, create(store)),
+        create(store),
+        use(store, create(store, OTHER)),
+    )
     assert [row.hash for row in store.read(console_tokens.sessions)] == [session.hash, other.hash]
     assert store.write(lambda tx: console_tokens.revoke(tx, SERVER)) == 2
     assert use(store, unused) is None
-    assert store.read(lambda tx: console_tokens.alive(tx, [session.hash, other.hash])) == {other.hash}
+    assert store.read(lambda tx: console_tokens.alive(tx, [session.hash, other.hash])) == {
+        other.hash
+    }
     assert store.write(lambda tx: console_tokens.revoke(tx, None)) == 1
     assert store.read(console_tokens.sessions) == []
 
@@ -135,11 +160,15 @@ def test_a_server_without_a_guest_has_no_console(store: Store) -> None:
 
 def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
     token = create(store)
-    found = [store.write(lambda tx, cookie=cookie: console_tokens.bind(tx, token, cookie))
-             for cookie in ("a", "b", "a")]
+    found = [
+        store.write(lambda tx, cookie=cookie: console_tokens.bind(tx, token, cookie))
+        for cookie in ("a", "b", "a")
+    ]
     assert found == [True, False, False]
     assert store.read(lambda tx: console_tokens.find(tx, token)) is None
     for cookie in ("", "b"):
         assert store.write(lambda tx, cookie=cookie: console_tokens.use(tx, token, cookie)) is None
-    assert store.write(lambda tx: console_tokens.use(tx, token, "a")).browser == console_tokens.hashed("a")
+    assert store.write(
+        lambda tx: console_tokens.use(tx, token, "a")
+    ).browser == console_tokens.hashed("a")
     assert not store.write(lambda tx: console_tokens.bind(tx, token, "c"))

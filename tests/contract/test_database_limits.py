@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PostgreSQL and MariaDB that do not answer, and clients that vanish: every wait ends, and delays only its own work."""
+"""PostgreSQL and MariaDB that do not answer, and clients that vanish: every wait ends, and delays
+only its own work."""
+
 from __future__ import annotations
 
 import threading
@@ -49,6 +51,7 @@ def stores(url: str) -> Iterator[Callable[..., Store]]:
     def make(to: Any = url, limits: ConnectionLimits = SHORT) -> Store:
         made.append(Store(to, limits=limits))
         return made[-1]
+
     yield make
     for one in made:
         one.close()
@@ -68,7 +71,9 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.monotonic() - began
 
 
-def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(wire: Wire, stores: Callable[..., Store]) -> None:
+def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(
+    wire: Wire, stores: Callable[..., Store]
+) -> None:
     """Its rows are freed by the server; itself it learns that nobody answers."""
     direct, cut_off = stores(), stores(wire.url)
     add(direct, "p")
@@ -79,6 +84,7 @@ def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(wire: Wire, st
         wire.freeze()
         held.set()
         tx.execute(sa.select(schema.projects))
+
     with ThreadPoolExecutor(1) as pool:
         gone = pool.submit(seconds, lambda: pytest.raises(errors.NoStore, cut_off.write, vanish))
         assert held.wait(5)
@@ -86,20 +92,24 @@ def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(wire: Wire, st
         assert gone.result(10) < 6
 
 
-def test_a_server_that_cannot_be_reached_is_given_up(wire: Wire, stores: Callable[..., Store]) -> None:
+def test_a_server_that_cannot_be_reached_is_given_up(
+    wire: Wire, stores: Callable[..., Store]
+) -> None:
     wire.freeze()
     store = stores(wire.url)
     assert seconds(lambda: pytest.raises(errors.NoStore, store.now)) < 5.5
 
 
 def test_a_row_that_is_not_given_in_time_is_asked_for_again(stores: Callable[..., Store]) -> None:
-    # On PostgreSQL the second who waits does so twice, for its turn and for the row, in one statement.
+    # On PostgreSQL the second who waits does so twice, for its turn and for the row, in one
+    # statement.
     store, runs = stores(limits=replace(SHORT, statement=10)), []
     add(store, "p")
 
     def work(tx: sa.Connection) -> None:
         runs.append(1)
         lock(tx, "p")
+
     with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(1) as pool:
         lock(other, "p")
         waiting = pool.submit(store.write, work)
@@ -114,7 +124,14 @@ def test_a_statement_that_takes_too_long_is_ended(stores: Callable[..., Store]) 
     store = stores()
     add(store, "p")
     said = SLEEP[store.dialect_name]
-    assert seconds(lambda: pytest.raises(errors.Unavailable, store.read, lambda tx: tx.execute(sa.text(said)))) < 3.5
+    assert (
+        seconds(
+            lambda: pytest.raises(
+                errors.Unavailable, store.read, lambda tx: tx.execute(sa.text(said))
+            )
+        )
+        < 3.5
+    )
     assert store.now()
 
 
@@ -132,7 +149,9 @@ def test_a_transaction_costs_no_ping(wire: Wire, stores: Callable[..., Store]) -
     store.now()
     before = wire.asked
     store.now()
-    assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]     # (begin,) select, rollback
+    assert (
+        wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
+    )  # (begin,) select, rollback
 
 
 def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]) -> None:
@@ -143,6 +162,7 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
 
     def post(project: str) -> None:
         ended[project] = creator.create(creation(project=project))
+
     posts = [threading.Thread(target=post, args=(project,)) for project in ("free", "held")]
     for one in posts:
         one.start()
@@ -150,7 +170,11 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
     with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(1) as pool:
         quotas.lock(other, "held")
         pool.submit(creator._lead)
-        await_true(lambda: store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.project_id))) == "free")
+        await_true(
+            lambda: (
+                store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.project_id))) == "free"
+            )
+        )
         other.commit()
     for one in posts:
         one.join(10)
@@ -168,10 +192,16 @@ def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) ->
         cloud.ask(server, "os-stop")
     syncs = [cloud.hosts[host].agent.request(True, None, None) for host in ("h1", "h2")]
     with stores(limits=ConnectionLimits()).begin() as other:
-        other.execute(for_update(sa.select(schema.servers.c.id).where(schema.servers.c.id == held))).one()
+        other.execute(
+            for_update(sa.select(schema.servers.c.id).where(schema.servers.c.id == held))
+        ).one()
         assert seconds(lambda: runner.advance(cloud.engine)) < 4
-        assert [command.server for _, command in cloud.sent if command.verb == "ensure_stopped"] == [free]
-        assert all(not isinstance(answer, Exception) for answer in reports.handle(cloud.engine, syncs))
-    cloud.engine.locked_servers.clear()                      # they are looked at again after some seconds
+        assert [
+            command.server for _, command in cloud.sent if command.verb == "ensure_stopped"
+        ] == [free]
+        assert all(
+            not isinstance(answer, Exception) for answer in reports.handle(cloud.engine, syncs)
+        )
+    cloud.engine.locked_servers.clear()  # they are looked at again after some seconds
     cloud.settle()
     assert {cloud.show(server).vm_state for server in (held, free)} == {"stopped"}

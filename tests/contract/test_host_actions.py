@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drains and evacuations as they stand in the database: SQLite, PostgreSQL and MariaDB."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,23 +15,40 @@ from common.models import HostInventory
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import host_actions, hosts
-from common.store.hosts.host_actions import Arguments, Event, EventName, HostAction, Name, Progress, State
+from common.store.hosts.host_actions import (
+    Arguments,
+    Event,
+    EventName,
+    HostAction,
+    Name,
+    Progress,
+    State,
+)
 
 ADMIN = RequestContext(user_id="u", project_id="p", roles=("admin",), request_id="req-1")
-LINES = [Event(EventName.BEGUN, "web leaves h1", "s1", "m1"), Event(EventName.NOTE, "a scheduler is silent")]
+LINES = [
+    Event(EventName.BEGUN, "web leaves h1", "s1", "m1"),
+    Event(EventName.NOTE, "a scheduler is silent"),
+]
 
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
     """A host."""
     made = Store(upgraded_url)
-    made.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 100)))
+    made.write(
+        lambda tx: hosts.register(
+            tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 100)
+        )
+    )
     yield made
     made.close()
 
 
 def begin(store: Store, name: Name = Name.DRAIN, host: str = "h1") -> HostAction:
-    return store.write(lambda tx: host_actions.begin(tx, host, name, Arguments(cold=True, parallel=3), ADMIN))
+    return store.write(
+        lambda tx: host_actions.begin(tx, host, name, Arguments(cold=True, parallel=3), ADMIN)
+    )
 
 
 def taken(store: Store, owner: str) -> list[str]:
@@ -40,7 +58,11 @@ def taken(store: Store, owner: str) -> list[str]:
 def test_an_action_is_shown_as_it_was_begun(store: Store) -> None:
     action = begin(store)
     assert (action.host, action.name, action.state, action.args) == (
-        "h1", Name.DRAIN, State.RUNNING, Arguments(cold=True, parallel=3))
+        "h1",
+        Name.DRAIN,
+        State.RUNNING,
+        Arguments(cold=True, parallel=3),
+    )
     assert (action.user_id, action.project_id, action.request_id) == ("u", "p", "req-1")
     assert store.read(lambda tx: host_actions.open_of(tx, "h1")) == action
     assert store.read(lambda tx: host_actions.page(tx, "h1", 10)) == [action]
@@ -50,12 +72,14 @@ def test_an_action_is_shown_as_it_was_begun(store: Store) -> None:
 
 def test_a_host_has_one_open_action(store: Store) -> None:
     """Of many that begin one at the same time, one succeeds."""
+
     def ask(number: int) -> HostAction | None:
         try:
             return begin(store, Name.EVACUATE if number % 2 else Name.DRAIN)
         except errors.Conflict as problem:
             assert "Host h1 has an open" in problem.text
             return None
+
     with ThreadPoolExecutor(4) as pool:
         begun = [one for one in pool.map(ask, range(4)) if one is not None]
     assert len(begun) == 1
@@ -81,24 +105,39 @@ def test_a_round_is_written_with_its_events(store: Store) -> None:
     action = begin(store)
     taken(store, "c1")
     for round_ in (1, 2):
-        assert store.write(lambda tx, moved=round_: host_actions.record(
-            tx, action.id, "c1", LINES, Progress(moved, 2, 3, 4.5)))
+        assert store.write(
+            lambda tx, moved=round_: host_actions.record(
+                tx, action.id, "c1", LINES, Progress(moved, 2, 3, 4.5)
+            )
+        )
     journal = store.read(lambda tx: host_actions.events(tx, action.id))
     assert [(one.seq, one.event, one.server_id, one.migration) for one in journal] == [
-        (1, EventName.BEGUN, "s1", "m1"), (2, EventName.NOTE, None, None),
-        (3, EventName.BEGUN, "s1", "m1"), (4, EventName.NOTE, None, None)]
+        (1, EventName.BEGUN, "s1", "m1"),
+        (2, EventName.NOTE, None, None),
+        (3, EventName.BEGUN, "s1", "m1"),
+        (4, EventName.NOTE, None, None),
+    ]
     assert store.read(lambda tx: host_actions.events(tx, action.id, 3)) == journal[3:]
-    assert store.read(lambda tx: host_actions.show(tx, action.id)).progress == Progress(2, 2, 3, 4.5)
+    assert store.read(lambda tx: host_actions.show(tx, action.id)).progress == Progress(
+        2, 2, 3, 4.5
+    )
 
 
 def test_an_action_that_has_ended_stays_as_it_is(store: Store) -> None:
     action = begin(store)
     taken(store, "c1")
     assert store.write(lambda tx: host_actions.stop(tx, action.id)).state is State.STOPPING
-    assert store.write(lambda tx: host_actions.record(tx, action.id, "c1", [], Progress(), ended=State.STOPPED,
-                                                      message="stopped"))
+    assert store.write(
+        lambda tx: host_actions.record(
+            tx, action.id, "c1", [], Progress(), ended=State.STOPPED, message="stopped"
+        )
+    )
     ended = store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (ended.state, ended.message, ended.is_open) == (State.STOPPED, "stopped", False) and ended.finished_at
+    assert (ended.state, ended.message, ended.is_open) == (
+        State.STOPPED,
+        "stopped",
+        False,
+    ) and ended.finished_at
     assert not store.read(host_actions.is_any_open) and taken(store, "c1") == []
     assert not store.write(lambda tx: host_actions.record(tx, action.id, "c1", LINES, Progress()))
     with pytest.raises(errors.Conflict, match="has ended already: it is stopped"):

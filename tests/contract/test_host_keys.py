@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys of hosts count, on the three databases."""
+
 from __future__ import annotations
 
 import pytest

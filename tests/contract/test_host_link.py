@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between hosts and the control plane on a real RabbitMQ: they arrive, or are known to be lost in time; and
-whoever reads and writes everything there can make none, and use none again."""
+"""Messages between hosts and the control plane on a real RabbitMQ: they arrive, or are known to be
+lost in time; and whoever reads and writes everything there can make none, and use none again."""
+
 from __future__ import annotations
 
 import json
@@ -37,7 +38,9 @@ from tests.faults import Wire
 from tests.waiting import await_true
 
 SECRETS = {Purpose.COMMAND: "conductors'", Purpose.QUERY: "everybody's"}
-COMMAND = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}})
+COMMAND = Command(
+    "a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}}
+)
 
 
 class World:
@@ -54,13 +57,22 @@ class World:
         return AllKeys(secrets, lambda: dict(self.generations), Clock(), good_for=0)
 
     def control(self, url: str = "", secrets: dict[Purpose, str] = SECRETS) -> ControlSide:
-        self._opened.append(ControlSide(opener(self.conf, url or self.url), self.keys(secrets), self.prefix,
-                                        self.role))
+        self._opened.append(
+            ControlSide(
+                opener(self.conf, url or self.url), self.keys(secrets), self.prefix, self.role
+            )
+        )
         return self._opened[-1]
 
     def host(self, name: str = "h1", url: str = "", keys: OwnKeys | None = None) -> HostSide:
-        self._opened.append(HostSide(opener(self.conf, url or self.url), keys or self.keys().for_host(name), name,
-                                     self.prefix))
+        self._opened.append(
+            HostSide(
+                opener(self.conf, url or self.url),
+                keys or self.keys().for_host(name),
+                name,
+                self.prefix,
+            )
+        )
         return self._opened[-1]
 
     def serving(self, name: str, told: Told, url: str = "") -> HostSide:
@@ -81,15 +93,20 @@ class World:
         """As somebody with the broker's password does."""
         with opener(self.conf, self.url)() as connection:
             channel = connection.default_channel
-            channel.basic_publish(channel.prepare_message(body, content_encoding="binary"), exchange=exchange,
-                                  routing_key=key)
+            channel.basic_publish(
+                channel.prepare_message(body, content_encoding="binary"),
+                exchange=exchange,
+                routing_key=key,
+            )
 
     def read(self, queue: str) -> list[bytes]:
         """All that lies in a queue, which is empty then."""
         with opener(self.conf, self.url)() as connection:
             channel, found = connection.default_channel, []
             while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                found.append(message.body if isinstance(message.body, bytes) else message.body.encode())
+                found.append(
+                    message.body if isinstance(message.body, bytes) else message.body.encode()
+                )
             return found
 
     def close(self) -> None:
@@ -106,8 +123,17 @@ def world(rabbitmq_url: str) -> Iterator[World]:
 
 # --- what is said arrives ---
 def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
-    said = Sync("h1", 3, "boot", False, ["k"], [Result("k", "s", 2, "done", {"power_state": 1})], None,
-                [DomainState("s", 4, 2)], cookie="c")
+    said = Sync(
+        "h1",
+        3,
+        "boot",
+        False,
+        ["k"],
+        [Result("k", "s", 2, "done", {"power_state": 1})],
+        None,
+        [DomainState("s", 4, 2)],
+        cookie="c",
+    )
     answer = SyncAnswer(3, ["k"], [COMMAND], {"s": 2}, cookie="d")
     told = Told((answer, Access("http://image", "token")))
     world.listening(told)
@@ -138,7 +164,9 @@ def test_commands_reach_the_host_they_are_for(world: World) -> None:
     assert client.do("h3", [COMMAND], None) is False, "nobody reads for that host"
     assert client.do("h9", [COMMAND], None) is False, "that host has no key"
     assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
-        ([], None), ([COMMAND, COMMAND], Access("u", "t"))]
+        ([], None),
+        ([COMMAND, COMMAND], Access("u", "t")),
+    ]
     assert there.told == []
 
 
@@ -164,6 +192,7 @@ def test_a_host_is_asked_and_its_problems_travel(world: World) -> None:
 
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             raise self.problem
+
     failing = Failing()
     world.serving("h2", failing)
     with pytest.raises(errors.NotFound, match="It has none."):
@@ -194,6 +223,7 @@ def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: Worl
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             released.wait(30)
             return {}
+
     world.serving("h1", Slow())
     assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
     released.set()
@@ -231,8 +261,11 @@ def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
     wire.close()
 
 
-def test_what_has_waited_for_long_is_not_taken_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing could be answered hosts asked again and again; they wait for none of these answers."""
+def test_what_has_waited_for_long_is_not_taken_in(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing could be answered hosts asked again and again; they wait for none of these
+    answers."""
     monkeypatch.setattr(host_link, "AT_ONCE", 1)
     monkeypatch.setattr(host_link, "STALE_SECONDS", 1.0)
     released, heard = threading.Event(), list[int]()
@@ -242,6 +275,7 @@ def test_what_has_waited_for_long_is_not_taken_in(world: World, monkeypatch: pyt
             heard.append(request.number)
             released.wait(30)
             return SyncAnswer(3), None
+
     world.listening(Hanging())
     client = conductor.ConductorClient(world.host())
     for number in range(1, 6):
@@ -258,6 +292,7 @@ def test_a_host_that_hangs_in_questions_takes_commands(world: World) -> None:
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             released.wait(30)
             return {}
+
     here, client = Hanging(), agent.AgentClient(world.control())
     world.serving("h1", here)
     asking = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
@@ -274,7 +309,9 @@ def test_a_host_that_hangs_in_questions_takes_commands(world: World) -> None:
 def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None:
     link = world.serving("h1", Told())
     link._listener.close()  # type: ignore[union-attr]  # its messages stay in its queue
-    secret = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"admin_pass": "S3CRET"}})
+    secret = Command(
+        "a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"admin_pass": "S3CRET"}}
+    )
     assert agent.AgentClient(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
     found = world.read(host_queue(world.prefix, "h1"))
     assert len(found) == 1 and b"S3CRET" not in found[0] and b"T0KEN" not in found[0]
@@ -284,23 +321,31 @@ def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None
 def test_a_message_that_comes_twice_is_taken_in_once(world: World) -> None:
     here = Told()
     link = world.serving("h1", here)
-    _, body = pack(derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None})
+    _, body = pack(
+        derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None}
+    )
     for _ in range(3):
         world.write("", host_queue(world.prefix, "h1"), body)
     await_true(lambda: link.refusals.counted["h1"] == 2)
     assert here.told == [([], None)]
 
 
-@pytest.mark.parametrize("forged", [
-    derive("guessed", "h1", 1, Purpose.COMMAND),            # no key of ours
-    derive("conductors'", "h2", 1, Purpose.COMMAND),        # another host's command
-    derive("conductors'", "h1", 2, Purpose.COMMAND),        # another generation
-    derive("everybody's", "h1", 1, Purpose.QUERY)],         # the API's key makes no command
-    ids=["guessed", "another host's", "another generation", "the API's"])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        derive("guessed", "h1", 1, Purpose.COMMAND),  # no key of ours
+        derive("conductors'", "h2", 1, Purpose.COMMAND),  # another host's command
+        derive("conductors'", "h1", 2, Purpose.COMMAND),  # another generation
+        derive("everybody's", "h1", 1, Purpose.QUERY),
+    ],  # the API's key makes no command
+    ids=["guessed", "another host's", "another generation", "the API's"],
+)
 def test_a_command_that_no_conductor_made_is_refused(world: World, forged: Any) -> None:
     here = Told()
     link = world.serving("h1", here)
-    world.write("", host_queue(world.prefix, "h1"), pack(forged, "do", {"commands": [], "access": None})[1])
+    world.write(
+        "", host_queue(world.prefix, "h1"), pack(forged, "do", {"commands": [], "access": None})[1]
+    )
     await_true(lambda: link.refusals.counted["h1"] == 1)
     assert here.told == []
 
@@ -308,27 +353,47 @@ def test_a_command_that_no_conductor_made_is_refused(world: World, forged: Any) 
 def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
     here, told = Told({}), Told((SyncAnswer(3), None))
     link, control = world.serving("h1", here), world.listening(told)
-    good = pack(derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None})[1]
+    good = pack(
+        derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None}
+    )[1]
     head = json.loads(good.partition(b"\n")[0])
-    bad = [b"", b"\n", b"{}", b"{}\n", b"[]\nx", good[:-1], good.replace(b'"do"', b'"query"', 1), b"\xff\xfe\n\x00",
-           json.dumps({**head, "purpose": "root"}).encode() + b"\nx", json.dumps({**head, "host": 7}).encode() + b"\nx",
-           json.dumps({**head, "generation": "1"}).encode() + b"\nx", b"[" * 100_000 + b"\n"]
+    bad = [
+        b"",
+        b"\n",
+        b"{}",
+        b"{}\n",
+        b"[]\nx",
+        good[:-1],
+        good.replace(b'"do"', b'"query"', 1),
+        b"\xff\xfe\n\x00",
+        json.dumps({**head, "purpose": "root"}).encode() + b"\nx",
+        json.dumps({**head, "host": 7}).encode() + b"\nx",
+        json.dumps({**head, "generation": "1"}).encode() + b"\nx",
+        b"[" * 100_000 + b"\n",
+    ]
     for body in bad:
         world.write("", host_queue(world.prefix, "h1"), body)
         world.write(exchange(world.prefix), f"{REPORTS}.h1", body)
         world.write(exchange(world.prefix), f"{HEARTBEATS}.h1", body)
     assert agent.AgentClient(control).query("h1", "v", {}) == {}
-    assert conductor.ConductorClient(world.host("h2")).sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
+    assert conductor.ConductorClient(world.host("h2")).sync(Sync("h2", 3), 5) == (
+        SyncAnswer(3),
+        None,
+    )
     assert (link.refusals.counted["h1"], here.told) == (len(bad), [("v", {})])
     assert told.told == [(Sync("h2", 3),)]
 
 
-def test_a_command_that_cannot_be_read_holds_up_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_cannot_be_read_holds_up_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither in a message of its own nor in the answer to a report."""
     here, kept = Told({}), to_wire(COMMAND)
     world.serving("h1", here)
     secret = {**kept, "args": {"secret": "5ecret"}}
-    odd: list[Any] = [{name: secret[name] for name in secret.keys() - {missing}} for missing in ("fence", "verb")]
+    odd: list[Any] = [
+        {name: secret[name] for name in secret.keys() - {missing}} for missing in ("fence", "verb")
+    ]
     odd += [7, [], None]
     control = world.control()
     assert control.cast("h1", "do", Purpose.COMMAND, {"commands": [*odd, kept], "access": None})
@@ -356,10 +421,14 @@ def test_an_answer_of_another_host_is_none(world: World) -> None:
     """A host that was asked something cannot answer for the next one."""
     world.serving("h1", Told({"x": 1}))
     control = world.control()
-    header, _ = pack(control._keys.newest("h2", Purpose.QUERY), "query", {}, answer_to=control._name)
+    header, _ = pack(
+        control._keys.newest("h2", Purpose.QUERY), "query", {}, answer_to=control._name
+    )
     future = control._questions.put(header)
     assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
-    forged = pack(derive("everybody's", "h1", 1, Purpose.QUERY), "answer", {"result": "forged"}, header.id)[1]
+    forged = pack(
+        derive("everybody's", "h1", 1, Purpose.QUERY), "answer", {"result": "forged"}, header.id
+    )[1]
     world.write(exchange(world.prefix), f"answers.{control._name}.h1", forged)
     await_true(lambda: control.refusals.counted["h1"] == 1)
     assert not future.done()
@@ -374,4 +443,6 @@ def test_a_host_whose_key_was_taken_away_is_not_heard(world: World) -> None:
     world.generations["h1"] = Generations(2)
     assert seconds(no_answer(lambda: client.sync(Sync("h1", 3), 1))) < 2
     link.close()
-    assert conductor.ConductorClient(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, "with its new key it is"
+    assert conductor.ConductorClient(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, (
+        "with its new key it is"
+    )

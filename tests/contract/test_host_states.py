@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler reads of hosts, on SQLite, PostgreSQL and MariaDB: that all is there, and that each change by
-those who make changes is seen without reading everything."""
+"""What the scheduler reads of hosts, on SQLite, PostgreSQL and MariaDB: that all is there, and that
+each change by those who make changes is seen without reading everything."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,10 +24,26 @@ GPU = Device("0000:81:00.0", "10de", "1db4")
 
 
 def new_host(store: Store, name: str, **more: object) -> None:
-    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
-        "QEMU", 7002000, name, 10, 10240, 1000, traits=["HW_CPU_X86_SSE", "CUSTOM_B", "CUSTOM_A"],
-        cpu_info={"arch": "x86_64", "model": "å☃"}, facts={"supported_instances": [["x86_64", "kvm", "hvm"]]},
-        ratios={"VCPU": 1.5}, **more)))      # type: ignore[arg-type]
+    store.write(
+        lambda tx: hosts.register(
+            tx,
+            name,
+            "boot",
+            HostInventory(
+                "QEMU",
+                7002000,
+                name,
+                10,
+                10240,
+                1000,
+                traits=["HW_CPU_X86_SSE", "CUSTOM_B", "CUSTOM_A"],
+                cpu_info={"arch": "x86_64", "model": "å☃"},
+                facts={"supported_instances": [["x86_64", "kvm", "hvm"]]},
+                ratios={"VCPU": 1.5},
+                **more,
+            ),
+        )
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -37,6 +54,7 @@ def look(store: Store) -> Callable[..., Snapshot]:
     def read(*specs: RequestSpec) -> Snapshot:
         known.refresh(at_once=True)
         return known.snapshot(known.around(specs))
+
     return read
 
 
@@ -48,20 +66,47 @@ def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
 
 def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot]) -> None:
     assert look().names == []
-    new_host(store, "a", numa_nodes=[NumaNode(0, cpus=[0, 1], memory_mb=512)], devices=[GPU], reserved_memory_mb=240)
+    new_host(
+        store,
+        "a",
+        numa_nodes=[NumaNode(0, cpus=[0, 1], memory_mb=512)],
+        devices=[GPU],
+        reserved_memory_mb=240,
+    )
     new_host(store, "b")
     found = look()
-    assert found.names == ["a", "b"] and found.served.all() and found.up.all() and not found.disabled.any()
-    assert found.stock["VCPU"].free.tolist() == [15, 15] and found.stock["MEMORY_MB"].free.tolist() == [10000, 10240]
-    assert found.stock["VCPU"].most.tolist() == [10, 10] and found.stock["DISK_GB"].step.tolist() == [1, 1]
-    assert set(found.traits) == {"HW_CPU_X86_SSE", "CUSTOM_A", "CUSTOM_B"} and found.traits["CUSTOM_A"].all()
+    assert (
+        found.names == ["a", "b"]
+        and found.served.all()
+        and found.up.all()
+        and not found.disabled.any()
+    )
+    assert found.stock["VCPU"].free.tolist() == [15, 15] and found.stock[
+        "MEMORY_MB"
+    ].free.tolist() == [10000, 10240]
+    assert found.stock["VCPU"].most.tolist() == [10, 10] and found.stock[
+        "DISK_GB"
+    ].step.tolist() == [1, 1]
+    assert (
+        set(found.traits) == {"HW_CPU_X86_SSE", "CUSTOM_A", "CUSTOM_B"}
+        and found.traits["CUSTOM_A"].all()
+    )
     assert found.facts[found.kinds[1]] == {
-        "hypervisor_type": "QEMU", "hypervisor_version": 7002000, "cpu_info": {"arch": "x86_64", "model": "å☃"},
-        "supported_instances": [["x86_64", "kvm", "hvm"]]}
-    assert list(found.parts) == [0] and found.parts[0].numa_nodes[0].cpus == [0, 1] and found.devices.tolist() == [1, 0]
+        "hypervisor_type": "QEMU",
+        "hypervisor_version": 7002000,
+        "cpu_info": {"arch": "x86_64", "model": "å☃"},
+        "supported_instances": [["x86_64", "kvm", "hvm"]],
+    }
+    assert (
+        list(found.parts) == [0]
+        and found.parts[0].numa_nodes[0].cpus == [0, 1]
+        and found.devices.tolist() == [1, 0]
+    )
 
 
-def test_each_change_is_seen_by_those_who_read_what_changed(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_each_change_is_seen_by_those_who_read_what_changed(
+    store: Store, look: Callable[..., Snapshot]
+) -> None:
     new_host(store, "a")
     new_host(store, "b")
     look()
@@ -90,16 +135,25 @@ def test_each_change_is_seen_by_those_who_read_what_changed(store: Store, look: 
 def age(tx: Connection) -> None:
     """As if all were written a minute ago, so that only what changes from here on is news."""
     minute = 60_000_000
-    tx.execute(sa.update(schema.providers).values(changed_at=schema.providers.c.changed_at - minute))
+    tx.execute(
+        sa.update(schema.providers).values(changed_at=schema.providers.c.changed_at - minute)
+    )
 
 
-def test_a_host_that_falls_silent_and_comes_back(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_a_host_that_falls_silent_and_comes_back(
+    store: Store, look: Callable[..., Snapshot]
+) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
         new_host(store, name)
     look()
     store.write(lambda tx: age(tx))
-    store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(
-        seen_at=now() - 100_000_000)))
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.heartbeats)
+            .where(schema.heartbeats.c.host == "b")
+            .values(seen_at=now() - 100_000_000)
+        )
+    )
     assert store.write(lambda tx: services.judge(tx, 30)) == (["b"], False)
     assert look().up.tolist() == [True, False, True, True, True, True]
     store.write(lambda tx: age(tx))
@@ -107,6 +161,7 @@ def test_a_host_that_falls_silent_and_comes_back(store: Store, look: Callable[..
     assert look().up.all()
 
 
+# fmt: off
 def test_groups_places_work_measures_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
     new_host(store, "a")
     group = store.write(lambda tx: server_groups.create(tx, {
@@ -135,11 +190,17 @@ def test_groups_places_work_measures_and_images(store: Store, look: Callable[...
     assert (found.servers.tolist(), found.working.tolist()) == ([2], [2])
     assert found.metrics["cpu.percent"].tolist() == [0.25]
     assert [(one.properties, one.counts.tolist()) for one in found.images] == [({"os_distro": "debian"}, [2])]
+# fmt: on
 
 
 def test_marks_say_whether_aggregates_changed(store: Store) -> None:
     empty = store.read(lambda tx: host_states.marks(tx, 0))
-    assert (empty.number, empty.total, empty.newest, empty.changed) == (0, 0, 0, ()) and empty.read_at > 0
+    assert (empty.number, empty.total, empty.newest, empty.changed) == (
+        0,
+        0,
+        0,
+        (),
+    ) and empty.read_at > 0
     made = store.write(lambda tx: aggregates.create(tx, "z", None))
     new_host(store, "a")
     then = store.read(lambda tx: host_states.marks(tx, empty.read_at))
@@ -150,13 +211,17 @@ def test_marks_say_whether_aggregates_changed(store: Store) -> None:
 
 def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store: Store) -> None:
     def changed() -> list[tuple[int, int]]:
-        return [(row.generation, row.changed_at) for row in store.read(lambda tx: host_states.marks(tx, 0)).changed]
+        return [
+            (row.generation, row.changed_at)
+            for row in store.read(lambda tx: host_states.marks(tx, 0)).changed
+        ]
 
     def measured() -> None:
         store.write(lambda tx: hosts.measured(tx, "h1", {"cpu.percent": 0.5}))
+
     new_host(store, "h1")
     before = changed()
-    if store.dialect_name == "sqlite":          # whose writers are alone
+    if store.dialect_name == "sqlite":  # whose writers are alone
         measured()
     else:
         with ThreadPoolExecutor(1) as pool, store.begin() as tx:
@@ -171,5 +236,9 @@ def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store:
 
 
 def test_news_of_a_host_that_was_removed_meanwhile_makes_no_provider(store: Store) -> None:
-    store.write(lambda tx: hosts.describe(tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)))
+    store.write(
+        lambda tx: hosts.describe(
+            tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)
+        )
+    )
     assert store.read(host_states.count) == 0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our client of the image service against the standalone one, as a real process behind keystonemiddleware."""
+"""Our client of the image service against the standalone one, as a real process behind
+keystonemiddleware."""
+
 from __future__ import annotations
 
 import uuid
@@ -27,9 +29,18 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 def kilonova(cloud: Cloud) -> Any:
     """Kilonova's own user, who makes images for the projects of servers."""
     return openstack.connect(
-        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
-        auth={"auth_url": cloud.auth_url, "username": "kilonova", "password": cloud.service_password,
-              "project_name": "service", "user_domain_id": "default", "project_domain_id": "default"})
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": "kilonova",
+            "password": cloud.service_password,
+            "project_name": "service",
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 @pytest.fixture
@@ -44,9 +55,19 @@ def token(kilonova: Any) -> str:
 
 def record(**more: Any) -> dict[str, Any]:
     """As the conductor makes one for a snapshot."""
-    return {"id": str(uuid.uuid4()), "name": "snap", "owner": "p" * 32, "disk_format": "qcow2",
-            "container_format": "bare", "visibility": "private", "min_disk": 1, "min_ram": 0,
-            "instance_uuid": "i", "image_type": "backup", **more}
+    return {
+        "id": str(uuid.uuid4()),
+        "name": "snap",
+        "owner": "p" * 32,
+        "disk_format": "qcow2",
+        "container_format": "bare",
+        "visibility": "private",
+        "min_disk": 1,
+        "min_ram": 0,
+        "instance_uuid": "i",
+        "image_type": "backup",
+        **more,
+    }
 
 
 def test_a_snapshot_from_its_record_to_its_end(client: ImageClient, token: str) -> None:
@@ -57,8 +78,12 @@ def test_a_snapshot_from_its_record_to_its_end(client: ImageClient, token: str) 
         client.create({**made, "instance_uuid": "another"}, token)
     client.upload(made["id"], token, (b"x" * 100_000 for _ in range(30)))
     found = client.show(made["id"], token)
-    assert (found.status, found.ref.size, found.min_disk, found.ref.properties["instance_uuid"]) == (
-        "active", 3_000_000, 1, "i")
+    assert (
+        found.status,
+        found.ref.size,
+        found.min_disk,
+        found.ref.properties["instance_uuid"],
+    ) == ("active", 3_000_000, 1, "i")
     assert sum(map(len, client.download(made["id"], token))) == 3_000_000
     with pytest.raises(errors.Conflict):
         client.upload(made["id"], token, [b"again"])
@@ -79,7 +104,9 @@ def test_backups_are_found_newest_first(client: ImageClient, token: str) -> None
     filters = {"owner": "p" * 32, "instance_uuid": server, "image_type": "backup"}
     found = client.find(filters, token)
     assert {image["id"] for image in found} == set(ids)
-    assert [image["created_at"] for image in found] == sorted((image["created_at"] for image in found), reverse=True)
+    assert [image["created_at"] for image in found] == sorted(
+        (image["created_at"] for image in found), reverse=True
+    )
     for image in found:
         client.delete(image["id"], token)
     assert client.find(filters, token) == []
@@ -117,6 +144,7 @@ def test_an_upload_that_breaks_off_leaves_no_data(client: ImageClient, token: st
     def chunks() -> Iterator[bytes]:
         yield b"x" * 1_000_000
         raise Cancelled
+
     made = record()
     client.create(made, token)
     with pytest.raises(Cancelled):
@@ -125,11 +153,15 @@ def test_an_upload_that_breaks_off_leaves_no_data(client: ImageClient, token: st
     client.delete(made["id"], token)
 
 
-def test_the_conductor_finds_the_service_and_its_token_by_itself(cloud: Cloud, tmp_path: Path) -> None:
+def test_the_conductor_finds_the_service_and_its_token_by_itself(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     """From the catalogue; a token that is not accepted any more is followed by another."""
     conf = tmp_path / "kilonova.conf"
-    conf.write_text(f"[identity]\nauth_url = {cloud.auth_url}\nusername = kilonova\nproject_name = service\n"
-                    f"password = {cloud.service_password}\n")
+    conf.write_text(
+        f"[identity]\nauth_url = {cloud.auth_url}\nusername = kilonova\nproject_name = service\n"
+        f"password = {cloud.service_password}\n"
+    )
     identity = IdentityClient(config.load(str(conf)))
     service, made = ImageService(identity), record()
     assert identity.image_url().startswith(cloud.image_url)

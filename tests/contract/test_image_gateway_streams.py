@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image gateway between a host and an image service that breaks off, refuses or is silent: a host never has a short
-image, nor the image service one that a host has not sent to its end."""
+"""The image gateway between a host and an image service that breaks off, refuses or is silent: a
+host never has a short image, nor the image service one that a host has not sent to its end."""
+
 from __future__ import annotations
 
 import json
@@ -29,9 +30,11 @@ IMAGE = str(uuid.uuid4())
 MEBIBYTE = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
 #: How an answer ends too early that was begun.
-SHORT = {"length": HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 99,
-         "chunked": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
-         "in a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n100\r\nabcde"}
+SHORT = {
+    "length": HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 99,
+    "chunked": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
+    "in a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n100\r\nabcde",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,11 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def gateway(cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One that has a token: on a busy machine the first takes longer than a request waits for it."""
+def gateway(
+    cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """One that has a token: on a busy machine the first takes longer than a request waits for
+    it."""
     with running(tmp_path_factory.mktemp("gateway"), cloud, image=service.url) as process:
         service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
         url, token = f"{process.url}/v2/images/{IMAGE}/file", process.to_read(IMAGE).token
@@ -62,7 +68,9 @@ def download(gateway: Process) -> bytes:
 
 
 @pytest.mark.parametrize("how", SHORT)
-def test_a_download_that_breaks_off_is_no_short_image(gateway: Process, service: Service, how: str) -> None:
+def test_a_download_that_breaks_off_is_no_short_image(
+    gateway: Process, service: Service, how: str
+) -> None:
     service.says(SHORT[how])
     with pytest.raises(errors.Unavailable, match="broke off|answered 500"):
         download(gateway)
@@ -70,11 +78,20 @@ def test_a_download_that_breaks_off_is_no_short_image(gateway: Process, service:
     assert download(gateway) == b"abcde"
 
 
-@pytest.mark.parametrize(("status", "words", "kind"), [
-    (403, b"By a rule", errors.Forbidden), (404, b"No image", errors.NotFound), (401, b"No token", errors.Unavailable),
-    (413, b"Full", errors.TooLarge), (500, b"Oops", errors.Unavailable), (503, b"Not now", errors.Unavailable)])
-def test_refusals_are_passed_on(gateway: Process, service: Service, status: int, words: bytes,
-                                kind: type[errors.Problem]) -> None:
+@pytest.mark.parametrize(
+    ("status", "words", "kind"),
+    [
+        (403, b"By a rule", errors.Forbidden),
+        (404, b"No image", errors.NotFound),
+        (401, b"No token", errors.Unavailable),
+        (413, b"Full", errors.TooLarge),
+        (500, b"Oops", errors.Unavailable),
+        (503, b"Not now", errors.Unavailable),
+    ],
+)
+def test_refusals_are_passed_on(
+    gateway: Process, service: Service, status: int, words: bytes, kind: type[errors.Problem]
+) -> None:
     service.says(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(words), words))
     answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_read(IMAGE).token)
     assert answer.status_code == (status if status not in (401, 500) else 503)
@@ -83,7 +100,8 @@ def test_refusals_are_passed_on(gateway: Process, service: Service, status: int,
     if status == 403:
         assert refusal.value.text.startswith(
             "The image service does not let this user read the image; check its roles. It says: By a rule Kilonova's "
-            "own user, kilonova of project service (admin, manager, member, reader, service), needs the role admin")
+            "own user, kilonova of project service (admin, manager, member, reader, service), needs the role admin"
+        )
     service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
     assert download(gateway) == b"x"
 
@@ -103,19 +121,24 @@ def test_a_silent_image_service_is_none_for_now(service: Service) -> None:
     tickets = Tickets(Vault("key"))
     own = OwnImages(Own(service.url), timeout=0.2)  # type: ignore[arg-type]  # the same interface
     answer = testing.TestClient(app.create(own, tickets)).simulate_get(
-        f"/v2/images/{IMAGE}/file", headers={"X-Auth-Token": tickets.make("h1", [IMAGE])})
+        f"/v2/images/{IMAGE}/file", headers={"X-Auth-Token": tickets.make("h1", [IMAGE])}
+    )
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
     assert "does not answer" in answer.text
 
 
-def test_own_token_goes_to_the_image_service_and_no_ticket(gateway: Process, service: Service) -> None:
+def test_own_token_goes_to_the_image_service_and_no_ticket(
+    gateway: Process, service: Service
+) -> None:
     service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
     ticket = gateway.to_read(IMAGE).token
     assert download(gateway) == b"x"
     assert ticket not in "".join(service.heard) and "X-Auth-Token: " in service.heard[-1]
 
 
-def test_an_upload_that_breaks_off_is_never_told_to_have_ended(gateway: Process, service: Service) -> None:
+def test_an_upload_that_breaks_off_is_never_told_to_have_ended(
+    gateway: Process, service: Service
+) -> None:
     """A host that dies in the middle, whichever way it says how much it sends."""
     got: list[bytes] = []
 
@@ -125,16 +148,23 @@ def test_an_upload_that_breaks_off_is_never_told_to_have_ended(gateway: Process,
                 got.append(piece)
         finally:
             got.append(b"END")
+
     service.does = take
     token = gateway.to_write(IMAGE).token
     address = gateway.url.removeprefix("http://").split(":")
-    for length, body in ((b"Content-Length: 5000000\r\n", b"x" * 1_500_000),
-                         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b\r\n" % (1_500_000, b"x" * 1_500_000)),
-                         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b" % (5_000_000, b"x" * 1_500_000))):
+    for length, body in (
+        (b"Content-Length: 5000000\r\n", b"x" * 1_500_000),
+        (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b\r\n" % (1_500_000, b"x" * 1_500_000)),
+        (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b" % (5_000_000, b"x" * 1_500_000)),
+    ):
         got.clear()
         with socket.create_connection((address[0], int(address[1])), 30) as host:
-            host.sendall(f"PUT /v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n".encode()
-                         + length + b"\r\n" + body)
+            host.sendall(
+                f"PUT /v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n".encode()
+                + length
+                + b"\r\n"
+                + body
+            )
             host.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: host.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
@@ -157,24 +187,35 @@ def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Ser
         while not tail.endswith(b"0\r\n\r\n"):
             tail = tail[-5:] + client.recv(MEBIBYTE)
         client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
     service.does = both
     assert sum(map(len, ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))) == size
-    answer = ask("PUT", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_write(IMAGE).token,
-                 data=iter([piece] * (size // MEBIBYTE)))
+    answer = ask(
+        "PUT",
+        f"{gateway.url}/v2/images/{IMAGE}/file",
+        gateway.to_write(IMAGE).token,
+        data=iter([piece] * (size // MEBIBYTE)),
+    )
     assert answer.status_code == 204
     assert gateway.most_memory() - before < 50, "MiB more than before"
 
 
 def test_a_record_says_little(gateway: Process, service: Service) -> None:
-    secret: dict[str, Any] = {"id": IMAGE, "status": "active", "size": 1, "direct_url": "rbd://keys", "owner": "p",
-                              "locations": [{"url": "swift+https://user:password@store"}]}
+    secret: dict[str, Any] = {
+        "id": IMAGE,
+        "status": "active",
+        "size": 1,
+        "direct_url": "rbd://keys",
+        "owner": "p",
+        "locations": [{"url": "swift+https://user:password@store"}],
+    }
     body = json.dumps(secret).encode()
     service.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}", gateway.to_write(IMAGE).token)
     assert answer.json() == {"id": IMAGE, "status": "active", "size": 1}
 
 
-SLOW = 70               # more than a gateway has threads
+SLOW = 70  # more than a gateway has threads
 
 
 def stored_or_sent(client: socket.socket, head: str) -> None:
@@ -190,24 +231,37 @@ def stored_or_sent(client: socket.socket, head: str) -> None:
             return
 
 
-@pytest.mark.parametrize("kind", ["half a head", "a body without a ticket", "an upload", "an answer that is not read"])
+@pytest.mark.parametrize(
+    "kind", ["half a head", "a body without a ticket", "an upload", "an answer that is not read"]
+)
 def test_slow_hosts_delay_no_other(gateway: Process, service: Service, kind: str) -> None:
     """They are at one address, with tickets or without, and the other host is at another."""
     service.does = stored_or_sent
     line = "{} " + f"/v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: " + "{}\r\n"
     length = b"Content-Length: 5000000\r\n\r\n"
-    said = {"half a head": b"GET / HTTP/1.1\r\nHost: x\r\n",
-            "a body without a ticket": line.format("PUT", "none").encode() + length + b"x",
-            "an upload": line.format("PUT", gateway.to_write(IMAGE).token).encode() + length + bytes(300_000),
-            "an answer that is not read": line.format("GET", gateway.to_read(IMAGE).token).encode() + b"\r\n"}[kind]
+    said = {
+        "half a head": b"GET / HTTP/1.1\r\nHost: x\r\n",
+        "a body without a ticket": line.format("PUT", "none").encode() + length + b"x",
+        "an upload": line.format("PUT", gateway.to_write(IMAGE).token).encode()
+        + length
+        + bytes(300_000),
+        "an answer that is not read": line.format("GET", gateway.to_read(IMAGE).token).encode()
+        + b"\r\n",
+    }[kind]
     host, port = gateway.url.removeprefix("http://").split(":")
     other = str(uuid.uuid4())
     with ExitStack() as slow:
         for _ in range(SLOW):
-            slow.enter_context(socket.create_connection((host, int(port)), 30, ("127.0.0.9", 0))).sendall(said)
+            slow.enter_context(
+                socket.create_connection((host, int(port)), 30, ("127.0.0.9", 0))
+            ).sendall(said)
         began = time.monotonic()
         read = ask("GET", f"{gateway.url}/v2/images/{other}/file", gateway.to_read(other).token)
-        stored = ask("PUT", f"{gateway.url}/v2/images/{other}/file", gateway.to_write(other).token,
-                     data=bytes(2 * MEBIBYTE))
+        stored = ask(
+            "PUT",
+            f"{gateway.url}/v2/images/{other}/file",
+            gateway.to_write(other).token,
+            data=bytes(2 * MEBIBYTE),
+        )
         took = time.monotonic() - began
     assert (len(read.content), stored.status_code, took < 3) == (3 * MEBIBYTE, 204, True), took

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A port that is bound to two hosts while its server moves: one suite for the network service in memory, which the
-workflows' tests use, and for the conductor's way to the standalone one, which may be older and know one host a port."""
+"""A port that is bound to two hosts while its server moves: one suite for the network service in
+memory, which the workflows' tests use, and for the conductor's way to the standalone one, which may
+be older and know one host a port."""
+
 from __future__ import annotations
 
 import json
@@ -41,8 +43,17 @@ class Memory:
         self.service: NetworkApi = self.networks
 
     def port(self, host: str) -> str:
-        made = self.service.create([{"network_id": "n1", "device_id": str(uuid.uuid4()), "binding:host_id": host,
-                                     "device_owner": "compute:nova", "binding:profile": {"made_by": "kilonova"}}])
+        made = self.service.create(
+            [
+                {
+                    "network_id": "n1",
+                    "device_id": str(uuid.uuid4()),
+                    "binding:host_id": host,
+                    "device_owner": "compute:nova",
+                    "binding:profile": {"made_by": "kilonova"},
+                }
+            ]
+        )
         return str(made[0]["id"])
 
     def inactive(self, port: str) -> list[str]:
@@ -60,19 +71,31 @@ class Behind(Standalone):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, NetworkSettings())
         for host in ("h1", "h2"):
-            requests.get(f"{self._url}/v2.0/kilonova/hosts/{host}/description", timeout=10,
-                         headers={HEADER: wiring_key(host_key(self.fabric.settings.host_secret, host))})
-            self.fabric.hosts.acknowledge(host, 10**9)      # it wires at once
+            requests.get(
+                f"{self._url}/v2.0/kilonova/hosts/{host}/description",
+                timeout=10,
+                headers={HEADER: wiring_key(host_key(self.fabric.settings.host_secret, host))},
+            )
+            self.fabric.hosts.acknowledge(host, 10**9)  # it wires at once
         self.bindings = Bindings(self._url)
         self.service: NetworkApi = NetworkService(Identity(), self.bindings)  # type: ignore[arg-type]
 
     def port(self, host: str) -> str:
         network = self.add_network("n", "m" * 32)
-        return self.add_port(network, "m" * 32, device_id=str(uuid.uuid4()), device_owner="compute:nova",
-                             **{"binding:host_id": host, "binding:profile": {"made_by": "kilonova"}})
+        return self.add_port(
+            network,
+            "m" * 32,
+            device_id=str(uuid.uuid4()),
+            device_owner="compute:nova",
+            **{"binding:host_id": host, "binding:profile": {"made_by": "kilonova"}},
+        )
 
     def inactive(self, port: str) -> list[str]:
-        return [one["host"] for one in self.bindings.bindings("admin", port) if one["status"] == "INACTIVE"]
+        return [
+            one["host"]
+            for one in self.bindings.bindings("admin", port)
+            if one["status"] == "INACTIVE"
+        ]
 
 
 class Older(Behind):
@@ -81,14 +104,17 @@ class Older(Behind):
     def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         if "/bindings" in environ["PATH_INFO"]:
             start_response("404 Not Found", [("Content-Type", "application/json")])
-            return [b'{"NeutronError": {"type": "HTTPNotFound", "message": "no such resource", "detail": ""}}']
+            return [
+                b'{"NeutronError": {"type": "HTTPNotFound", "message": "no such resource", "detail": ""}}'
+            ]
         answer = super().answer(environ, start_response)
         if environ["PATH_INFO"] != "/v2.0/extensions":
             return answer
         known = json.loads(b"".join(answer))["extensions"]
-        text = json.dumps({"extensions": [one for one in known if one["alias"] != ALIAS]},
-                          separators=(",", ":"))
-        return [text.ljust(sum(map(len, answer))).encode()]      # as long as was said
+        text = json.dumps(
+            {"extensions": [one for one in known if one["alias"] != ALIAS]}, separators=(",", ":")
+        )
+        return [text.ljust(sum(map(len, answer))).encode()]  # as long as was said
 
 
 class OlderMemory(Memory):
@@ -135,7 +161,10 @@ def test_binding_steps_of_a_move_may_be_repeated(rig: Rig) -> None:
         rig.service.activate(port, "h2")
     assert (place(rig, port), rig.inactive(port)) == ("h2", ["h1"])
     after = rig.service.port(port)
-    assert (after["binding:profile"], after["binding:vif_type"]) == ({"made_by": "kilonova"}, "bridge")
+    assert (after["binding:profile"], after["binding:vif_type"]) == (
+        {"made_by": "kilonova"},
+        "bridge",
+    )
     again = rig.service.bind_also(after, "h2")
     assert again is not None
     assert again["status"] == "ACTIVE"
@@ -155,7 +184,7 @@ def test_the_active_binding_is_never_given_up(rig: Rig) -> None:
 
 def test_a_host_that_cannot_bind_is_no_failure_of_the_service(rig: Rig) -> None:
     port = rig.port("h1")
-    for _ in range(4):                                          # the breaker would open after three
+    for _ in range(4):  # the breaker would open after three
         also = rig.service.bind_also(rig.service.port(port), rig.dead)
         assert also is not None
         assert also["vif_type"] == "binding_failed"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's host part on a real kernel: what guests can reach, what they cannot, and what is left behind."""
+"""The network's host part on a real kernel: what guests can reach, what they cannot, and what is
+left behind."""
+
 from __future__ import annotations
 
 import contextlib
@@ -9,7 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compute_api.metadata.proxy_headers import host_key, signature
-from tests.contract.network_lab import SECRET, Guest, Lab, await_true, captured, mac, pings, reaches, rule, run
+from tests.contract.network_lab import (
+    SECRET,
+    Guest,
+    Lab,
+    await_true,
+    captured,
+    mac,
+    pings,
+    reaches,
+    rule,
+    run,
+)
 from tests.contract.network_listeners import answering
 
 SEND = Path(__file__).with_name("network_frames.py")
@@ -19,7 +32,9 @@ def test_a_guest_gets_its_address_and_all_options(lab: Lab) -> None:
     network = lab.network()
     guest = lab.guest(network, "10.0.0.5")
     said = guest.dhcp()
-    assert said.startswith("ip=10.0.0.5 mask=24 router=10.0.0.1 dns=10.0.0.2 1.1.1.1 mtu=1450 hostname=vm0")
+    assert said.startswith(
+        "ip=10.0.0.5 mask=24 router=10.0.0.1 dns=10.0.0.2 1.1.1.1 mtu=1450 hostname=vm0"
+    )
     assert "routes=169.254.169.254/32 10.0.0.2 0.0.0.0/0 10.0.0.1" in said
     assert "10.0.0.5" in guest.run("busybox", "nslookup", "vm0.openstacklocal", "10.0.0.2").stdout
     assert lab.service.acknowledged["x1"]["failed"] == {}
@@ -31,13 +46,21 @@ def test_the_name_of_a_guest_resolves_as_soon_as_it_is_told(lab: Lab) -> None:
     asking.take_address()
 
     def resolve(name: str) -> str:
-        return asking.run("busybox", "nslookup", "-type=a", name, "10.0.0.2", check=False).stdout.partition("Name:")[2]
+        return asking.run(
+            "busybox", "nslookup", "-type=a", name, "10.0.0.2", check=False
+        ).stdout.partition("Name:")[2]
 
-    await_true(lambda: "10.0.0.6" in resolve("host-10-0-0-6.openstacklocal"), "a guest without a name has none")
+    await_true(
+        lambda: "10.0.0.6" in resolve("host-10-0-0-6.openstacklocal"),
+        "a guest without a name has none",
+    )
     for name in ("web", "3600", "ignore"):
         lab.ports[named.port][1]["hostname"] = name
         lab.tell()
-        await_true(lambda name=name: "10.0.0.5" in resolve(f"{name}.openstacklocal"), f"{name} does not resolve")
+        await_true(
+            lambda name=name: "10.0.0.5" in resolve(f"{name}.openstacklocal"),
+            f"{name} does not resolve",
+        )
     assert "10.0.0.5" not in resolve("web.openstacklocal")
     assert "10.0.0.5" not in resolve("example.org")
 
@@ -56,8 +79,10 @@ def test_groups_decide_and_a_change_cuts_what_runs(lab: Lab) -> None:
     network = lab.network()
     out, ssh = "g-egress-only", "g-pings-too"
     lab.groups[out] = {"rules": [rule("egress")], "members": []}
-    lab.groups[ssh] = {"rules": [rule("egress"), rule("ingress", protocol="icmp", port_min=8, port_max=0)],
-                       "members": []}
+    lab.groups[ssh] = {
+        "rules": [rule("egress"), rule("ingress", protocol="icmp", port_min=8, port_max=0)],
+        "members": [],
+    }
     closed = lab.guest(network, "10.0.0.5", groups=[out])
     opened = lab.guest(network, "10.0.0.6", groups=[ssh])
     for guest in (closed, opened):
@@ -75,44 +100,64 @@ def test_groups_decide_and_a_change_cuts_what_runs(lab: Lab) -> None:
 def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
     network = lab.network()
     web = "g-web-open"
-    lab.groups[web] = {"rules": [rule("egress"), rule("ingress", protocol="tcp", port_min=80, port_max=90,
-                                                      remote_group=web)], "members": []}
-    server, client = (lab.guest(network, address, groups=[web]) for address in ("10.0.0.5", "10.0.0.6"))
+    lab.groups[web] = {
+        "rules": [
+            rule("egress"),
+            rule("ingress", protocol="tcp", port_min=80, port_max=90, remote_group=web),
+        ],
+        "members": [],
+    }
+    server, client = (
+        lab.guest(network, address, groups=[web]) for address in ("10.0.0.5", "10.0.0.6")
+    )
     for guest in (server, client):
         guest.take_address()
     with talking(lab.folder, server, client, 85) as counted:
         await_true(lambda: counted() > 3, "nothing arrives although the rule allows it")
         lab.groups[web]["rules"] = [rule("egress")]
         lab.tell()
-        await_true(lambda: server.run("ss", "-Htn", "sport = :85").stdout.split()[1:2] == ["0"],
-                   "who listens does not read what had arrived before")
+        await_true(
+            lambda: server.run("ss", "-Htn", "sport = :85").stdout.split()[1:2] == ["0"],
+            "who listens does not read what had arrived before",
+        )
         before = counted()
         run("sleep", "0.5")
         assert counted() <= before + 1
         lab.groups[web]["rules"].append(rule("ingress", protocol="tcp", port_min=85, port_max=85))
         lab.tell()
-        await_true(lambda: counted() > before + 3, "the connection does not go on when it may again")
+        await_true(
+            lambda: counted() > before + 3, "the connection does not go on when it may again"
+        )
     assert answering(client.space, 91, "10.0.0.5") == set()
 
 
 def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
     """A TCP connection on which a line is sent every 50 ms; yields how many arrived."""
+
     @contextlib.contextmanager
     def talk() -> Iterator[object]:
         heard = folder / "heard"
         heard.write_text("")
-        words = [["ip", "netns", "exec", guest.space, sys.executable, str(SEND), kind, str(port), *more]
-                 for guest, kind, more in ((server, "listen", [str(heard)]), (client, "talk", [server.address]))]
+        words = [
+            ["ip", "netns", "exec", guest.space, sys.executable, str(SEND), kind, str(port), *more]
+            for guest, kind, more in (
+                (server, "listen", [str(heard)]),
+                (client, "talk", [server.address]),
+            )
+        ]
         processes = []
         try:
             for command in words:
                 processes.append(subprocess.Popen(command))
-                await_true(lambda: server.run("ss", "-Htln", f"sport = :{port}").stdout, "no listener")
+                await_true(
+                    lambda: server.run("ss", "-Htln", f"sport = :{port}").stdout, "no listener"
+                )
             yield lambda: len(heard.read_text().splitlines())
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
+
     return talk()
 
 
@@ -128,31 +173,59 @@ sys.stdin.read()
 
 def test_slow_guest_delays_no_other_metadata(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
-    slow, beside, other = lab.guest(mine, "10.0.0.5"), lab.guest(mine, "10.0.0.6"), lab.guest(theirs, "10.0.0.5")
+    slow, beside, other = (
+        lab.guest(mine, "10.0.0.5"),
+        lab.guest(mine, "10.0.0.6"),
+        lab.guest(theirs, "10.0.0.5"),
+    )
     for guest in (slow, beside, other):
         guest.dhcp()
-    with subprocess.Popen(["ip", "netns", "exec", slow.space, sys.executable, "-c", SLOW], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        ["ip", "netns", "exec", slow.space, sys.executable, "-c", SLOW],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
         for guest in (beside, other, slow):
-            said = guest.run("busybox", "timeout", "1", "busybox", "wget", "-q", "-O", "-", "http://169.254.169.254/")
+            said = guest.run(
+                "busybox",
+                "timeout",
+                "1",
+                "busybox",
+                "wget",
+                "-q",
+                "-O",
+                "-",
+                "http://169.254.169.254/",
+            )
             assert said.stdout == f"metadata of {lab.ports[guest.port][1]['server']}"
         process.kill()
 
 
 def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> None:
     network = lab.network()
-    free, other = lab.guest(network, "10.0.0.5", security=False, groups=[]), lab.guest(network, "10.0.0.6")
+    free, other = (
+        lab.guest(network, "10.0.0.5", security=False, groups=[]),
+        lab.guest(network, "10.0.0.6"),
+    )
     free.run("ip", "addr", "add", "10.0.0.77/24", "dev", "eth0")
     other.take_address()
     assert free.reaches("10.0.0.6")
     assert other.reaches("10.0.0.77")
     free.run("ip", "addr", "replace", "10.0.0.5/24", "dev", "eth0")
-    assert free.pings("10.0.0.2", "5", "-I", "10.0.0.5")        # metadata is told by the source
+    assert free.pings("10.0.0.2", "5", "-I", "10.0.0.5")  # metadata is told by the source
     assert not free.pings("10.0.0.2", "0.5", "-I", "10.0.0.77")
-    strangers = [Guest(f"{number}eadbeef-0000", lab.space(f"g9{number}"), mac(), f"10.0.0.9{number}", other.host)
-                 for number in (0, 1)]
+    strangers = [
+        Guest(
+            f"{number}eadbeef-0000",
+            lab.space(f"g9{number}"),
+            mac(),
+            f"10.0.0.9{number}",
+            other.host,
+        )
+        for number in (0, 1)
+    ]
     lab.guests += strangers
     for stranger in strangers:
         lab.ports[stranger.port] = ("x1", {"network": network, "groups": [], "addresses": []})
@@ -166,7 +239,9 @@ def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> No
 
 def test_allowed_pairs_and_the_host_itself(lab: Lab) -> None:
     network = lab.network()
-    guest = lab.guest(network, "10.0.0.5", allowed_pairs=[{"ip_address": "10.0.0.128/25", "mac_address": None}])
+    guest = lab.guest(
+        network, "10.0.0.5", allowed_pairs=[{"ip_address": "10.0.0.128/25", "mac_address": None}]
+    )
     other = lab.guest(network, "10.0.0.6")
     other.take_address()
     for address, asks in (("10.0.0.200/24", guest.reaches), ("10.0.0.7/24", guest.pings)):
@@ -205,8 +280,10 @@ def test_guests_of_two_hosts_reach_each_other_dhcp_stays_local(lab: Lab) -> None
 
 def test_ipv6_with_neighbours(lab: Lab) -> None:
     network = lab.network()
-    a, b = (lab.guest(network, address, host=host, addresses=[{"address": f"2001:db8::{address[-1]}"}])
-            for address, host in (("10.0.0.5", "x1"), ("10.0.0.6", "x2")))
+    a, b = (
+        lab.guest(network, address, host=host, addresses=[{"address": f"2001:db8::{address[-1]}"}])
+        for address, host in (("10.0.0.5", "x1"), ("10.0.0.6", "x2"))
+    )
     for guest in (a, b):
         guest.run("ip", "addr", "add", f"2001:db8::{guest.address[-1]}/64", "dev", "eth0", "nodad")
     assert a.reaches("2001:db8::6")
@@ -218,11 +295,21 @@ def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
     inside, behind = lab.network(), lab.network("10.1.0.0/24")
     outside = lab.network("172.24.4.0/24", external=True)
     a, b = lab.guest(inside, "10.0.0.5"), lab.guest(behind, "10.1.0.6", host="x2")
-    router = {"external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1",
-                           "snat": True},
-              "interfaces": [{"port": "r1", "network": inside, "mac": mac(), "address": "10.0.0.1/24"},
-                             {"port": "r2", "network": behind, "mac": mac(), "address": "10.1.0.1/24"}],
-              "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}], "routes": []}
+    router = {
+        "external": {
+            "network": outside,
+            "mac": mac(),
+            "addresses": ["172.24.4.5/24"],
+            "gateway": "172.24.4.1",
+            "snat": True,
+        },
+        "interfaces": [
+            {"port": "r1", "network": inside, "mac": mac(), "address": "10.0.0.1/24"},
+            {"port": "r2", "network": behind, "mac": mac(), "address": "10.1.0.1/24"},
+        ],
+        "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}],
+        "routes": [],
+    }
     lab.routers["11111111-0000-0000-0000-000000000000"] = ("x1", router)
     lab.tell()
     assert "ip=10.0.0.5" in a.dhcp()
@@ -245,13 +332,25 @@ def test_metadata_comes_with_who_asks(lab: Lab) -> None:
     for guest in (a, c):
         guest.dhcp()
         lab.service.asked_metadata.clear()
-        said = guest.run("busybox", "wget", "-q", "-O", "-", "--header", "X-Instance-ID: forged", "--header",
-                         "X-Instance-ID-Signature: forged", "http://169.254.169.254/openstack?x=1").stdout
+        said = guest.run(
+            "busybox",
+            "wget",
+            "-q",
+            "-O",
+            "-",
+            "--header",
+            "X-Instance-ID: forged",
+            "--header",
+            "X-Instance-ID-Signature: forged",
+            "http://169.254.169.254/openstack?x=1",
+        ).stdout
         server = lab.ports[guest.port][1]["server"]
         assert said == f"metadata of {server}"
-        (command, path, headers, _), = lab.service.asked_metadata
+        ((command, path, headers, _),) = lab.service.asked_metadata
         assert (command, path) == ("GET", "/openstack?x=1")
         assert headers["X-Instance-ID"] == server
         assert headers["X-Tenant-ID"] == "project-1"
         assert headers["X-Forwarded-For"] == "10.0.0.5"
-        assert headers["X-Instance-ID-Signature"] == signature(host_key(SECRET, headers["X-Instance-Host"]), server)
+        assert headers["X-Instance-ID-Signature"] == signature(
+            host_key(SECRET, headers["X-Instance-Host"]), server
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of ports that are no more, with a real dnsmasq in a namespace: however the host part is killed, they go."""
+"""Leases of ports that are no more, with a real dnsmasq in a namespace: however the host part is
+killed, they go."""
+
 from __future__ import annotations
 
 import os
@@ -24,9 +26,16 @@ from deploy.standalone.network.host.names import Names
 from tests.contract.network_lab import await_true, demand_networks, run
 
 NETWORK = "10000000-0000-0000-0000-000000000000"
-SUBNETS = {"subnet-four": {"cidr": "10.0.0.0/24", "version": 4, "gateway": None, "dhcp": True},
-           "subnet-six": {"cidr": "2001:db8::/64", "version": 6, "gateway": None, "dhcp": True,
-                          "ipv6_mode": "dhcpv6-stateful"}}
+SUBNETS = {
+    "subnet-four": {"cidr": "10.0.0.0/24", "version": 4, "gateway": None, "dhcp": True},
+    "subnet-six": {
+        "cidr": "2001:db8::/64",
+        "version": 6,
+        "gateway": None,
+        "dhcp": True,
+        "ipv6_mode": "dhcpv6-stateful",
+    },
+}
 ONE, TWO, THREE = (f"fa:16:3e:00:00:0{number}" for number in (1, 2, 3))
 FUTURE, SERVER = 4102444800, "duid 00:01:00:01:2f:00:00:00:fa:16:3e:00:00:aa"
 Ports = dict[str, tuple[str, ...]]
@@ -37,9 +46,20 @@ KILLS = 10
 def dnsmasq(ports: Ports) -> DnsmasqConfig:
     """What is wanted for ports: MAC -> addresses."""
     own = {"mac": "fa:16:3e:00:00:aa", "addresses": ["10.0.0.2/24", "2001:db8::2/64"]}
-    told = parse({"revision": 1, "networks": {NETWORK: {"vni": 1, "mtu": 1450, "dhcp": own, "subnets": SUBNETS}},
-                  "ports": {str(uuid.uuid4()): {"network": NETWORK, "mac": mac, "addresses": [
-                      {"address": address} for address in held]} for mac, held in ports.items()}})
+    told = parse(
+        {
+            "revision": 1,
+            "networks": {NETWORK: {"vni": 1, "mtu": 1450, "dhcp": own, "subnets": SUBNETS}},
+            "ports": {
+                str(uuid.uuid4()): {
+                    "network": NETWORK,
+                    "mac": mac,
+                    "addresses": [{"address": address} for address in held],
+                }
+                for mac, held in ports.items()
+            },
+        }
+    )
     return configure(told.networks[NETWORK], list(told.ports.values()), ())
 
 
@@ -58,21 +78,32 @@ class Rig:
         DnsmasqProcesses(Kernel(), self.names).ensure(self.space, dnsmasq(ports))
 
     def begin(self) -> None:
-        """dnsmasq runs and knows a lease of each address of the first ports, those of IPv6 by their clients' ids."""
+        """dnsmasq runs and knows a lease of each address of the first ports, those of IPv6 by their
+        clients' ids."""
         DnsmasqProcesses(Kernel(), self.names).clear()
         self.names.runtime.mkdir()
         lines = [f"{FUTURE} {mac} {four} * *" for mac, (four, _) in BEFORE.items()]
-        lines += [SERVER, *(f"{FUTURE} {number} {six} * 00:03:00:01:{mac}"
-                            for number, (mac, (_, six)) in enumerate(BEFORE.items(), 7))]
+        lines += [
+            SERVER,
+            *(
+                f"{FUTURE} {number} {six} * 00:03:00:01:{mac}"
+                for number, (mac, (_, six)) in enumerate(BEFORE.items(), 7)
+            ),
+        ]
         (self.names.runtime / f"{NETWORK}.hosts").write_text(dnsmasq(BEFORE).hosts)
-        (self.names.runtime / f"{NETWORK}.leases").write_text("".join(f"{line}\n" for line in lines))
+        (self.names.runtime / f"{NETWORK}.leases").write_text(
+            "".join(f"{line}\n" for line in lines)
+        )
         self.ensure(BEFORE)
 
     def await_leases(self, ports: Ports, left: set[str]) -> None:
-        """Look as often as it takes: dnsmasq empties its file to write it anew, and may be slow about it."""
+        """Look as often as it takes: dnsmasq empties its file to write it anew, and may be slow
+        about it."""
+
         def look() -> bool:
             self.ensure(ports)
             return self.leases() == left
+
         await_true(look, f"other leases than {left}")
 
     def leases(self) -> set[str]:
@@ -89,9 +120,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(Names.of(tmp_path))
     run("ip", "netns", "add", made.space)
     try:
-        for words in (("link", "set", "lo", "up"), ("link", "add", "dhcp", "type", "bridge"),
-                      ("link", "set", "dhcp", "up"), ("addr", "add", "10.0.0.2/24", "dev", "dhcp"),
-                      ("addr", "add", "2001:db8::2/64", "dev", "dhcp", "nodad")):
+        for words in (
+            ("link", "set", "lo", "up"),
+            ("link", "add", "dhcp", "type", "bridge"),
+            ("link", "set", "dhcp", "up"),
+            ("addr", "add", "10.0.0.2/24", "dev", "dhcp"),
+            ("addr", "add", "2001:db8::2/64", "dev", "dhcp", "nodad"),
+        ):
             run("ip", *words, space=made.space)
         yield made
     finally:
@@ -103,11 +138,22 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 CHANGES: dict[str, tuple[Ports, set[str], bool]] = {
     "nothing": (BEFORE, {"10.0.0.5", "10.0.0.6", "2001:db8::5", "2001:db8::6"}, True),
     "one goes": ({ONE: BEFORE[ONE]}, {"10.0.0.5", "2001:db8::5"}, False),
-    "an IPv4 goes": ({ONE: BEFORE[ONE], TWO: ("2001:db8::6",)}, {"10.0.0.5", "2001:db8::5", "2001:db8::6"}, True),
-    "an IPv4 is another's": ({ONE: BEFORE[ONE], THREE: ("10.0.0.6",), TWO: ("2001:db8::6",)},
-                             {"10.0.0.5", "2001:db8::5", "2001:db8::6"}, True),
-    "an IPv6 is another's": ({ONE: BEFORE[ONE], THREE: ("2001:db8::6",), TWO: ("10.0.0.6",)},
-                             {"10.0.0.5", "10.0.0.6", "2001:db8::5"}, False)}
+    "an IPv4 goes": (
+        {ONE: BEFORE[ONE], TWO: ("2001:db8::6",)},
+        {"10.0.0.5", "2001:db8::5", "2001:db8::6"},
+        True,
+    ),
+    "an IPv4 is another's": (
+        {ONE: BEFORE[ONE], THREE: ("10.0.0.6",), TWO: ("2001:db8::6",)},
+        {"10.0.0.5", "2001:db8::5", "2001:db8::6"},
+        True,
+    ),
+    "an IPv6 is another's": (
+        {ONE: BEFORE[ONE], THREE: ("2001:db8::6",), TWO: ("10.0.0.6",)},
+        {"10.0.0.5", "10.0.0.6", "2001:db8::5"},
+        False,
+    ),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -142,7 +188,8 @@ def test_a_dnsmasq_that_is_slow_to_forget_is_left_alone(rig: Rig) -> None:
 
 
 def killed(act: Callable[[], None], at: int) -> int:
-    """Do it in a process that ends at this line of dnsmasq_processes.py; how many lines it came to."""
+    """Do it in a process that ends at this line of dnsmasq_processes.py; how many lines it came
+    to."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -156,6 +203,7 @@ def killed(act: Callable[[], None], at: int) -> int:
             if seen >= at:
                 os._exit(9)
             return trace
+
         sys.settrace(trace)
         try:
             act()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's host part through its life: killed, without its service, after sabotage, and cleaned away."""
+"""The network's host part through its life: killed, without its service, after sabotage, and
+cleaned away."""
+
 from __future__ import annotations
 
 import signal
@@ -43,7 +45,9 @@ def test_host_part_killed_anytime_restores_the_same_rules(lab: Lab) -> None:
     machine.start()
     lab.await_acknowledged()
     assert len(machine.rules()) == len(rules)
-    assert [word for word in machine.rules() if "0x" not in word] == [word for word in rules if "0x" not in word]
+    assert [word for word in machine.rules() if "0x" not in word] == [
+        word for word in rules if "0x" not in word
+    ]
     assert guest.reaches("10.0.0.6")
     assert other.dhcp()
 
@@ -59,7 +63,7 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
         lines = map(str.split, (folder / f"{network}.leases").read_text().splitlines())
         return {words[2] for words in lines if len(words) == 5}
 
-    def await_leases(*wanted: str) -> None:      # dnsmasq empties the file to write it anew
+    def await_leases(*wanted: str) -> None:  # dnsmasq empties the file to write it anew
         await_true(lambda: leases() == set(wanted), f"other leases than {wanted}")
 
     def pid() -> str:
@@ -73,7 +77,7 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
     await_leases("10.0.0.5", "10.0.0.8")
     assert goes.dhcp(tries=2) == ""
     assert "ip=10.0.0.17" in moves.dhcp()
-    assert pid() == before                              # whoever asks meanwhile is answered
+    assert pid() == before  # whoever asks meanwhile is answered
     machine.stop(signal.SIGKILL)
     del lab.ports[late.port]
     lab.tell(wait=False)
@@ -81,7 +85,7 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
     lab.await_acknowledged()
     await_leases("10.0.0.5", "10.0.0.17")
     machine.stop(signal.SIGKILL)
-    run("kill", pid().strip())                          # nobody is there who could forget
+    run("kill", pid().strip())  # nobody is there who could forget
     del lab.ports[moves.port]
     lab.tell(wait=False)
     machine.start()
@@ -98,7 +102,7 @@ def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
     other.take_address()
     rules, tag = machine.rules(), machine.tag()
     machine.stop()
-    assert guest.reaches("10.0.0.6")                    # SIGTERM leaves guests alone
+    assert guest.reaches("10.0.0.6")  # SIGTERM leaves guests alone
     run("nft", "flush", "ruleset", space=machine.space)
     run("ip", "netns", "del", f"kn-{tag}-net-{network}")
     Path(f"/run/kn-{tag}/{network}.pid").unlink()
@@ -110,18 +114,42 @@ def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
     lab.tell()
     pid = int(Path(f"/run/kn-{tag}/{network}.pid").read_text())
     run("kill", str(pid))
-    run("nft", "delete", "rule", "bridge", f"kn_{tag}", "guest_ip4", "handle", handle(machine.space, f"kn_{tag}"),
-        space=machine.space)
+    run(
+        "nft",
+        "delete",
+        "rule",
+        "bridge",
+        f"kn_{tag}",
+        "guest_ip4",
+        "handle",
+        handle(machine.space, f"kn_{tag}"),
+        space=machine.space,
+    )
     run("ip", "link", "set", f"brq{network[:11]}", "down", space=machine.space)
-    await_true(lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair")
+    await_true(
+        lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair"
+    )
 
 
 def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]
-    run("ip", "link", "add", "theirs", "type", "vxlan", "id", str(lab.networks[bad]["vni"]), "local", host.address,
-        "dstport", "4789", space=host.space)             # another cloud has this number
+    run(
+        "ip",
+        "link",
+        "add",
+        "theirs",
+        "type",
+        "vxlan",
+        "id",
+        str(lab.networks[bad]["vni"]),
+        "local",
+        host.address,
+        "dstport",
+        "4789",
+        space=host.space,
+    )  # another cloud has this number
     port = lab.ports[guest.port][1] | {"network": bad, "addresses": [{"address": "10.1.0.5"}]}
     for number, name in enumerate(lab.machines):
         lab.ports[f"a-bad-port-{number}"] = (name, port | {"mac": mac()})
@@ -134,7 +162,9 @@ def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
     assert guest.dhcp()
     assert guest.reaches("10.0.0.6")
     run("ip", "link", "del", "theirs", space=host.space)
-    await_true(lambda: set(lab.service.acknowledged["x1"]["failed"]) == {"a-worse-port"}, "not tried again")
+    await_true(
+        lambda: set(lab.service.acknowledged["x1"]["failed"]) == {"a-worse-port"}, "not tried again"
+    )
 
 
 def handle(space: str, table: str) -> str:
@@ -149,16 +179,21 @@ def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> No
     try:
         kernel = Kernel(Path("/run/netns") / space)
         kernel.sysctl(FORWARDING, "0")
-        places = {folder: HostPlace(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
-                  for folder in (tmp_path / "one", tmp_path / "other")}
-        (one, other) = (LocalHostPart(place, kernel, StateFolder(folder), None) for folder, place in places.items())
+        places = {
+            folder: HostPlace(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
+            for folder in (tmp_path / "one", tmp_path / "other")
+        }
+        (one, other) = (
+            LocalHostPart(place, kernel, StateFolder(folder), None)
+            for folder, place in places.items()
+        )
         for host in (one, other):
             host.applier.prepare(True)
             assert host.apply(full=True) == {}
         assert clean(one.place.names, kernel, one.state.folder) == []
         assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
-        assert kernel.sysctl(FORWARDING) == "1"          # it was switched on for both, by the first
-        kernel.sysctl(FORWARDING, "0")                   # as if it had been restored just before the other began
+        assert kernel.sysctl(FORWARDING) == "1"  # it was switched on for both, by the first
+        kernel.sysctl(FORWARDING, "0")  # as if it had been restored just before the other began
         assert other.apply(full=True) == {}
         assert kernel.sysctl(FORWARDING) == "1"
         assert clean(other.place.names, kernel, other.state.folder) == []
@@ -174,18 +209,40 @@ def test_full_look_makes_nothing_anew(lab: Lab, tmp_path: Path, ends: tuple[str,
     run("ip", "netns", "add", space)
     try:
         kernel = Kernel(Path("/run/netns") / space)
-        host = LocalHostPart(HostPlace(names, ip_address(ends[0])), kernel, StateFolder(tmp_path), None)
+        host = LocalHostPart(
+            HostPlace(names, ip_address(ends[0])), kernel, StateFolder(tmp_path), None
+        )
         networks = {network: {"vni": 7, "mtu": 1400, "peers": [ends[1]]}}
-        assert host.accept({"revision": 1, "networks": networks, "routers": {
-            router: {"interfaces": [{"network": network, "mac": mac_address, "address": "10.0.0.1/24"}], "routes": [
-                {"destination": "10.5.0.0/16", "nexthop": "10.0.0.5"},
-                {"destination": "10.6.0.1/32", "nexthop": "10.0.0.5"}]}}})
+        assert host.accept(
+            {
+                "revision": 1,
+                "networks": networks,
+                "routers": {
+                    router: {
+                        "interfaces": [
+                            {"network": network, "mac": mac_address, "address": "10.0.0.1/24"}
+                        ],
+                        "routes": [
+                            {"destination": "10.5.0.0/16", "nexthop": "10.0.0.5"},
+                            {"destination": "10.6.0.1/32", "nexthop": "10.0.0.5"},
+                        ],
+                    }
+                },
+            }
+        )
 
         def state() -> str:
             inside = names.router_namespace(router)
-            return "".join(run(*words, space=where).stdout for where, words in (
-                (space, ("ip", "-o", "link")), (space, ("bridge", "fdb")), (inside, ("ip", "-o", "addr")),
-                (inside, ("ip", "route"))))
+            return "".join(
+                run(*words, space=where).stdout
+                for where, words in (
+                    (space, ("ip", "-o", "link")),
+                    (space, ("bridge", "fdb")),
+                    (inside, ("ip", "-o", "addr")),
+                    (inside, ("ip", "route")),
+                )
+            )
+
         assert host.apply(full=True) == {}
         before = state()
         assert ends[1] in before and "10.6.0.1 via 10.0.0.5" in before
@@ -200,9 +257,20 @@ def test_clean_leaves_nothing(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x2"]
     outside = lab.network("172.24.4.0/24", external=True)
     lab.guest(network, "10.0.0.5", host="x2")
-    lab.routers["11111111-0000-0000-0000-000000000000"] = ("x2", {
-        "external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1"},
-        "interfaces": [{"port": "r1", "network": network, "mac": mac(), "address": "10.0.0.1/24"}]})
+    lab.routers["11111111-0000-0000-0000-000000000000"] = (
+        "x2",
+        {
+            "external": {
+                "network": outside,
+                "mac": mac(),
+                "addresses": ["172.24.4.5/24"],
+                "gateway": "172.24.4.1",
+            },
+            "interfaces": [
+                {"port": "r1", "network": network, "mac": mac(), "address": "10.0.0.1/24"}
+            ],
+        },
+    )
     lab.tell()
     assert f"kn-{machine.tag()}-router" in run("ip", "netns").stdout
     with pytest.raises(AssertionError, match="stop it first"):
@@ -211,8 +279,9 @@ def test_clean_leaves_nothing(lab: Lab) -> None:
     machine.clean()
     machine.clean()
     links = run("ip", "-o", "link", space=machine.space).stdout
-    assert [line.split(": ")[1].split("@")[0] for line in links.splitlines()
-            if ": tap" not in line] == ["lo", "eth0"]
+    assert [
+        line.split(": ")[1].split("@")[0] for line in links.splitlines() if ": tap" not in line
+    ] == ["lo", "eth0"]
     assert machine.rules() == []
     assert f"kn-{machine.tag()}" not in run("ip", "netns").stdout
     assert not Path(f"/run/kn-{machine.tag()}").exists()

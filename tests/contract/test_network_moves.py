@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that moves to another host while it runs, as the network sees it: the real service, three real host parts.
+"""A guest that moves to another host while it runs, as the network sees it: the real service, three
+real host parts.
 
-The guest is a namespace, so its connections live on: its device at the old host goes and one at the new host comes,
-and what QEMU would say then is said.
+The guest is a namespace, so its connections live on: its device at the old host goes and one at the
+new host comes, and what QEMU would say then is said.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,11 +26,21 @@ from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
 from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from deploy.standalone.network.host_keys import HEADER
-from tests.contract.network_lab import SECRET, Guest, Lab, Machine, await_true, captured, demand_networks, mac, run
+from tests.contract.network_lab import (
+    SECRET,
+    Guest,
+    Lab,
+    Machine,
+    await_true,
+    captured,
+    demand_networks,
+    mac,
+    run,
+)
 from tests.contract.network_neighbours import Service
 
 FRAMES = Path(__file__).with_name("network_frames.py")
-WAIT_SECONDS = 20      # an answer has waited for its host, however busy this machine is
+WAIT_SECONDS = 20  # an answer has waited for its host, however busy this machine is
 WHO = {"X-Identity-Status": "Confirmed", "X-Roles": "service", "X-Project-Id": "p" * 32}
 
 
@@ -36,7 +48,9 @@ class Whole(Service):
     """The standalone network service, and its neighbours played."""
 
     def __init__(self, database: Database) -> None:
-        self.fabric = Fabric(database, NetworkSettings(wait_seconds=WAIT_SECONDS, host_secret=SECRET))
+        self.fabric = Fabric(
+            database, NetworkSettings(wait_seconds=WAIT_SECONDS, host_secret=SECRET)
+        )
         self._app = TestClient(app.build(self.fabric))
         super().__init__()
 
@@ -60,9 +74,14 @@ class Whole(Service):
     def _relay(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         path, _, query = request.path.partition("?")
-        answer = self._app.simulate_request(request.command, path, query_string=query, body=body,
-                                            headers=WHO | {"Content-Type": "application/json",
-                                                           HEADER: request.headers.get(HEADER, "")})
+        answer = self._app.simulate_request(
+            request.command,
+            path,
+            query_string=query,
+            body=body,
+            headers=WHO
+            | {"Content-Type": "application/json", HEADER: request.headers.get(HEADER, "")},
+        )
         self._answer(request, answer.status_code, answer.content)
 
 
@@ -75,19 +94,43 @@ class Cloud:
         self.running = contextlib.ExitStack()
 
     def network(self) -> str:
-        made = str(self.service.ask("POST", "/networks", {"network": {"name": "n"}})["network"]["id"])
-        self.service.ask("POST", "/subnets", {"subnet": {"network_id": made, "cidr": "10.0.0.0/24", "ip_version": 4}})
+        made = str(
+            self.service.ask("POST", "/networks", {"network": {"name": "n"}})["network"]["id"]
+        )
+        self.service.ask(
+            "POST",
+            "/subnets",
+            {"subnet": {"network_id": made, "cidr": "10.0.0.0/24", "ip_version": 4}},
+        )
         return made
 
     def guest(self, network: str, host: str, **more: Any) -> Guest:
         """A port of a server and a guest that has it, with its address."""
         own = mac()
-        port = self.service.ask("POST", "/ports", {"port": {
-            "network_id": network, "mac_address": own, "device_id": str(uuid.uuid4()), "device_owner": "compute:nova",
-            "binding:host_id": host, **more}})["port"]
-        assert (port["binding:vif_type"], port["status"]) == ("bridge", "ACTIVE"), self.lab.machines[host].log()[-2000:]
-        guest = Guest(port["id"], self.lab.space(f"g{len(self.lab.guests)}"), own, port["fixed_ips"][0]["ip_address"],
-                      self.lab.machines[host])
+        port = self.service.ask(
+            "POST",
+            "/ports",
+            {
+                "port": {
+                    "network_id": network,
+                    "mac_address": own,
+                    "device_id": str(uuid.uuid4()),
+                    "device_owner": "compute:nova",
+                    "binding:host_id": host,
+                    **more,
+                }
+            },
+        )["port"]
+        assert (port["binding:vif_type"], port["status"]) == ("bridge", "ACTIVE"), (
+            self.lab.machines[host].log()[-2000:]
+        )
+        guest = Guest(
+            port["id"],
+            self.lab.space(f"g{len(self.lab.guests)}"),
+            own,
+            port["fixed_ips"][0]["ip_address"],
+            self.lab.machines[host],
+        )
         self.lab.ports[port["id"]] = (host, {"network": network})
         self.lab.guests.append(guest)
         self.lab.plug(guest)
@@ -96,12 +139,26 @@ class Cloud:
 
     def group(self, direction: str, tcp: bool = False) -> str:
         """A security group that allows one direction and nothing of the other."""
-        made = self.service.ask("POST", "/security-groups", {"security_group": {"name": direction}})["security_group"]
+        made = self.service.ask(
+            "POST", "/security-groups", {"security_group": {"name": direction}}
+        )["security_group"]
         for rule in made["security_group_rules"]:
             self.service.ask("DELETE", f"/security-group-rules/{rule['id']}")
-        self.service.ask("POST", "/security-group-rules", {"security_group_rule": {
-            "security_group_id": made["id"], "direction": direction, **({
-                "protocol": "tcp", "port_range_min": 7000, "port_range_max": 7999} if tcp else {})}})
+        self.service.ask(
+            "POST",
+            "/security-group-rules",
+            {
+                "security_group_rule": {
+                    "security_group_id": made["id"],
+                    "direction": direction,
+                    **(
+                        {"protocol": "tcp", "port_range_min": 7000, "port_range_max": 7999}
+                        if tcp
+                        else {}
+                    ),
+                }
+            },
+        )
         return str(made["id"])
 
     def port(self, guest: Guest) -> Any:
@@ -122,7 +179,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     lab = Lab(service, folder, mark="nm")
     try:
         lab.build(["m1", "m2", "m3"])
-        await_true(lambda: set(service.fabric.hosts.alive()) == set(lab.machines), "not all hosts have asked", 20)
+        await_true(
+            lambda: set(service.fabric.hosts.alive()) == set(lab.machines),
+            "not all hosts have asked",
+            20,
+        )
         yield Cloud(lab, service)
     finally:
         service.fabric.hosts.end()
@@ -144,8 +205,23 @@ def cloud(hosts: Cloud) -> Iterator[Cloud]:
 def prepare(guest: Guest, host: Machine) -> None:
     """Its device at the new host, as of a QEMU that waits: it is there and says nothing."""
     bridge = f"brq{guest.host.lab.ports[guest.port][1]['network'][:11]}"
-    run("ip", "link", "add", guest.device, "netns", host.space, "type", "veth", "peer", "name", "eth1", "address",
-        guest.mac, "netns", guest.space)
+    run(
+        "ip",
+        "link",
+        "add",
+        guest.device,
+        "netns",
+        host.space,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth1",
+        "address",
+        guest.mac,
+        "netns",
+        guest.space,
+    )
     guest.run("ip", "link", "set", "eth1", "arp", "off", "addrgenmode", "none", "up")
     run("ip", "link", "set", guest.device, "master", bridge, "up", space=host.space)
 
@@ -157,8 +233,12 @@ def switch(cloud: Cloud, guest: Guest, host: Machine) -> None:
     guest.run("ip", "link", "set", "eth1", "name", "eth0", "arp", "on", "up")
     guest.take_address()
     guest.host = host
-    announcing = cloud.running.enter_context(subprocess.Popen(
-        ["ip", "netns", "exec", guest.space, sys.executable, FRAMES, "announce", guest.mac], stdout=subprocess.PIPE))
+    announcing = cloud.running.enter_context(
+        subprocess.Popen(
+            ["ip", "netns", "exec", guest.space, sys.executable, FRAMES, "announce", guest.mac],
+            stdout=subprocess.PIPE,
+        )
+    )
     assert announcing.stdout is not None
     assert announcing.stdout.readline() == b"announced\n"
 
@@ -190,13 +270,16 @@ def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
     assert (before["binding:host_id"], before["status"]) == ("m1", "ACTIVE")
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # The far one first: its host would send to the old place for minutes, were the guest's arrival not announced.
+    # The far one first: its host would send to the old place for minutes, were the guest's arrival
+    # not announced.
     took = {other.address: tries(other, guest.address) for other in (far, near)}
     assert max(took.values()) <= 4, took
     after = cloud.port(guest)
     assert (after["binding:host_id"], after["status"]) == ("m2", "ACTIVE")
     cloud.client.unbind_at("token", guest.port, "m1")
-    await_true(lambda: guest.device not in " ".join(cloud.lab.machines["m1"].rules()), "m1 still knows it")
+    await_true(
+        lambda: guest.device not in " ".join(cloud.lab.machines["m1"].rules()), "m1 still knows it"
+    )
     for other in (near, far):
         assert other.pings(guest.address, wait="5")
         assert guest.pings(other.address, wait="5")
@@ -207,8 +290,11 @@ def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
 @contextlib.contextmanager
 def speaking(guest: Guest, *words: str, listens: bool = False) -> Iterator[None]:
     """A guest's end of a connection, until the end."""
-    process = subprocess.Popen(["ip", "netns", "exec", guest.space, sys.executable, str(FRAMES), *words],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", guest.space, sys.executable, str(FRAMES), *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         if listens:
             await_true(lambda: f":{words[1]}" in guest.run("ss", "-tln").stdout, "nobody listens")
@@ -227,11 +313,14 @@ def test_connections_live_on(cloud: Cloud, story: str) -> None:
     server, said, client, asked = {
         "asked": (guest, ["listen", "7001", str(heard)], other, ["talk", "7001", guest.address]),
         "asking": (other, ["listen", "7002", str(heard)], guest, ["talk", "7002", other.address]),
-        "told": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(heard)])}[story]
+        "told": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(heard)]),
+    }[story]
 
     def still_heard(when: str) -> None:
         so_far = heard.stat().st_size if heard.exists() else 0
-        await_true(lambda: heard.exists() and heard.stat().st_size > so_far + 20, f"nothing is said {when}")
+        await_true(
+            lambda: heard.exists() and heard.stat().st_size > so_far + 20, f"nothing is said {when}"
+        )
 
     with speaking(server, *said, listens=True), speaking(client, *asked):
         still_heard("before it moves")
@@ -248,7 +337,7 @@ def test_connections_live_on(cloud: Cloud, story: str) -> None:
 
 def _is_silent(heard: Path) -> bool:
     so_far = heard.stat().st_size
-    time.sleep(0.3)     # silence is what is asked: six words would have come
+    time.sleep(0.3)  # silence is what is asked: six words would have come
     return heard.stat().st_size == so_far
 
 
@@ -260,13 +349,22 @@ def test_nobody_gets_in_through_the_middle_of_a_connection(cloud: Cloud) -> None
     prepare(guest, m2)
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # A guest that answers nothing but what it wants: its kernel would end what was made up before it is of use.
-    guest.run("nft", "add table inet t; add chain inet t c { type filter hook output priority 0; }; "
-                     "add rule inet t c tcp flags & rst == rst drop")
+    # A guest that answers nothing but what it wants: its kernel would end what was made up before
+    # it is of use.
+    guest.run(
+        "nft",
+        "add table inet t; add chain inet t c { type filter hook output priority 0; }; "
+        "add rule inet t c tcp flags & rst == rst drop",
+    )
     guest.run("ip", "neigh", "replace", other.address, "lladdr", other.mac, "dev", "eth0")
     other.run("ip", "neigh", "replace", guest.address, "lladdr", guest.mac, "dev", "eth0")
-    with captured(guest, "tcp", cloud.lab.folder) as arrived, speaking(guest, "push", "7004", listens=True):
-        tried = other.run(sys.executable, FRAMES, "sneak", "7004", guest.address, other.address, check=False)
+    with (
+        captured(guest, "tcp", cloud.lab.folder) as arrived,
+        speaking(guest, "push", "7004", listens=True),
+    ):
+        tried = other.run(
+            sys.executable, FRAMES, "sneak", "7004", guest.address, other.address, check=False
+        )
         assert "TimeoutError" in tried.stderr
         await_true(lambda: "Flags [.]" in arrived(), "the middle of a connection does not arrive")
         assert "Flags [S]" not in arrived()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every payload that we tell against Nova's sample of it: names, versions, keys and types of JSON.
 
-The samples are data out of Nova's source. The payloads are those of every workflow, done and failed, on servers that
-have all that a payload can show. How many agree is printed.
+The samples are data out of Nova's source. The payloads are those of every workflow, done and
+failed, on servers that have all that a payload can show. How many agree is printed.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,15 +29,28 @@ from tests.told import all_told, story_of_nouns
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
-#: Objects that Nova has and names in no sample: an action of ours that fails is told as its other phases are.
+#: Objects that Nova has and names in no sample: an action of ours that fails is told as its other
+#: phases are.
 OTHERS = ("service-", "aggregate-", "flavor-", "keypair-", "server_group-")
 PHASES = ("error", "end", "start")
 #: Keys whose values are maps of the user's, or of an image's properties.
 FREE = ("metadata", "meta", "extra_specs", "scheduler_hints", "rules")
 FREE_OBJECTS = ("ImageMetaPropsPayload",)
-SHAPE = {"key_name": "k", "key_data": "ssh-ed25519 AAAA", "tags": ["a"], "trusted_image_certificates": ["c"],
-         "meta": {"a": "b"}, "description": "d", "locked_reason": "r",
-         "image": {"id": "i", "disk_format": "qcow2", "size": 1, "properties": {"hw_architecture": "x86_64"}}}
+SHAPE = {
+    "key_name": "k",
+    "key_data": "ssh-ed25519 AAAA",
+    "tags": ["a"],
+    "trusted_image_certificates": ["c"],
+    "meta": {"a": "b"},
+    "description": "d",
+    "locked_reason": "r",
+    "image": {
+        "id": "i",
+        "disk_format": "qcow2",
+        "size": 1,
+        "properties": {"hw_architecture": "x86_64"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +58,9 @@ def samples() -> Path:
     if samples_are_there():
         return SAMPLES
     if os.environ.get("KILONOVA_TEST"):
-        pytest.fail("the samples of Nova's notifications are not there: ./deploy/test fetches them in its first steps")
+        pytest.fail(
+            "the samples of Nova's notifications are not there: ./deploy/test fetches them in its first steps"
+        )
     pytest.skip("needs the samples of Nova's notifications; fetched by: ./deploy/test contract")
 
 
@@ -63,7 +79,9 @@ def _resolved(value: Any, folder: Path) -> Any:
     if "$ref" not in value:
         return own
     name = value["$ref"].removesuffix("#")
-    known = next(path for path in (folder / name, folder / "common_payloads" / name) if path.exists())
+    known = next(
+        path for path in (folder / name, folder / "common_payloads" / name) if path.exists()
+    )
     return _merged(resolved(known), own)
 
 
@@ -82,7 +100,8 @@ def sample_of(event: str, folder: Path) -> Any:
 
 
 def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
-    """What of ours a reader of theirs would not understand; a sample cannot say what else than null a null may be."""
+    """What of ours a reader of theirs would not understand; a sample cannot say what else than null
+    a null may be."""
     if ours is None or theirs is None:
         return
     if kind(ours) != kind(theirs):
@@ -99,7 +118,9 @@ def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
         for key in sorted(ours.keys() ^ theirs.keys()):
             yield f"{where}.{key} is {'new' if key in ours else 'missing'}"
         for key in ours.keys() & theirs.keys():
-            yield from differences(ours[key], theirs[key], f"{where}.{key}" if key != "nova_object.data" else where)
+            yield from differences(
+                ours[key], theirs[key], f"{where}.{key}" if key != "nova_object.data" else where
+            )
 
 
 def kind(value: Any) -> str:
@@ -118,8 +139,11 @@ def all_rows() -> list[Any]:
             for host in cloud.hosts.values() if verb else ():
                 host.driver.host.script[verb] = [Fail("It broke.", details="because")] * 3
             trial.begin()
-            cloud.store.write(lambda tx, server=trial.server: tx.execute(
-                sa.update(schema.servers).where(schema.servers.c.id == server).values(SHAPE)))
+            cloud.store.write(
+                lambda tx, server=trial.server: tx.execute(
+                    sa.update(schema.servers).where(schema.servers.c.id == server).values(SHAPE)
+                )
+            )
             cloud.settle()
             found += all_told(cloud.store)
             cloud.store.close()
@@ -128,14 +152,23 @@ def all_rows() -> list[Any]:
 
 def without_workflow() -> list[Any]:
     """What no workflow tells: the usage audit, and what becomes of a wish for a live migration."""
-    names = ("instance.exists", *(f"instance.live_migration_{wish}.{phase}"
-                                  for wish in ("abort", "force_complete") for phase in ("start", "end")))
+    names = (
+        "instance.exists",
+        *(
+            f"instance.live_migration_{wish}.{phase}"
+            for wish in ("abort", "force_complete")
+            for phase in ("start", "end")
+        ),
+    )
     time = Time()
     cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, "stop")
     cloud.store.notify_with(NotificationSettings("api"))
-    cloud.store.write(lambda tx: outbox.add(tx, [Notice(name, trial.server, {"id": "r", "user": "u"})
-                                                 for name in names]))
+    cloud.store.write(
+        lambda tx: outbox.add(
+            tx, [Notice(name, trial.server, {"id": "r", "user": "u"}) for name in names]
+        )
+    )
     return all_told(cloud.store)
 
 
@@ -163,13 +196,22 @@ def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]
         [message] = messages(row, VERSIONED)
         theirs = sample_of(message.event, folder)
         seen.add(message.event)
-        differs = {f"no sample of {message.event}"} if theirs is None else set(
-            differences(json.loads(json.dumps(message.payload)), theirs["payload"], "payload"))
+        differs = (
+            {f"no sample of {message.event}"}
+            if theirs is None
+            else set(
+                differences(json.loads(json.dumps(message.payload)), theirs["payload"], "payload")
+            )
+        )
         if theirs is not None and theirs["event_type"] == message.event:
             priority = "ERROR" if message.is_error else "INFO"
             differs |= {f"priority {priority}"} if theirs["priority"] != priority else set()
             source = theirs["publisher_id"].split(":")[0]
-            differs |= {f"from {message.publisher}"} if message.publisher.split(":")[0] != source else set()
+            differs |= (
+                {f"from {message.publisher}"}
+                if message.publisher.split(":")[0] != source
+                else set()
+            )
         if differs:
             wrong.setdefault(message.event, set()).update(differs)
     return seen, wrong
@@ -178,8 +220,10 @@ def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]
 def test_what_servers_tell_is_as_in_the_samples(samples: Path) -> None:
     seen, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
     own = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in seen)
-    print(f"\n{len(seen)} events of servers checked against Nova's samples, {own} of them have one of their own; "
-          f"{len(seen) - len(wrong)} agree")
+    print(
+        f"\n{len(seen)} events of servers checked against Nova's samples, {own} of them have one of their own; "
+        f"{len(seen) - len(wrong)} agree"
+    )
     assert wrong == {}
     assert len(seen) > 60
 
@@ -189,18 +233,31 @@ def test_what_else_is_told_is_as_in_the_samples(samples: Path) -> None:
     store.notify_with(NotificationSettings("api"))
     story_of_nouns(store)
     seen, wrong = judge(all_told(store), samples)
-    print(f"\n{len(seen)} other events checked against Nova's samples, {len(seen) - len(wrong)} agree")
+    print(
+        f"\n{len(seen)} other events checked against Nova's samples, {len(seen) - len(wrong)} agree"
+    )
     assert wrong == {}
-    assert seen == {path.stem.replace("-", ".") for path in samples.glob("*.json")
-                    if path.stem.startswith(OTHERS)}
+    assert seen == {
+        path.stem.replace("-", ".")
+        for path in samples.glob("*.json")
+        if path.stem.startswith(OTHERS)
+    }
 
 
 def test_a_difference_is_seen(samples: Path) -> None:
     ours = resolved(samples / "instance-create-end.json")["payload"]
     assert list(differences(ours, ours, "payload")) == []
     data = ours["nova_object.data"]
-    for changed in ({"host": 1}, {"more": 1}, {"flavor": data["flavor"] | {"nova_object.version": "9"}},
-                    {"ip_addresses": [{}]}):
-        assert list(differences(ours | {"nova_object.data": data | changed}, ours, "payload")), changed
+    for changed in (
+        {"host": 1},
+        {"more": 1},
+        {"flavor": data["flavor"] | {"nova_object.version": "9"}},
+        {"ip_addresses": [{}]},
+    ):
+        assert list(differences(ours | {"nova_object.data": data | changed}, ours, "payload")), (
+            changed
+        )
     less = {key: value for key, value in data.items() if key != "uuid"}
-    assert list(differences(ours | {"nova_object.data": less}, ours, "payload")) == ["payload.uuid is missing"]
+    assert list(differences(ours | {"nova_object.data": less}, ours, "payload")) == [
+        "payload.uuid is missing"
+    ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications on a real RabbitMQ: whoever listens as Nova's consumers do receives them, and a broker that has not
-taken one is known."""
+"""Notifications on a real RabbitMQ: whoever listens as Nova's consumers do receives them, and a
+broker that has not taken one is known."""
+
 from __future__ import annotations
 
 import time
@@ -35,8 +36,14 @@ from tests.waiting import await_true
 # isort: split
 import oslo_messaging  # after common.rpc has chosen the threading backend
 
-NEWER = Message(True, "nova-compute:h1", "instance.pause.end", {"nova_object.name": "X"}, False,
-                {"request_id": "req-1", "notification_id": 7})
+NEWER = Message(
+    True,
+    "nova-compute:h1",
+    "instance.pause.end",
+    {"nova_object.name": "X"},
+    False,
+    {"request_id": "req-1", "notification_id": 7},
+)
 OLDER = Message(False, "compute.h1", "compute.instance.reboot.error", {"instance_id": "s"}, True)
 
 
@@ -47,7 +54,9 @@ class Listener:
         self.heard: list[tuple[str, str, str, Any, Any]] = []
         transport = oslo_messaging.get_notification_transport(conf, url=url)
         targets = [oslo_messaging.Target(topic=topic, exchange=EXCHANGE) for topic in topics]
-        self._server = oslo_messaging.get_notification_listener(transport, targets, [self], executor="threading")
+        self._server = oslo_messaging.get_notification_listener(
+            transport, targets, [self], executor="threading"
+        )
         self._server.start()
 
     def _hear(self, priority: str, context: Any, publisher: str, event: str, payload: Any) -> None:
@@ -68,8 +77,12 @@ class Listener:
 def conf() -> Iterator[cfg.ConfigOpts]:
     """With topics that no other test has."""
     conf, mine = config.load(), uuid.uuid4().hex
-    Notifier(conf, "rabbit://nobody:none@127.0.0.1:1/")     # makes the library's options known; connects nothing
-    conf.set_override("versioned_notifications_topics", [f"versioned-{mine}"], group="notifications")
+    Notifier(
+        conf, "rabbit://nobody:none@127.0.0.1:1/"
+    )  # makes the library's options known; connects nothing
+    conf.set_override(
+        "versioned_notifications_topics", [f"versioned-{mine}"], group="notifications"
+    )
     conf.set_override("topics", [f"plain-{mine}"], group="oslo_messaging_notifications")
     yield conf
     conf.clear_override("versioned_notifications_topics", group="notifications")
@@ -85,8 +98,14 @@ def notifier(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Notifier]:
 
 @pytest.fixture
 def listener(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Listener]:
-    made = Listener(conf, rabbitmq_url, [*conf.notifications.versioned_notifications_topics,
-                                         *conf.oslo_messaging_notifications.topics])
+    made = Listener(
+        conf,
+        rabbitmq_url,
+        [
+            *conf.notifications.versioned_notifications_topics,
+            *conf.oslo_messaging_notifications.topics,
+        ],
+    )
     yield made
     made.close()
 
@@ -102,11 +121,29 @@ def store() -> Iterator[Store]:
 def add_server(store: Store) -> str:
     name = ids.new()
     with store.begin() as tx:
-        tx.execute(sa.insert(schema.servers).values(
-            id=name, project_id="p", user_id="u", name="s", hostname="s", vm_state=states.ACTIVE, flavor_id="1",
-            flavor=to_wire(Flavor("1", "m1.nano", 1, 128, 1)), vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[],
-            scheduler_hints={}, security_groups=[], reservation_id="r", host="h1", created_at=now(),
-            updated_at=now()))
+        tx.execute(
+            sa.insert(schema.servers).values(
+                id=name,
+                project_id="p",
+                user_id="u",
+                name="s",
+                hostname="s",
+                vm_state=states.ACTIVE,
+                flavor_id="1",
+                flavor=to_wire(Flavor("1", "m1.nano", 1, 128, 1)),
+                vcpus=1,
+                memory_mb=128,
+                disk_gb=1,
+                meta={},
+                tags=[],
+                scheduler_hints={},
+                security_groups=[],
+                reservation_id="r",
+                host="h1",
+                created_at=now(),
+                updated_at=now(),
+            )
+        )
     return name
 
 
@@ -120,19 +157,24 @@ def test_a_listener_hears_both_formats(notifier: Notifier, listener: Listener) -
     assert older[:4] == ("error", OLDER.publisher, OLDER.event, OLDER.payload)
 
 
-def test_what_is_sent_before_anybody_listens_is_kept(notifier: Notifier, conf: cfg.ConfigOpts, rabbitmq_url: str
-                                                     ) -> None:
+def test_what_is_sent_before_anybody_listens_is_kept(
+    notifier: Notifier, conf: cfg.ConfigOpts, rabbitmq_url: str
+) -> None:
     notifier.send(NEWER)
     late = Listener(conf, rabbitmq_url, conf.notifications.versioned_notifications_topics)
     await_true(lambda: [one[2] for one in late.heard] == [NEWER.event], 10, "it arrives")
     late.close()
 
 
-def test_a_message_that_cannot_be_sent_is_not_a_broker_that_is_away(notifier: Notifier, listener: Listener) -> None:
+def test_a_message_that_cannot_be_sent_is_not_a_broker_that_is_away(
+    notifier: Notifier, listener: Listener
+) -> None:
     with pytest.raises((TypeError, ValueError)):
         notifier.send(replace(NEWER, payload={1j: object()}))
     notifier.send(OLDER)
-    await_true(lambda: [one[2] for one in listener.heard] == [OLDER.event], 10, "the next one arrives")
+    await_true(
+        lambda: [one[2] for one in listener.heard] == [OLDER.event], 10, "the next one arrives"
+    )
 
 
 def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
@@ -144,7 +186,9 @@ def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
     away.close()
 
 
-def test_a_channel_that_died_is_made_anew(notifier: Notifier, listener: Listener, rabbitmq_url: str) -> None:
+def test_a_channel_that_died_is_made_anew(
+    notifier: Notifier, listener: Listener, rabbitmq_url: str
+) -> None:
     """The exchange is gone, which closes the channel of who sends to it; the connection stays."""
     notifier.send(NEWER)
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
@@ -156,10 +200,13 @@ def test_a_channel_that_died_is_made_anew(notifier: Notifier, listener: Listener
         except errors.Unavailable:
             return False
         return True
+
     await_true(is_sent, 20, "it is taken again")
 
 
-def test_an_action_is_heard_from_start_to_error(notifier: Notifier, listener: Listener, store: Store) -> None:
+def test_an_action_is_heard_from_start_to_error(
+    notifier: Notifier, listener: Listener, store: Store
+) -> None:
     """From the outbox, through the sender, the broker and the library's listener, in order."""
     server = add_server(store)
     context = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
@@ -170,9 +217,14 @@ def test_an_action_is_heard_from_start_to_error(notifier: Notifier, listener: Li
     assert teller.send_batch() == 3
     await_true(lambda: len(listener.heard) == 6, 10, "all arrive")
     newer = [one for one in listener.heard if one[2].startswith("instance.")]
-    assert sorted(one[2] for one in newer) == ["instance.delete.start", "instance.power_off.error",
-                                               "instance.power_off.start"]
+    assert sorted(one[2] for one in newer) == [
+        "instance.delete.start",
+        "instance.power_off.error",
+        "instance.power_off.start",
+    ]
     infos = [one[2] for one in newer if one[0] == "info"]
-    assert infos == ["instance.power_off.start", "instance.delete.start"], "in one queue they keep their order"
+    assert infos == ["instance.power_off.start", "instance.delete.start"], (
+        "in one queue they keep their order"
+    )
     assert {one[3]["nova_object.data"]["uuid"] for one in newer} == {server}
     assert all_told(store) == []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox on three databases: rows come with the transition, go in order when the broker has them, one sender at a
-time; what is killed between is sent again."""
+"""The outbox on three databases: rows come with the transition, go in order when the broker has
+them, one sender at a time; what is killed between is sent again."""
+
 from __future__ import annotations
 
 import threading
@@ -67,8 +68,9 @@ def telling(store: Store) -> Store:
     return store
 
 
-def teller(store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000
-           ) -> NotificationSender:
+def teller(
+    store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000
+) -> NotificationSender:
     """The first round ever only makes the lease: that is over."""
     made = NotificationSender(store, Time(), broker, owner, form, limit)
     store.write(lambda tx: outbox.take(tx, owner, 1))
@@ -81,17 +83,45 @@ def add_servers(store: Store, count: int = 1) -> list[str]:
     flavor = to_wire(Flavor("1", "m1.nano", 1, 128, 1))
     with store.begin() as tx:
         for name in names:
-            tx.execute(sa.insert(schema.servers).values(
-                id=name, project_id="p", user_id="u", name="s", hostname="s", vm_state=states.ACTIVE, flavor=flavor,
-                flavor_id="1", vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[], scheduler_hints={},
-                security_groups=[], user_data=SECRETS[0], password=SECRETS[1], reservation_id="r", host="h1",
-                created_at=now(), updated_at=now()))
+            tx.execute(
+                sa.insert(schema.servers).values(
+                    id=name,
+                    project_id="p",
+                    user_id="u",
+                    name="s",
+                    hostname="s",
+                    vm_state=states.ACTIVE,
+                    flavor=flavor,
+                    flavor_id="1",
+                    vcpus=1,
+                    memory_mb=128,
+                    disk_gb=1,
+                    meta={},
+                    tags=[],
+                    scheduler_hints={},
+                    security_groups=[],
+                    user_data=SECRETS[0],
+                    password=SECRETS[1],
+                    reservation_id="r",
+                    host="h1",
+                    created_at=now(),
+                    updated_at=now(),
+                )
+            )
     return names
 
 
 def begin(store: Store, server: str, key: str = "os-stop") -> str:
-    return store.write(lambda tx: actions.begin(tx, states.row(key), server, context=USER, secrets=SECRETS[1],
-                                                args={"admin_pass": SECRETS[1]}))
+    return store.write(
+        lambda tx: actions.begin(
+            tx,
+            states.row(key),
+            server,
+            context=USER,
+            secrets=SECRETS[1],
+            args={"admin_pass": SECRETS[1]},
+        )
+    )
 
 
 def tell_all(one: NotificationSender) -> None:
@@ -109,7 +139,11 @@ def test_a_row_is_there_when_the_transition_is(telling: Store) -> None:
     assert all_told(telling) == []
     begin(telling, server)
     [row] = all_told(telling)
-    assert (row.event, row.key, row.publisher) == ("instance.power_off.start", server, "nova-compute:h1")
+    assert (row.event, row.key, row.publisher) == (
+        "instance.power_off.start",
+        server,
+        "nova-compute:h1",
+    )
     assert row.body["request"] == {"id": "req-1", "user": "u", "project": "p"}
     assert row.body["object"]["task_state"] == "powering-off"
 
@@ -118,17 +152,26 @@ def test_no_secret_is_written(telling: Store) -> None:
     server = add_servers(telling)[0]
     for key in ("os-stop", "delete"):
         begin(telling, server, key)
-    text = telling.read(lambda tx: list(tx.scalars(sa.select(sa.type_coerce(schema.notifications.c.body, sa.Text)))))
+    text = telling.read(
+        lambda tx: list(tx.scalars(sa.select(sa.type_coerce(schema.notifications.c.body, sa.Text))))
+    )
     assert len(text) == 3
     assert [secret for secret in SECRETS for body in text if secret in body] == []
 
 
 def test_a_lock_is_told_at_once_by_the_api(telling: Store) -> None:
     server = add_servers(telling)[0]
-    telling.write(lambda tx: immediate_actions.do(tx, states.row("lock"), server, context=USER,
-                                        args={"locked_reason": "mine"}))
+    telling.write(
+        lambda tx: immediate_actions.do(
+            tx, states.row("lock"), server, context=USER, args={"locked_reason": "mine"}
+        )
+    )
     [row] = all_told(telling)
-    assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == ("instance.lock", "nova-api:api1", "mine")
+    assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == (
+        "instance.lock",
+        "nova-api:api1",
+        "mine",
+    )
 
 
 def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
@@ -144,9 +187,14 @@ def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
     assert one.send_batch() == 0
 
 
-@pytest.mark.parametrize(("form", "expected"), [
-    (VERSIONED, ["instance.power_off.start"]), (UNVERSIONED, ["compute.instance.power_off.start"]),
-    (BOTH, ["instance.power_off.start", "compute.instance.power_off.start"])])
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (VERSIONED, ["instance.power_off.start"]),
+        (UNVERSIONED, ["compute.instance.power_off.start"]),
+        (BOTH, ["instance.power_off.start", "compute.instance.power_off.start"]),
+    ],
+)
 def test_each_format_is_sent_where_wanted(telling: Store, form: str, expected: list[str]) -> None:
     broker = Broker()
     begin(telling, add_servers(telling)[0])
@@ -156,7 +204,9 @@ def test_each_format_is_sent_where_wanted(telling: Store, form: str, expected: l
 
 
 @pytest.mark.parametrize(("where", "again"), [("taken", 0), ("sent", 3)])
-def test_what_a_dead_sender_had_in_hand_is_sent_again(telling: Store, where: str, again: int) -> None:
+def test_what_a_dead_sender_had_in_hand_is_sent_again(
+    telling: Store, where: str, again: int
+) -> None:
     """By its successor of the same name at once; in order, under the same number."""
     servers, broker = add_servers(telling, 3), Broker()
     for server in servers:
@@ -165,6 +215,7 @@ def test_what_a_dead_sender_had_in_hand_is_sent_again(telling: Store, where: str
     def die(point: str) -> None:
         if point == where:
             raise Died
+
     dying = teller(telling, broker)
     dying.fault_point = die
     with pytest.raises(Died):
@@ -189,10 +240,13 @@ def test_only_who_has_the_lease_sends(telling: Store) -> None:
     assert second.send_batch() == 2
     begin(telling, server, "delete")
     assert first.send_batch() == 0
-    telling.write(lambda tx: tx.execute(sa.update(schema.leases).values(until=0)))      # it ran out
+    telling.write(lambda tx: tx.execute(sa.update(schema.leases).values(until=0)))  # it ran out
     assert first.send_batch() == 2
-    assert broker.events(server) == ["power_off.start", *["power_off.error", "delete.start"],
-                                     *["delete.error", "delete.start"]]
+    assert broker.events(server) == [
+        "power_off.start",
+        *["power_off.error", "delete.start"],
+        *["delete.error", "delete.start"],
+    ]
 
 
 def test_two_senders_at_once_keep_the_order(telling: Store) -> None:
@@ -208,6 +262,7 @@ def test_two_senders_at_once_keep_the_order(telling: Store) -> None:
         while all_told(telling):
             one.send_batch()
         left.set()
+
     threads = [threading.Thread(target=work, args=(one,)) for one in senders]
     for thread in threads:
         thread.start()
@@ -247,18 +302,23 @@ def test_no_more_than_the_limit_wait(telling: Store, caplog: pytest.LogCaptureFi
     assert [uuid(message) for message in broker.taken] == servers[3:]
 
 
-def test_a_row_of_which_no_message_can_be_made_holds_up_none(telling: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_of_which_no_message_can_be_made_holds_up_none(
+    telling: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     servers, broker = add_servers(telling, 2), Broker()
     begin(telling, servers[0])
-    telling.write(lambda tx: tx.execute(sa.update(schema.notifications).values(body={"request": {}})))
+    telling.write(
+        lambda tx: tx.execute(sa.update(schema.notifications).values(body={"request": {}}))
+    )
     begin(telling, servers[1])
     tell_all(teller(telling, broker))
     assert [uuid(message) for message in broker.taken] == servers[1:]
     assert "cannot be told and is dropped" in caplog.text
 
 
-def test_a_row_that_cannot_be_sent_holds_up_others_for_three_tries(telling: Store, caplog: pytest.LogCaptureFixture
-                                                                   ) -> None:
+def test_a_row_that_cannot_be_sent_holds_up_others_for_three_tries(
+    telling: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     """Not because the broker is away: that is waited for, however long."""
     servers, broker = add_servers(telling, 2), Broker()
     for server in servers:
@@ -269,6 +329,7 @@ def test_a_row_that_cannot_be_sent_holds_up_others_for_three_tries(telling: Stor
         if uuid(message) == servers[0]:
             raise OverflowError("it is too long for the broker")
         return False
+
     broker.refuses = refuses
     for _ in range(2):
         one.send_batch()
@@ -285,8 +346,9 @@ def test_a_sender_stops_before_its_lease_runs_out(telling: Store) -> None:
     one = teller(telling, broker)
 
     def slow(message: Message) -> bool:
-        one.clock.seconds += 10     # type: ignore[attr-defined]  # it is ours
+        one.clock.seconds += 10  # type: ignore[attr-defined]  # it is ours
         return False
+
     broker.refuses = slow
     assert one.send_batch() == 2
     assert [row.key for row in all_told(telling)] == servers[2:]
@@ -299,15 +361,23 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
     @sa.event.listens_for(store.engine, "before_cursor_execute")
     def count(connection: Any, cursor: Any, statement: str, *more: Sequence[Any]) -> None:
         asked.append(statement)
+
     found = []
     for telling in (None, NotificationSettings("api1")):
         store.notify_with(telling)
         asked.clear()
         begin(store, server, "delete")
         found.append(len(asked))
-    assert all_told(store)[0].event == "instance.delete.error", "the second one's supersedes the first one's"
+    assert all_told(store)[0].event == "instance.delete.error", (
+        "the second one's supersedes the first one's"
+    )
     assert found == [found[0], found[1]] and found[0] < found[1]
-    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.notifications))) == 2
+    assert (
+        store.read(
+            lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.notifications))
+        )
+        == 2
+    )
 
 
 def test_what_is_no_server_is_told_too(telling: Store) -> None:
@@ -315,12 +385,28 @@ def test_what_is_no_server_is_told_too(telling: Store) -> None:
     rows = all_told(telling)
     assert [row.event for row in rows] == expected
     pictures = {row.event: row.body["object"] for row in rows}
-    assert (pictures["aggregate.add_host.start"]["hosts"], pictures["aggregate.add_host.end"]["hosts"]) == ([], ["h1"])
+    assert (
+        pictures["aggregate.add_host.start"]["hosts"],
+        pictures["aggregate.add_host.end"]["hosts"],
+    ) == ([], ["h1"])
     assert pictures["aggregate.update_prop.start"]["name"] == "a"
     assert pictures["aggregate.delete.end"]["name"] == "b"
-    assert [row.body["object"]["projects"] for row in rows if row.event == "flavor.update"] == [[], [], ["p"], []]
-    assert [row.body["object"]["forced_down"] for row in rows if row.event == "service.update"] == [False, True, False]
-    assert {row.publisher for row in rows} == {"nova-compute:h1", "nova-api:api1", "nova-conductor:api1"}
+    assert [row.body["object"]["projects"] for row in rows if row.event == "flavor.update"] == [
+        [],
+        [],
+        ["p"],
+        [],
+    ]
+    assert [row.body["object"]["forced_down"] for row in rows if row.event == "service.update"] == [
+        False,
+        True,
+        False,
+    ]
+    assert {row.publisher for row in rows} == {
+        "nova-compute:h1",
+        "nova-api:api1",
+        "nova-conductor:api1",
+    }
     broker = Broker()
     tell_all(teller(telling, broker, form=BOTH))
     assert [one.event for one in broker.taken if one.is_versioned] == expected
@@ -341,12 +427,17 @@ def test_another_name_is_told_with_the_old_one(telling: Store) -> None:
     tell_all(teller(telling, broker))
     data = [one.payload["nova_object.data"] for one in broker.taken]
     assert [(one["display_name"], one["old_display_name"], one["tags"]) for one in data] == [
-        ("new", "s", []), ("new", None, []), ("new", None, ["a"])]
+        ("new", "s", []),
+        ("new", None, []),
+        ("new", None, ["a"]),
+    ]
 
 
 def test_many_notices_are_written_at_once(telling: Store) -> None:
     servers = add_servers(telling, 5)
-    telling.write(lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers]))
+    telling.write(
+        lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers])
+    )
     assert [row.key for row in all_told(telling)] == servers
     telling.write(lambda tx: outbox.add(tx, [Notice("instance.update", "gone")]))
     assert len(all_told(telling)) == 5

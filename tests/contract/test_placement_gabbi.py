@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The placement service's own tests (gabbi files of the package openstack-placement) against ours.
 
-They are data: nothing of that package runs. Our application answers in this process, over a database a file of tests.
-``placement_known.toml`` lists which of them do not pass, and why; whatever else fails, and whatever is listed there
-and passes, fails here. How many pass is printed.
+They are data: nothing of that package runs. Our application answers in this process, over a
+database a file of tests.
+``placement_known.toml`` lists which of them do not pass, and why; whatever else fails, and whatever
+is listed there and passes, fails here. How many pass is printed.
 """
+
 from __future__ import annotations
 
 import os
@@ -33,7 +35,9 @@ def gabbits() -> Path:
     if (ORACLE / ".pin").exists() and (ORACLE / ".pin").read_text() == ORACLE_PIN.read_text():
         return GABBITS
     if os.environ.get("KILONOVA_TEST"):
-        pytest.fail("the placement service's tests are not there: ./deploy/test fetches them in its first steps")
+        pytest.fail(
+            "the placement service's tests are not there: ./deploy/test fetches them in its first steps"
+        )
     pytest.skip("needs the placement service's own tests; fetched by: ./deploy/test contract")
 
 
@@ -59,10 +63,19 @@ def outcome(store: Store, folder: Path, source: Path) -> Names:
     (folder / source.name).symlink_to(source)
     everybody = folder / "everybody.policy"
     everybody.write_text("".join(f'"{rule}": "@"\n' for rule in RULES))
-    policy = Policy(PLACEMENT_RULES, str(everybody)) if "OpenPolicyFixture" in source.read_text() else None
+    policy = (
+        Policy(PLACEMENT_RULES, str(everybody))
+        if "OpenPolicyFixture" in source.read_text()
+        else None
+    )
     application = placement_worlds.callers(app.create(store, policy))
-    suite = driver.build_tests(str(folder), unittest.TestLoader(), intercept=lambda: application,
-                               test_loader_name="placement", fixture_module=placement_worlds.fixtures(store))
+    suite = driver.build_tests(
+        str(folder),
+        unittest.TestLoader(),
+        intercept=lambda: application,
+        test_loader_name="placement",
+        fixture_module=placement_worlds.fixtures(store),
+    )
     result, before = Names(), dict(os.environ)
     try:
         suite.run(result)
@@ -85,9 +98,18 @@ def run(folder: Path, source: Path, url: str = "") -> Names:
 
 
 #: With what statements could do otherwise elsewhere.
-ON_EVERY_DATABASE = ("resource-provider.yaml", "resource-provider-aggregates.yaml", "with-allocations.yaml",
-                     "resource-provider-resources-query.yaml", "allocation-candidates-member-of.yaml", "inventory.yaml",
-                     "traits.yaml", "resource-classes.yaml", "unicode.yaml", "consumer-types-1.38.yaml")
+ON_EVERY_DATABASE = (
+    "resource-provider.yaml",
+    "resource-provider-aggregates.yaml",
+    "with-allocations.yaml",
+    "resource-provider-resources-query.yaml",
+    "allocation-candidates-member-of.yaml",
+    "inventory.yaml",
+    "traits.yaml",
+    "resource-classes.yaml",
+    "unicode.yaml",
+    "consumer-types-1.38.yaml",
+)
 
 
 def expected(name: str) -> set[str]:
@@ -95,13 +117,22 @@ def expected(name: str) -> set[str]:
     return {test for group in KNOWN["failing"].values() for test in group["tests"].get(name, [])}
 
 
-def test_what_passes_is_what_we_say(gabbits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_passes_is_what_we_say(
+    gabbits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sources = sorted(path for path in gabbits.glob("*.yaml") if path.name not in KNOWN["not_run"])
     results = {source.name: run(tmp_path / source.stem, source) for source in sources}
-    news = [f"{name}: {test}: fails\n{text}" for name, result in results.items()
-            for test, text in result.failed.items() if test not in expected(name)]
-    gone = [f"{name}: {test}: passes, or is no more; take it off placement_known.toml"
-            for name, result in results.items() for test in sorted(expected(name) - set(result.failed))]
+    news = [
+        f"{name}: {test}: fails\n{text}"
+        for name, result in results.items()
+        for test, text in result.failed.items()
+        if test not in expected(name)
+    ]
+    gone = [
+        f"{name}: {test}: passes, or is no more; take it off placement_known.toml"
+        for name, result in results.items()
+        for test in sorted(expected(name) - set(result.failed))
+    ]
     passed = sum(len(result.passed) for result in results.values())
     total = passed + sum(len(result.failed) for result in results.values())
     with capsys.disabled():
@@ -112,12 +143,14 @@ def test_what_passes_is_what_we_say(gabbits: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_other_databases_do_as_well(gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
-                                    ) -> None:
+def test_other_databases_do_as_well(
+    gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
+) -> None:
     databases = servers(kind)
     for name in ON_EVERY_DATABASE:
         url = databases.lend()
         result = run(tmp_path / Path(name).stem, gabbits / name, url)
         databases.take_back(url)
         assert set(result.failed) == expected(name), "\n".join(
-            text for test, text in result.failed.items() if test not in expected(name))
+            text for test, text in result.failed.items() if test not in expected(name)
+        )

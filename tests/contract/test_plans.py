@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What services ask the database again and again is found by an index, however much has happened before.
+"""What services ask the database again and again is found by an index, however much has happened
+before.
 
-A new look that is repeated (by the runner, the sweep, an exchange with a host, a request that waits) gets a row in
-``POLLS``.
+A new look that is repeated (by the runner, the sweep, an exchange with a host, a request that
+waits) gets a row in ``POLLS``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,25 +25,42 @@ AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250
 MANY = ROWS // 4
 #: Tables of which rows stay, or that are as large as the cloud.
-GROWING = ("servers", "actions", "events", "migrations", "idempotency_keys", "guests", "allocations", "console_tokens")
+GROWING = (
+    "servers",
+    "actions",
+    "events",
+    "migrations",
+    "idempotency_keys",
+    "guests",
+    "allocations",
+    "console_tokens",
+)
 SOME = [f"{number:036}" for number in range(3)]
 Poll = Callable[[sa.Connection], Any]
 POLLS: dict[str, Poll] = {
     # runner
     "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=lanes.STEPS_WITH_CALLS),
-    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=lanes.STEPS_WITH_CALLS),
+    "take for a neighbour": lambda tx: actions.take(
+        tx, "c/1", runner.VERSIONS, 64, only=lanes.STEPS_WITH_CALLS
+    ),
     "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
     "lock": lambda tx: actions.lock(tx, SOME),
     "debts_of": lambda tx: guests.debts_of(tx, SOME),
     "free_leases_of": lambda tx: actions.free_leases_of(tx, "c/1"),
     # sweep
-    "to be reclaimed": lambda tx: actions.resting(tx, vm_state=states.SOFT_DELETED, since="soft_deleted_at",
-                                                  longer_than=1, limit=64),
-    "to be offloaded": lambda tx: actions.resting(tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1,
-                                                  limit=64),
+    "to be reclaimed": lambda tx: actions.resting(
+        tx, vm_state=states.SOFT_DELETED, since="soft_deleted_at", longer_than=1, limit=64
+    ),
+    "to be offloaded": lambda tx: actions.resting(
+        tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1, limit=64
+    ),
     "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
-    "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(tx, lanes.FAILING_WITH_HOST, 64),
-    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, 64),
+    "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(
+        tx, lanes.FAILING_WITH_HOST, 64
+    ),
+    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(
+        tx, lanes.READING_SOURCE, 64
+    ),
     # exchange with hosts
     "waited_for": hosts.waited_for,
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
@@ -67,6 +86,7 @@ POLLS: dict[str, Poll] = {
 }
 
 
+# fmt: off
 def fill(tx: sa.Connection) -> None:
     """Servers that live, and as many that are gone, with all that stays of them."""
     names = [f"{number:036}" for number in range(ROWS)]
@@ -100,6 +120,7 @@ def fill(tx: sa.Connection) -> None:
         "hash": name if number else console_tokens.hashed("token"), "server_id": name,
         "host": f"h{number % HOSTS}", "fence": 1, "kind": "novnc", "project_id": "p", "user_id": "u",
         "created_at": AGO, "expires_at": 2 * AGO} for number, name in enumerate(names)])
+# fmt: on
 
 
 def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]:
@@ -109,10 +130,17 @@ def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]
         steps = [str(row[3]).split() for row in plan]
         return [step[1] for step in steps if step[0] == "SCAN" and step[1] in GROWING]
     if tx.dialect.name == "postgresql":
-        return _scans(tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one())
+        return _scans(
+            tx.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters
+            ).scalar_one()
+        )
     plan = tx.exec_driver_sql(f"EXPLAIN {statement}", parameters)
-    return [row.table for row in plan
-            if row.table in GROWING and (row.type in ("ALL", "index") or int(row.rows or 0) > MANY)]
+    return [
+        row.table
+        for row in plan
+        if row.table in GROWING and (row.type in ("ALL", "index") or int(row.rows or 0) > MANY)
+    ]
 
 
 def _scans(plan: Any) -> list[str]:
@@ -121,9 +149,19 @@ def _scans(plan: Any) -> list[str]:
         return [name for part in plan for name in _scans(part)]
     if not isinstance(plan, dict) or not plan.get("Actual Loops", 1):
         return []
-    bare = plan.get("Node Type") == "Seq Scan" or "Index" in plan.get("Node Type", "") and "Index Cond" not in plan
-    seen = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get("Actual Loops", 1)
-    found = [plan["Relation Name"]] if (bare or seen > MANY) and plan.get("Relation Name") in GROWING else []
+    bare = (
+        plan.get("Node Type") == "Seq Scan"
+        or "Index" in plan.get("Node Type", "")
+        and "Index Cond" not in plan
+    )
+    seen = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get(
+        "Actual Loops", 1
+    )
+    found = (
+        [plan["Relation Name"]]
+        if (bare or seen > MANY) and plan.get("Relation Name") in GROWING
+        else []
+    )
     return found + [name for part in plan.values() for name in _scans(part)]
 
 
@@ -131,18 +169,30 @@ def test_polls_read_no_growing_table_whole(store: Store) -> None:
     with store.begin() as tx:
         fill(tx)
     with store.engine.connect() as tx:
-        told = {"mysql": "ANALYZE TABLE " + ", ".join(GROWING), "postgresql": "ANALYZE", "sqlite": "SELECT 1"}
+        told = {
+            "mysql": "ANALYZE TABLE " + ", ".join(GROWING),
+            "postgresql": "ANALYZE",
+            "sqlite": "SELECT 1",
+        }
         tx.exec_driver_sql(told[store.dialect_name])
         tx.commit()
     said: list[tuple[str, Any]] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append((told[2], told[3])))
+    sa.event.listen(
+        store.engine, "before_cursor_execute", lambda *told: said.append((told[2], told[3]))
+    )
     found: dict[str, list[str]] = {}
     for name, poll in POLLS.items():
         with store.engine.connect() as tx:
             said.clear()
             poll(tx)
-            asked = [(statement, parameters) for statement, parameters in said if statement[0] in "SUDW"]
-            found[name] = [table for statement, parameters in asked for table in whole_reads(tx, statement, parameters)]
+            asked = [
+                (statement, parameters) for statement, parameters in said if statement[0] in "SUDW"
+            ]
+            found[name] = [
+                table
+                for statement, parameters in asked
+                for table in whole_reads(tx, statement, parameters)
+            ]
             tx.rollback()
     assert {name: tables for name, tables in found.items() if tables} == {}
 
@@ -159,6 +209,10 @@ def test_rows_alike_are_updated_by_one_statement(store: Store) -> None:
         actions.update(tx, {name: {"state": "done", "owner": None} for name in names})
         assert len(said) == 1
         said.clear()
-        update_grouped(tx, schema.actions, schema.actions.c.id, {
-            name: {"due_at": actions.now() + number % 2} for number, name in enumerate(names)})
+        update_grouped(
+            tx,
+            schema.actions,
+            schema.actions.c.id,
+            {name: {"due_at": actions.now() + number % 2} for number, name in enumerate(names)},
+        )
         assert len(said) == 2

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a token that was revoked at a real identity service is still good for: a minute at the API, no console."""
+"""What a token that was revoked at a real identity service is still good for: a minute at the API,
+no console."""
+
 from __future__ import annotations
 
 import uuid
@@ -29,14 +31,24 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 
 def connected(cloud: Cloud, username: str, password: str, project: str) -> Any:
-    return openstack.connect(load_yaml_config=False, load_envvars=False, auth={
-        "auth_url": cloud.auth_url, "username": username, "password": password, "project_name": project,
-        "user_domain_id": "default", "project_domain_id": "default"})
+    return openstack.connect(
+        load_yaml_config=False,
+        load_envvars=False,
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": username,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 @pytest.fixture
 def mira(cloud: Cloud) -> tuple[Any, Any, str, str]:
-    """An admin's client of the identity service, a user in a project, the project's id and a token of hers."""
+    """An admin's client of the identity service, a user in a project, the project's id and a token
+    of hers."""
     admin = connected(cloud, "admin", cloud.admin_password, "admin").identity
     name = f"mira-{uuid.uuid4().hex[:8]}"
     project = admin.create_project(name=name, domain_id="default")
@@ -47,7 +59,9 @@ def mira(cloud: Cloud) -> tuple[Any, Any, str, str]:
 
 def configured(cloud: Cloud, folder: Path, password: str = "") -> Any:
     path = folder / "kilonova.conf"
-    path.write_text(f"[identity]\nauth_url = {cloud.auth_url}\npassword = {password or cloud.service_password}\n")
+    path.write_text(
+        f"[identity]\nauth_url = {cloud.auth_url}\npassword = {password or cloud.service_password}\n"
+    )
     return config.load(str(path))
 
 
@@ -56,27 +70,36 @@ def callers(cloud: Cloud, folder: Path, password: str = "") -> TokenChecker:
     return TokenChecker(Vault("key"), keystone(IdentityClient(conf), conf.identity.auth_url))
 
 
-@pytest.mark.parametrize("end", [
-    lambda admin, user, project, token: admin.delete("/auth/tokens", headers={"X-Subject-Token": token}),
-    lambda admin, user, project, token: admin.update_user(user, is_enabled=False),
-    lambda admin, user, project, token: admin.update_project(project, is_enabled=False)],
-    ids=["token revoked", "user disabled", "project disabled"])
-def test_a_token_that_ends_does_not_stand(cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str],
-                                          end: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda admin, user, project, token: admin.delete(
+            "/auth/tokens", headers={"X-Subject-Token": token}
+        ),
+        lambda admin, user, project, token: admin.update_user(user, is_enabled=False),
+        lambda admin, user, project, token: admin.update_project(project, is_enabled=False),
+    ],
+    ids=["token revoked", "user disabled", "project disabled"],
+)
+def test_a_token_that_ends_does_not_stand(
+    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str], end: Callable[..., Any]
+) -> None:
     asking, sealed = callers(cloud, tmp_path), Vault("key").seal({"token": mira[3]})
     assert asking.is_valid(sealed)
     end(*mira)
     assert not asking.is_valid(sealed)
 
 
-def test_a_service_that_says_nothing_is_no_refusal(cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
-                                                   ) -> None:
+def test_a_service_that_says_nothing_is_no_refusal(
+    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+) -> None:
     with pytest.raises(errors.Unavailable):
         callers(cloud, tmp_path, password="wrong").is_valid(Vault("key").seal({"token": mira[3]}))
 
 
-def test_a_revoked_token_is_good_for_a_minute_at_most(cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
-                                                      ) -> None:
+def test_a_revoked_token_is_good_for_a_minute_at_most(
+    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+) -> None:
     def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         start_response("200 OK", [])
         return [environ.get("HTTP_X_USER_ID", "nobody").encode()]
@@ -91,6 +114,6 @@ def test_a_revoked_token_is_good_for_a_minute_at_most(cloud: Cloud, tmp_path: Pa
     assert ask() == mira[1].id.encode() and len(kept) == 1
     mira[0].delete("/auth/tokens", headers={"X-Subject-Token": mira[3]})
     clock[0] = 59.0
-    assert ask() == mira[1].id.encode()             # the identity service is not asked for each request
+    assert ask() == mira[1].id.encode()  # the identity service is not asked for each request
     clock[0] = 60.0
     assert ask() == b"nobody"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on a real RabbitMQ: what is lost is known at once or in time, and nobody waits for ever."""
+"""Messages on a real RabbitMQ: what is lost is known at once or in time, and nobody waits for
+ever."""
+
 from __future__ import annotations
 
 import contextlib
@@ -30,9 +32,16 @@ from common.rpc.transport import Transport
 from deploy.servers import free_ports
 from tests.functional.messages import Network, PrivateTransport
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Problem)]
-MADE = {errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20)}), errors.Locked: errors.Locked("s1"),
-        errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped")}
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.Problem)
+]
+MADE = {
+    errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20)}),
+    errors.Locked: errors.Locked("s1"),
+    errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"),
+}
 Connect = Callable[[], Any]
 
 
@@ -44,6 +53,7 @@ def connect(rabbitmq_url: str) -> Iterator[Connect]:
     def make() -> PrivateTransport:
         opened.append(PrivateTransport(Transport(conf, rabbitmq_url), network))
         return opened[-1]
+
     yield make
     for transport in opened:
         transport.close()
@@ -63,6 +73,7 @@ def no_answer(work: Callable[[], Any]) -> Callable[[], Any]:
     def wanted() -> None:
         with pytest.raises(errors.NoAnswer, match="did not answer"):
             work()
+
     return wanted
 
 
@@ -111,7 +122,9 @@ class Told:
         return self._hear(verb, arguments)
 
 
-def test_a_cast_to_a_queue_that_nobody_declared_is_known_to_be_lost_at_once(connect: Connect) -> None:
+def test_a_cast_to_a_queue_that_nobody_declared_is_known_to_be_lost_at_once(
+    connect: Connect,
+) -> None:
     transport = connect()
     for server in (None, "h1"):
         assert seconds(lambda server=server: transport.cast("nobody", "wake", server)) < 3
@@ -132,7 +145,9 @@ def test_a_call_that_nobody_serves_is_unanswered_within_its_time(connect: Connec
     assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=2))) < 3
 
 
-def test_a_call_to_a_server_that_is_gone_is_unanswered_within_its_time(connect: Connect, rabbitmq_url: str) -> None:
+def test_a_call_to_a_server_that_is_gone_is_unanswered_within_its_time(
+    connect: Connect, rabbitmq_url: str
+) -> None:
     client, server = connect(), connect()
     server.serve("gone", "h1", {"ask": lambda: 1})
     assert client.call("gone", "ask", "h1") == 1
@@ -169,16 +184,19 @@ def late(url: str, seconds: float) -> Iterator[str]:
                 target.sendall(data)
 
     def serve() -> None:
-        time.sleep(seconds)     # lateness is what is tried
+        time.sleep(seconds)  # lateness is what is tried
         with contextlib.suppress(OSError):
             while True:
                 pair = door.accept()[0], socket.create_connection((real.hostname, real.port))
                 ends.extend(pair)
                 for way in (pair, pair[::-1]):
                     threading.Thread(target=pump, args=way, daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as door:
         threading.Thread(target=serve, daemon=True).start()
-        yield real._replace(netloc=f"{real.username}:{real.password}@127.0.0.1:{door.getsockname()[1]}").geturl()
+        yield real._replace(
+            netloc=f"{real.username}:{real.password}@127.0.0.1:{door.getsockname()[1]}"
+        ).geturl()
         for end in (door, *ends):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -191,6 +209,7 @@ def test_waiting_for_the_broker_is_part_of_a_calls_time(rabbitmq_url: str) -> No
     def keep_waiting() -> None:
         asked.set()
         released.wait(30)
+
     server = PrivateTransport(Transport(config.load(), rabbitmq_url), network)
     server.serve("slow", "s", {"wait": keep_waiting})
     with late(rabbitmq_url, 3) as url:
@@ -202,8 +221,9 @@ def test_waiting_for_the_broker_is_part_of_a_calls_time(rabbitmq_url: str) -> No
     server.close()
 
 
-def test_a_server_that_is_closed_leaves_nothing_to_complain_of(rabbitmq_url: str, caplog: pytest.LogCaptureFixture
-                                                               ) -> None:
+def test_a_server_that_is_closed_leaves_nothing_to_complain_of(
+    rabbitmq_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Transport(config.load(), rabbitmq_url)
     server.serve(f"t{uuid.uuid4().hex}", "a", {"echo": lambda: None})
     server.close()
@@ -215,18 +235,24 @@ def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None
 
     def fail(name: str) -> None:
         raise problems[name]
+
     connect().serve("failing", "s", {"fail": fail})
     client = connect()
     for name, sent in problems.items():
         with pytest.raises(errors.Problem) as caught:
             client.call("failing", "fail", timeout=5, name=name)
-        assert (type(caught.value), caught.value.text, str(caught.value)) == (type(sent), sent.text, sent.text)
+        assert (type(caught.value), caught.value.text, str(caught.value)) == (
+            type(sent),
+            sent.text,
+            sent.text,
+        )
         assert (caught.value.status, caught.value.retryable) == (sent.status, sent.retryable)
 
 
 def test_what_nobody_foresaw_is_a_problem_whose_text_tells_nothing(connect: Connect) -> None:
     def fail() -> None:
         raise KeyError("/secret/path")
+
     connect().serve("failing", "s", {"fail": fail})
     with pytest.raises(errors.Problem) as caught:
         connect().call("failing", "fail", timeout=5)
@@ -239,11 +265,11 @@ def test_a_problem_that_only_a_newer_sender_knows_is_a_plain_one(connect: Connec
 
     def fail() -> None:
         raise TooHot("It is too hot.")
+
     connect().serve("failing", "s", {"fail": fail})
     with pytest.raises(errors.Problem, match="It is too hot.") as caught:
         connect().call("failing", "fail", timeout=5)
     assert type(caught.value) is errors.Problem
-
 
 
 def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
@@ -257,13 +283,20 @@ def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
 
 def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1})
-    told = Told(Explanation(2, 1, ["h1"], {"nova": 3}, [{"hosts": 1, "text": "disabled"}], "because",
-                            {"h2": "disabled"}))
+    told = Told(
+        Explanation(
+            2,
+            1,
+            ["h1"],
+            {"nova": 3},
+            [{"hosts": 1, "text": "disabled"}],
+            "because",
+            {"h2": "disabled"},
+        )
+    )
     scheduler.serve(connect(), "s1", told)
     assert scheduler.SchedulerClient(connect()).explain(spec) == told.answer
     assert told.told == [(spec,)]
-
-
 
 
 def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Connect) -> None:
@@ -286,23 +319,41 @@ def test_only_what_is_served_can_be_called(connect: Connect) -> None:
             client.call("topic", method, timeout=2)
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "application/x-unknown"])
-def test_what_is_no_message_is_taken_from_the_queue_once(connect: Connect, rabbitmq_url: str, content_type: str
-                                                         ) -> None:
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/octet-stream", "application/x-unknown"]
+)
+def test_what_is_no_message_is_taken_from_the_queue_once(
+    connect: Connect, rabbitmq_url: str, content_type: str
+) -> None:
     told, server, client = Told(), connect(), connect()
     server.serve("odd", "s", {"wake": told.wake})
     queue = server._own("odd")
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
         producer = broker.Producer()
-        bodies = (b"", b"{", b"7", b"[]", b"null", b'{"oslo.message": 7}', b'{"oslo.message": "{"}', b"\xff\x00",
-                  b'{"oslo.version": "9.0", "oslo.message": "{}"}', b'{"method": 7, "args": []}', b"[" * 20_000,
-                  b'{"oslo.version": "2.0", "oslo.message": "{\\"method\\": \\"ring\\", \\"args\\": 7}"}')
+        bodies = (
+            b"",
+            b"{",
+            b"7",
+            b"[]",
+            b"null",
+            b'{"oslo.message": 7}',
+            b'{"oslo.message": "{"}',
+            b"\xff\x00",
+            b'{"oslo.version": "9.0", "oslo.message": "{}"}',
+            b'{"method": 7, "args": []}',
+            b"[" * 20_000,
+            b'{"oslo.version": "2.0", "oslo.message": "{\\"method\\": \\"ring\\", \\"args\\": 7}"}',
+        )
         for body in bodies:
-            producer.publish(body, routing_key=queue, content_type=content_type, content_encoding="utf-8")
+            producer.publish(
+                body, routing_key=queue, content_type=content_type, content_encoding="utf-8"
+            )
         assert client.cast("odd", "wake")
         assert told.wait_for(1) == [("wake",)]
         server.close()
-        assert broker.default_channel.queue_declare(queue, passive=True).message_count == 0, "none is delivered again"
+        assert broker.default_channel.queue_declare(queue, passive=True).message_count == 0, (
+            "none is delivered again"
+        )
 
 
 def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
@@ -312,11 +363,14 @@ def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
     transport, gate, busy, casts = connect(), threading.Event(), threading.Event(), []
 
     class Gated:
-        def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        def cast(
+            self, topic: str, method: str, server: str | None = None, **arguments: Any
+        ) -> bool:
             casts.append(method)
             busy.set()
             gate.wait(10)
             return transport.cast(topic, method, server, **arguments)
+
     wakeup = conductor.ConductorWakeup(Gated())  # type: ignore[arg-type]
     wakeup.wake()
     assert busy.wait(5)
@@ -338,9 +392,12 @@ def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
     woken = threading.Semaphore(0)
 
     class Broken:
-        def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        def cast(
+            self, topic: str, method: str, server: str | None = None, **arguments: Any
+        ) -> bool:
             woken.release()
             raise ValueError("nobody foresaw this")
+
     wakeup = conductor.ConductorWakeup(Broken())  # type: ignore[arg-type]
     for _ in range(3):
         wakeup.wake()
@@ -351,6 +408,6 @@ def test_a_server_stops_promptly_however_long_it_was_idle(connect: Connect) -> N
     server, client = connect(), connect()
     server.serve("idle", "c1", {"ask": lambda: 1})
     assert client.call("idle", "ask", timeout=5) == 1
-    time.sleep(5)       # idleness is what is tried: an idle connection looks up less and less often
+    time.sleep(5)  # idleness is what is tried: an idle connection looks up less and less often
     assert seconds(server.close) < 5
     assert seconds(client.close) < 5

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who sends goes on sending when the broker has closed a channel of its connection."""
+
 from __future__ import annotations
 
 import tempfile
@@ -20,7 +21,7 @@ from deploy.servers import Servers
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true
 
-FROZEN = 13.0       # seconds: so long that the connections of a broker that was wiped end half made
+FROZEN = 13.0  # seconds: so long that the connections of a broker that was wiped end half made
 
 
 @pytest.fixture
@@ -43,7 +44,9 @@ def answers(client: Transport, topic: str) -> Any:
 def calling(client: Transport, topic: str) -> Iterator[None]:
     """A thread calls again and again for the block."""
     over = Event()
-    caller = Thread(target=lambda: [answers(client, topic) for _ in iter(lambda: over.wait(0.1), True)])
+    caller = Thread(
+        target=lambda: [answers(client, topic) for _ in iter(lambda: over.wait(0.1), True)]
+    )
     caller.start()
     try:
         yield
@@ -52,9 +55,11 @@ def calling(client: Transport, topic: str) -> Iterator[None]:
         caller.join(30)
 
 
-def test_calls_arrive_again_after_the_broker_forgot_the_exchange(transports: tuple[Transport, Transport],
-                                                                rabbitmq_url: str) -> None:
-    """What is sent to an exchange that is not there closes its channel, and the connection stays."""
+def test_calls_arrive_again_after_the_broker_forgot_the_exchange(
+    transports: tuple[Transport, Transport], rabbitmq_url: str
+) -> None:
+    """What is sent to an exchange that is not there closes its channel, and the connection
+    stays."""
     server, client = transports
     first, second = (f"t-{uuid.uuid4().hex}" for _ in range(2))
     server.serve(first, "a", {"echo": lambda said: said})
@@ -70,7 +75,8 @@ def test_calls_arrive_again_after_the_broker_forgot_the_exchange(transports: tup
 
 @pytest.mark.slice("moves")
 def test_calls_arrive_again_after_the_broker_was_wiped_and_stood_still() -> None:
-    """What is left of the connections then has a dead channel, which the library alone keeps for ever."""
+    """What is left of the connections then has a dead channel, which the library alone keeps for
+    ever."""
     with tempfile.TemporaryDirectory(prefix="kn-rpc-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
@@ -84,7 +90,9 @@ def test_calls_arrive_again_after_the_broker_was_wiped_and_stood_still() -> None
             await_true(lambda: answers(client, "there") == "x", 30, "calls arrive after the wipe")
             pid = servers.pid("rabbitmq")
             with calling(client, "there"), frozen([pid, *descendants(pid)]):
-                time.sleep(FROZEN)      # nobody can tell how long a broker stands still
-            await_true(lambda: answers(client, "there") == "x", 30, "calls arrive after it stood still")
+                time.sleep(FROZEN)  # nobody can tell how long a broker stands still
+            await_true(
+                lambda: answers(client, "there") == "x", 30, "calls arrive after it stood still"
+            )
             for transport in (client, server):
                 transport.close()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared file system service as API and conductor use it: one suite for the one in memory, which the workflows'
-tests use, and for our client over HTTP with a double of Manila behind it.
+"""The shared file system service as API and conductor use it: one suite for the one in memory,
+which the workflows' tests use, and for our client over HTTP with a double of Manila behind it.
 
-It can be run at a real Manila, with a share of whoever the token is (an admin, as rules are locked):
-KILONOVA_SHARE_URL=http://…/share/v2 KILONOVA_SHARE_TOKEN=… KILONOVA_SHARE=ID pytest tests/contract/test_share_client.py
+It can be run at a real Manila, with a share of whoever the token is (an admin, as rules are
+locked): KILONOVA_SHARE_URL=http://…/share/v2 KILONOVA_SHARE_TOKEN=… KILONOVA_SHARE=ID pytest
+tests/contract/test_share_client.py
 """
+
 from __future__ import annotations
 
 import os
@@ -101,7 +103,11 @@ def rig(request: pytest.FixtureRequest) -> Rig:
 
 def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
     for _ in range(2):
-        await_true(lambda: rig.service.allow(rig.share, ADDRESS) == ACTIVE, 60, lambda: "the rule is not applied")
+        await_true(
+            lambda: rig.service.allow(rig.share, ADDRESS) == ACTIVE,
+            60,
+            lambda: "the rule is not applied",
+        )
     assert rig.service.allow(rig.share, ADDRESS) == ACTIVE
     for _ in range(2):
         rig.service.deny(rig.share, ADDRESS)
@@ -111,7 +117,11 @@ def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
     for address in (ADDRESS, ANOTHER):
         rig.service.allow(rig.share, address)
     rig.service.deny(rig.share, ADDRESS)
-    await_true(lambda: rig.service.allow(rig.share, ANOTHER) == ACTIVE, 60, lambda: "the other rule is gone too")
+    await_true(
+        lambda: rig.service.allow(rig.share, ANOTHER) == ACTIVE,
+        60,
+        lambda: "the other rule is gone too",
+    )
     rig.service.deny(rig.share, ANOTHER)
 
 
@@ -124,7 +134,12 @@ def test_a_share_that_is_gone_has_no_rules(http: OverHttp) -> None:
 def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
     http.service.allow(http.share, ADDRESS)
     [rule] = http.manila.rules.values()
-    assert (rule["locked"], rule["hidden"], rule["access_level"], rule["access_type"]) == (True, True, "rw", "ip")
+    assert (rule["locked"], rule["hidden"], rule["access_level"], rule["access_type"]) == (
+        True,
+        True,
+        "rw",
+        "ip",
+    )
     assert http.client.rules("mine", http.share, ADDRESS) == [], "a tenant does not see it"
 
 
@@ -151,13 +166,21 @@ def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
     for token in ("mine", "admin"):
         found = http.client.share(token, http.share)
         assert (found.id, found.status, found.protocol, found.export_location) == (
-            http.share, "available", "NFS", "192.0.2.9:/shares/a")
+            http.share,
+            "available",
+            "NFS",
+            "192.0.2.9:/shares/a",
+        )
     bare = http.manila.add_share(MINE)
     assert http.client.share("mine", bare).export_location is None
 
 
-@pytest.mark.parametrize(("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)])
-def test_what_a_token_may_not_see_is_not_told(http: OverHttp, token: str, kind: type[errors.Problem]) -> None:
+@pytest.mark.parametrize(
+    ("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)]
+)
+def test_what_a_token_may_not_see_is_not_told(
+    http: OverHttp, token: str, kind: type[errors.Problem]
+) -> None:
     with pytest.raises(kind):
         http.client.share(token, http.share)
 
@@ -181,6 +204,9 @@ def test_an_endpoint_may_end_as_catalogues_write_it(http: OverHttp, end: str) ->
 
 
 def test_a_cloud_without_the_service_says_so() -> None:
-    assert not ShareClient(lambda: None).has_service() and ShareClient("http://127.0.0.1:1").has_service()
+    assert (
+        not ShareClient(lambda: None).has_service()
+        and ShareClient("http://127.0.0.1:1").has_service()
+    )
     with pytest.raises(errors.Unavailable, match="names no shared file system service"):
         ShareClient(lambda: None).share("mine", ids.new())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The standalone identity service against the clients it is made for, as a real process.
 
-python-openstackclient, openstacksdk and keystonemiddleware drive it unmodified; `requests` sends what they
-never would.
+python-openstackclient, openstacksdk and keystonemiddleware drive it unmodified; `requests` sends
+what they never would.
 """
 
 import uuid
@@ -36,9 +36,18 @@ def admin(cloud: Cloud) -> Any:
 
 def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
     return openstack.connect(
-        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
-        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
-              "user_domain_id": "default", "project_domain_id": "default"})
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 class Person:
@@ -49,7 +58,9 @@ class Person:
         self.project = admin.identity.create_project(
             name=f"project-{uuid.uuid4().hex[:8]}", domain_id="default"
         )
-        self.user = admin.identity.create_user(name=self.name, password=self.password, domain_id="default")
+        self.user = admin.identity.create_user(
+            name=self.name, password=self.password, domain_id="default"
+        )
         self.role = admin.identity.find_role(role)
         admin.identity.assign_project_role_to_user(self.project, self.user, self.role)
 
@@ -92,26 +103,37 @@ def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
             "Inherited": False,
         }
     ]
-    assert {entry["Name"] for entry in listed} == {"admin", "manager", "member", "reader", "service"}
+    assert {entry["Name"] for entry in listed} == {
+        "admin",
+        "manager",
+        "member",
+        "reader",
+        "service",
+    }
     assert {entry["Type"] for entry in services} == {"identity", "image"}
 
 
-def test_openstackclient_works_with_application_credential(
-    cloud: Cloud, admin: Any
-) -> None:
+def test_openstackclient_works_with_application_credential(cloud: Cloud, admin: Any) -> None:
     person = Person(admin)
     as_person = {
         "OS_USERNAME": person.name,
         "OS_PASSWORD": person.password,
         "OS_PROJECT_NAME": person.project.name,
     }
-    projects, credential = cloud.openstack("project list -f json",
-                                  "application credential create --role reader robot -f json", **as_person)
+    projects, credential = cloud.openstack(
+        "project list -f json",
+        "application credential create --role reader robot -f json",
+        **as_person,
+    )
     assert [entry["ID"] for entry in projects] == [person.project.id]
     secret = credential.get("secret") or credential["Secret"]
-    login = v3.ApplicationCredential(cloud.auth_url, application_credential_secret=secret,
-                                     application_credential_name="robot", username=person.name,
-                                     user_domain_id="default")
+    login = v3.ApplicationCredential(
+        cloud.auth_url,
+        application_credential_secret=secret,
+        application_credential_name="robot",
+        username=person.name,
+        user_domain_id="default",
+    )
     access = login.get_access(auth_session.Session())
     assert access.project_id == person.project.id
     assert access.role_names == ["reader"]
@@ -121,20 +143,30 @@ def test_openstackclient_works_with_application_credential(
 def test_openstackclient_administers_limits(cloud: Cloud) -> None:
     def called(rows: Any, name: str) -> list[Any]:
         return [row for row in rows if row["Resource Name"] == name]
+
     [made] = cloud.openstack(
-        "registered limit create --service glance --region RegionOne --default-limit 10 images -f json")
-    assert (made["default_limit"], made["region_id"], made["resource_name"]) == (10, "RegionOne", "images")
+        "registered limit create --service glance --region RegionOne --default-limit 10 images -f json"
+    )
+    assert (made["default_limit"], made["region_id"], made["resource_name"]) == (
+        10,
+        "RegionOne",
+        "images",
+    )
     changed, own, defaults, limits = cloud.openstack(
         f"registered limit set --default-limit 20 --description more {made['id']} -f json",
         "limit create --project admin --service glance --region RegionOne --resource-limit 7 images -f json",
         "registered limit list --service glance --resource-name images -f json",
-        "limit list --service glance -f json")
+        "limit list --service glance -f json",
+    )
     assert (changed["default_limit"], changed["description"]) == (20, "more")
     assert called(defaults, "images")[0]["Default Limit"] == 20
     assert called(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
     less, shown, *_ = cloud.openstack(
-        f"limit set --resource-limit -1 {own['id']} -f json", f"limit show {own['id']} -f json",
-        f"limit delete {own['id']}", f"registered limit delete {made['id']}")
+        f"limit set --resource-limit -1 {own['id']} -f json",
+        f"limit show {own['id']} -f json",
+        f"limit delete {own['id']}",
+        f"registered limit delete {made['id']}",
+    )
     assert less["resource_limit"] == shown["resource_limit"] == -1
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
 
@@ -146,16 +178,29 @@ def test_sdk_administers_every_noun(admin: Any) -> None:
     assert identity.find_project("same name", domain_id=domain.id).id == project.id
     region = identity.create_region(id="RegionTwo", description="second")
     service = identity.create_service(name="cinder", type="block-storage")
-    endpoint = identity.create_endpoint(service_id=service.id, interface="public", region_id=region.id,
-                                        url="http://volume/v3/$(project_id)s")
-    entries = {entry["type"]: entry for entry in admin.session.get(
-        "/auth/catalog", endpoint_filter={"service_type": "identity"}).json()["catalog"]}
+    endpoint = identity.create_endpoint(
+        service_id=service.id,
+        interface="public",
+        region_id=region.id,
+        url="http://volume/v3/$(project_id)s",
+    )
+    entries = {
+        entry["type"]: entry
+        for entry in admin.session.get(
+            "/auth/catalog", endpoint_filter={"service_type": "identity"}
+        ).json()["catalog"]
+    }
     assert entries["block-storage"]["endpoints"][0]["url"].endswith(admin.current_project_id)
     assert identity.update_endpoint(endpoint, is_enabled=False).is_enabled is False
     role = identity.create_role(name=f"role-{uuid.uuid4().hex[:8]}")
     identity.assign_domain_role_to_user(domain, admin.current_user_id, role)
     assert identity.validate_user_has_domain_role(domain, admin.current_user_id, role)
-    for noun, row in (("endpoint", endpoint), ("service", service), ("region", region), ("role", role)):
+    for noun, row in (
+        ("endpoint", endpoint),
+        ("service", service),
+        ("region", region),
+        ("role", role),
+    ):
         getattr(identity, f"delete_{noun}")(row, ignore_missing=False)
     with pytest.raises(openstack.exceptions.ForbiddenException, match="disabled before"):
         identity.delete_domain(domain)
@@ -164,15 +209,18 @@ def test_sdk_administers_every_noun(admin: Any) -> None:
     assert identity.find_project(project.id) is None
 
 
-@pytest.mark.parametrize("scope", [
-    {"project_name": "admin", "project_domain_name": "Default"}, {"unscoped": True}, {}])
+@pytest.mark.parametrize(
+    "scope", [{"project_name": "admin", "project_domain_name": "Default"}, {"unscoped": True}, {}]
+)
 def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[str, Any]) -> None:
     first = v3.Password(
         cloud.auth_url, username="admin", password=cloud.admin_password, user_domain_name="Default"
     )
     access = first.get_access(auth_session.Session())
     assert access.project_id is None
-    second = v3.Token(cloud.auth_url, token=access.auth_token, **scope).get_access(auth_session.Session())
+    second = v3.Token(cloud.auth_url, token=access.auth_token, **scope).get_access(
+        auth_session.Session()
+    )
     assert (second.project_id is not None) is ("project_name" in scope)
     assert second.expires == access.expires
 
@@ -180,13 +228,25 @@ def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[st
 def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     assert person.connect(cloud).session.auth.get_access(auth_session.Session()).role_names == [
-        "manager", "member", "reader"]
+        "manager",
+        "member",
+        "reader",
+    ]
     admin.identity.assign_domain_role_to_user("default", person.user, person.role)
-    scoped = v3.Password(cloud.auth_url, username=person.name, password=person.password,
-                         user_domain_id="default", domain_id="default").get_access(auth_session.Session())
+    scoped = v3.Password(
+        cloud.auth_url,
+        username=person.name,
+        password=person.password,
+        user_domain_id="default",
+        domain_id="default",
+    ).get_access(auth_session.Session())
     assert (scoped.domain_id, scoped.project_id) == ("default", None)
-    effective = admin.identity.role_assignments(user_id=person.user.id, effective=True, include_names=True,
-                                                scope_project_id=person.project.id)
+    effective = admin.identity.role_assignments(
+        user_id=person.user.id,
+        effective=True,
+        include_names=True,
+        scope_project_id=person.project.id,
+    )
     assert sorted(entry.role["name"] for entry in effective) == ["manager", "member", "reader"]
 
 
@@ -194,8 +254,13 @@ def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     admin.identity.assign_system_role_to_user(person.user, person.role, "all")
     assert admin.identity.validate_user_has_system_role(person.user, person.role, "all")
-    login = v3.Password(cloud.auth_url, username=person.name, password=person.password, user_domain_id="default",
-                        system_scope="all")
+    login = v3.Password(
+        cloud.auth_url,
+        username=person.name,
+        password=person.password,
+        user_domain_id="default",
+        system_scope="all",
+    )
     scoped = login.get_access(auth_session.Session())
     assert (scoped.system_scoped, scoped.project_id, scoped.domain_id) == (True, None, None)
     assert scoped.role_names == ["manager", "member", "reader"]
@@ -248,13 +313,26 @@ def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin:
 # What a token is worth
 
 
-@pytest.mark.parametrize("change", ["disable user", "disable project", "take the role", "delete user",
-                                    "delete project", "admin sets password", "user changes password"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "disable user",
+        "disable project",
+        "take the role",
+        "delete user",
+        "delete project",
+        "admin sets password",
+        "user changes password",
+    ],
+)
 def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: str) -> None:
     person = Person(admin)
     token = person.connect(cloud).session.get_token()
     identity, headers = admin.identity, {"X-Auth-Token": token}
-    assert requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code == 200
+    assert (
+        requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code
+        == 200
+    )
     if change == "disable user":
         identity.update_user(person.user, is_enabled=False)
     elif change == "disable project":
@@ -272,7 +350,10 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
         body = {"user": {"original_password": person.password, "password": "battery staple"}}
         assert requests.post(url, json=body, timeout=20).status_code == 204
         assert requests.post(url, json=body, timeout=20).status_code == 401
-    assert requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code == 401
+    assert (
+        requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code
+        == 401
+    )
     checked = admin.session.get(
         f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token}, raise_exc=False
     )
@@ -282,7 +363,9 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
 def test_an_application_credential_cannot_grow(cloud: Cloud, admin: Any) -> None:
     person = Person(admin)
     connection = person.connect(cloud)
-    made = connection.identity.create_application_credential(person.user, "robot", roles=[{"name": "member"}])
+    made = connection.identity.create_application_credential(
+        person.user, "robot", roles=[{"name": "member"}]
+    )
     robot = openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -299,19 +382,42 @@ def test_an_application_credential_cannot_grow(cloud: Cloud, admin: Any) -> None
     with pytest.raises(auth_errors.Forbidden):
         v3.Token(cloud.auth_url, token=robot.session.get_token()).get_access(auth_session.Session())
     with pytest.raises(openstack.exceptions.BadRequestException, match="role that you lack"):
-        connection.identity.create_application_credential(person.user, "greedy", roles=[{"name": "admin"}])
+        connection.identity.create_application_credential(
+            person.user, "greedy", roles=[{"name": "admin"}]
+        )
     connection.identity.delete_application_credential(person.user, made, ignore_missing=False)
-    assert requests.get(f"{cloud.auth_url}/auth/catalog", timeout=20, headers={
-        "X-Auth-Token": robot.session.get_token()}).status_code == 401
+    assert (
+        requests.get(
+            f"{cloud.auth_url}/auth/catalog",
+            timeout=20,
+            headers={"X-Auth-Token": robot.session.get_token()},
+        ).status_code
+        == 401
+    )
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [
-    ("GET", "/projects", None), ("GET", "/users", None), ("POST", "/projects", {"project": {"name": "mine"}}),
-    ("GET", "/role_assignments", None), ("PATCH", "/users/{user}", {"user": {"name": "x"}}),
-    ("PUT", "/projects/{project}/users/{user}/roles/{admin_role}", None), ("GET", "/users/{other}", None),
-    ("GET", "/users/{other}/application_credentials", None), ("POST", "/roles", {"role": {"name": "root"}}),
-    ("POST", "/users/{other}/application_credentials", {"application_credential": {"name": "x"}})])
-def test_a_member_may_not_administer(cloud: Cloud, admin: Any, method: str, path: str, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/projects", None),
+        ("GET", "/users", None),
+        ("POST", "/projects", {"project": {"name": "mine"}}),
+        ("GET", "/role_assignments", None),
+        ("PATCH", "/users/{user}", {"user": {"name": "x"}}),
+        ("PUT", "/projects/{project}/users/{user}/roles/{admin_role}", None),
+        ("GET", "/users/{other}", None),
+        ("GET", "/users/{other}/application_credentials", None),
+        ("POST", "/roles", {"role": {"name": "root"}}),
+        (
+            "POST",
+            "/users/{other}/application_credentials",
+            {"application_credential": {"name": "x"}},
+        ),
+    ],
+)
+def test_a_member_may_not_administer(
+    cloud: Cloud, admin: Any, method: str, path: str, body: Any
+) -> None:
     person = Person(admin)
     url = cloud.auth_url + path.format(
         user=person.user.id,
@@ -322,7 +428,9 @@ def test_a_member_may_not_administer(cloud: Cloud, admin: Any, method: str, path
     headers = {"X-Auth-Token": person.connect(cloud).session.get_token()}
     assert requests.request(method, url, json=body, headers=headers, timeout=20).status_code == 403
     assert requests.request(method, url, json=body, timeout=20).status_code == 401
-    own = requests.get(f"{cloud.auth_url}/users/{person.user.id}", headers=headers, timeout=20).json()["user"]
+    own = requests.get(
+        f"{cloud.auth_url}/users/{person.user.id}", headers=headers, timeout=20
+    ).json()["user"]
     assert own["name"] == person.name
     assert not {"password", "password_hash"} & own.keys()
 
@@ -330,9 +438,19 @@ def test_a_member_may_not_administer(cloud: Cloud, admin: Any, method: str, path
 # Hostile input
 
 
-@pytest.mark.parametrize(("raw", "status"), [
-    (b"", 400), (b"{", 400), (b"\xff\xfe", 400), (b'"\\ud800"', 400), (b"[" * 100_000, 400), (b"[]", 400),
-    (b"{}", 400), (b'{"auth": "' + b"x" * 300_000 + b'"}', 413)])
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b'"\\ud800"', 400),
+        (b"[" * 100_000, 400),
+        (b"[]", 400),
+        (b"{}", 400),
+        (b'{"auth": "' + b"x" * 300_000 + b'"}', 413),
+    ],
+)
 def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int) -> None:
     for body in (raw, iter([raw])):  # with a length, and chunked
         answer = requests.post(f"{cloud.auth_url}/auth/tokens", data=body, timeout=20)
@@ -353,8 +471,9 @@ def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int
 )
 def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> None:
     with requests.Session() as session:
-        prepared = requests.Request("GET", cloud.auth_url, headers={
-            "X-Auth-Token": admin.session.get_token()}).prepare()
+        prepared = requests.Request(
+            "GET", cloud.auth_url, headers={"X-Auth-Token": admin.session.get_token()}
+        ).prepare()
         prepared.url = cloud.auth_url + path
         assert session.send(prepared, timeout=20).status_code == 404
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone image service against the clients it is made for, as a real process behind keystonemiddleware.
+"""The standalone image service against the clients it is made for, as a real process behind
+keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what they never would.
+python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what
+they never would.
 """
 
 import dataclasses
@@ -57,9 +59,18 @@ def stranger(cloud: Cloud, admin: Any) -> Any:
 
 def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
     return openstack.connect(
-        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
-        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
-              "user_domain_id": "default", "project_domain_id": "default"})
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 def person(cloud: Cloud, admin: Any, role: str) -> Any:
@@ -154,10 +165,18 @@ def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_pat
         timeout=30,
         hw_disk_bus="virtio",
     )
-    assert (image.status, image.visibility, image.owner) == ("active", "shared", owner.current_project_id)
+    assert (image.status, image.visibility, image.owner) == (
+        "active",
+        "shared",
+        owner.current_project_id,
+    )
     assert owner.image.find_image("sdk").id == image.id
-    assert [found.id for found in owner.image.images(id=f"in:{image.id},{uuid.uuid4()}")] == [image.id]
-    assert owner.image.update_image(image.id, visibility="private", min_ram=64).visibility == "private"
+    assert [found.id for found in owner.image.images(id=f"in:{image.id},{uuid.uuid4()}")] == [
+        image.id
+    ]
+    assert (
+        owner.image.update_image(image.id, visibility="private", min_ram=64).visibility == "private"
+    )
     assert owner.image.download_image(image.id).content == b"guest" * 1000
     assert owner.image.get_images_schema().name == "images"
     assert owner.image.get_image_schema().properties["disk_format"]["type"] == ["null", "string"]
@@ -179,9 +198,15 @@ def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
     rest = call(owner, "GET", first["next"]).json()
     assert "next" not in rest
     found = [(image["name"], image["id"]) for image in first["images"] + rest["images"]]
-    assert found == sorted(sorted(found, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0])
+    assert found == sorted(
+        sorted(found, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0]
+    )
     assert {key for _, key in found} == set(keys)
-    for query in ({"name": "n1"}, {"status": "queued", "name": "in:n1,other"}, {"size_min": 0, "name": "n1"}):
+    for query in (
+        {"name": "n1"},
+        {"status": "queued", "name": "in:n1,other"},
+        {"size_min": 0, "name": "n1"},
+    ):
         answer = call(owner, "GET", "/v2/images", params={"batch": mark} | query).json()["images"]
         assert len(answer) == (0 if "size_min" in query else 2)
 
@@ -189,7 +214,9 @@ def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
 # Who sees what
 
 
-def test_another_projects_private_image_does_not_exist(owner: Any, stranger: Any, admin: Any) -> None:
+def test_another_projects_private_image_does_not_exist(
+    owner: Any, stranger: Any, admin: Any
+) -> None:
     key = create(owner, visibility="private")
     assert upload(owner, key, b"secret").status_code == 204
     for method, path, options in (
@@ -203,7 +230,10 @@ def test_another_projects_private_image_does_not_exist(owner: Any, stranger: Any
         ("POST", "/actions/deactivate", {}),
         ("POST", "/members", {"json": {"member": "x"}}),
     ):
-        assert call(stranger, method, f"/v2/images/{key}{path}", **options).status_code == 404, (method, path)
+        assert call(stranger, method, f"/v2/images/{key}{path}", **options).status_code == 404, (
+            method,
+            path,
+        )
     assert call(stranger, "GET", "/v2/images", params={"marker": key}).status_code == 404
     assert call(stranger, "POST", "/v2/images", json={"id": key}).status_code == 409
     assert key not in {image.id for image in stranger.image.images()}
@@ -213,8 +243,11 @@ def test_another_projects_private_image_does_not_exist(owner: Any, stranger: Any
 
 def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> None:
     assert call(owner, "POST", "/v2/images", json={"visibility": "public"}).status_code == 403
-    public, community, hidden = (create(admin, visibility="public"), create(owner, visibility="community"),
-                                 create(owner, visibility="community", os_hidden=True))
+    public, community, hidden = (
+        create(admin, visibility="public"),
+        create(owner, visibility="community"),
+        create(owner, visibility="community", os_hidden=True),
+    )
     listed = {image.id for image in stranger.image.images()}
     assert public in listed
     assert not {community, hidden} & listed
@@ -233,7 +266,9 @@ def test_a_shared_image_is_listed_once_its_member_accepts(owner: Any, stranger: 
     assert call(stranger, "GET", f"/v2/images/{key}").status_code == 200
     assert key not in {image.id for image in stranger.image.images()}
     assert (
-        call(owner, "PUT", f"/v2/images/{key}/members/{project}", json={"status": "accepted"}).status_code
+        call(
+            owner, "PUT", f"/v2/images/{key}/members/{project}", json={"status": "accepted"}
+        ).status_code
         == 403
     )
     stranger.image.update_member(project, key, status="accepted")
@@ -247,20 +282,39 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
     reader = person(cloud, admin, "reader")
     assert call(reader, "GET", "/v2/images").status_code == 200
     assert call(reader, "POST", "/v2/images", json={}).status_code == 403
-    for headers in ({"X-Auth-Token": "nonsense"}, {"X-Auth-Token": ""}, {
-            "X-Auth-Token": "x", "X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}):
+    for headers in (
+        {"X-Auth-Token": "nonsense"},
+        {"X-Auth-Token": ""},
+        {
+            "X-Auth-Token": "x",
+            "X-Identity-Status": "Confirmed",
+            "X-Roles": "admin",
+            "X-Project-Id": "x",
+        },
+    ):
         assert call(reader, "GET", "/v2/images", headers=headers).status_code == 401
-    for path, status in (("/", 300), ("/versions", 200), ("/v2", 300), ("/v2/", 300), ("/v2//images", 401)):
+    for path, status in (
+        ("/", 300),
+        ("/versions", 200),
+        ("/v2", 300),
+        ("/v2/", 300),
+        ("/v2//images", 401),
+    ):
         spoofed = {"X-Identity-Status": "Confirmed", "X-Roles": "admin"}
-        assert requests.get(cloud.image_url + path, headers=spoofed, timeout=20).status_code == status
+        assert (
+            requests.get(cloud.image_url + path, headers=spoofed, timeout=20).status_code == status
+        )
 
 
 def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud) -> None:
-    alone = dataclasses.replace(cloud, folder=cloud.folder / "alone", image_port=free_ports(1),
-                                identity_port=free_ports(1))
+    alone = dataclasses.replace(
+        cloud, folder=cloud.folder / "alone", image_port=free_ports(1), identity_port=free_ports(1)
+    )
     alone.folder.mkdir()
     with alone.image():
-        asked = requests.get(f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20)
+        asked = requests.get(
+            f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20
+        )
     assert asked.status_code == 503
 
 
@@ -287,7 +341,9 @@ def test_protected_deactivated_and_ranges(owner: Any, admin: Any) -> None:
     assert call(admin, "GET", f"/v2/images/{key}/file").status_code == 200
     assert call(admin, "POST", f"/v2/images/{key}/actions/reactivate").status_code == 204
     unprotect = [{"op": "replace", "path": "/protected", "value": False}]
-    assert call(owner, "PATCH", f"/v2/images/{key}", headers=PATCH, json=unprotect).status_code == 200
+    assert (
+        call(owner, "PATCH", f"/v2/images/{key}", headers=PATCH, json=unprotect).status_code == 200
+    )
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
 
 
@@ -313,7 +369,9 @@ def test_the_client_may_choose_the_id_once(owner: Any) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_too_large_an_upload_leaves_the_image_queued(cloud: Cloud, owner: Any, chunked: bool) -> None:
+def test_too_large_an_upload_leaves_the_image_queued(
+    cloud: Cloud, owner: Any, chunked: bool
+) -> None:
     key, before = create(owner), files(cloud)
     blocks = [b"x" * MEGABYTE] * 9
     assert upload(owner, key, iter(blocks) if chunked else b"".join(blocks)).status_code == 413
@@ -322,10 +380,17 @@ def test_too_large_an_upload_leaves_the_image_queued(cloud: Cloud, owner: Any, c
     assert call(owner, "GET", f"/v2/images/{key}").json()["size"] == LIMIT
 
 
-@pytest.mark.parametrize("framing", [
-    b"Content-Length: 1000000\r\n\r\nbeginning", b"Transfer-Encoding: chunked\r\n\r\n50000\r\n" + b"x" * 300_000,
-    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"])
-def test_an_upload_that_breaks_off_leaves_the_image_queued(cloud: Cloud, owner: Any, framing: bytes) -> None:
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 1000000\r\n\r\nbeginning",
+        b"Transfer-Encoding: chunked\r\n\r\n50000\r\n" + b"x" * 300_000,
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_an_upload_that_breaks_off_leaves_the_image_queued(
+    cloud: Cloud, owner: Any, framing: bytes
+) -> None:
     key, before = create(owner), files(cloud)
     with socket.create_connection(("127.0.0.1", cloud.image_port)) as line:
         line.sendall(
@@ -363,8 +428,10 @@ def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> 
 def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
     """A connection that has sent two of the bytes that it announced, more than are waited for."""
     line = socket.create_connection(("127.0.0.1", cloud.image_port), timeout=20)
-    line.sendall(b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
-                 b"X-Auth-Token: %s\r\nContent-Length: 999999\r\n\r\nxx" % (key.encode(), token.encode()))
+    line.sendall(
+        b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+        b"X-Auth-Token: %s\r\nContent-Length: 999999\r\n\r\nxx" % (key.encode(), token.encode())
+    )
     return line
 
 
@@ -383,7 +450,9 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, o
             for pid in [process.pid, *map(int, children.stdout.split())]:
                 os.kill(pid, signal.SIGKILL)
     with other.image(idle_seconds=0.5):
-        assert requests.get(f"{url}/{key}", headers=headers, timeout=20).json()["status"] == "queued"
+        assert (
+            requests.get(f"{url}/{key}", headers=headers, timeout=20).json()["status"] == "queued"
+        )
         assert files(other) == set()
         with begin_upload(other, key, token) as line:
             assert line.recv(100).startswith(b"HTTP/1.1 400 ")
@@ -392,8 +461,12 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, o
 
 def test_malformed_and_oversized_bodies_are_refused(owner: Any) -> None:
     assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
-    assert "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text
+    assert (
+        "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text
+    )
     assert deep.status_code == 400
-    assert call(owner, "POST", "/v2/images", data=b'{"a": "%s"}' % (b"x" * 300_000)).status_code == 413
+    assert (
+        call(owner, "POST", "/v2/images", data=b'{"a": "%s"}' % (b"x" * 300_000)).status_code == 413
+    )
     assert upload(owner, "nothing", b"x").status_code == 404
     assert call(owner, "PUT", f"/v2/images/{create(owner)}/file", json={}).status_code == 415

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone network service against the clients it is made for, as a real process behind keystonemiddleware.
+"""The standalone network service against the clients it is made for, as a real process behind
+keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified. A thread plays the part of a host, over the same HTTP as
-the real one; a small server plays the compute service that is told of events.
+python-openstackclient and openstacksdk drive it unmodified. A thread plays the part of a host, over
+the same HTTP as the real one; a small server plays the compute service that is told of events.
 """
 
 import json
@@ -81,20 +82,31 @@ class Host:
         seen = -1
         while not self._stopped.is_set():
             try:
-                asked = requests.get(f"{self._url}/description?seen={seen}&wait=1", headers=self._headers, timeout=20)
+                asked = requests.get(
+                    f"{self._url}/description?seen={seen}&wait=1", headers=self._headers, timeout=20
+                )
                 if asked.status_code == 200:
                     seen, self.description = asked.json()["revision"], asked.json()
-                    requests.put(self._url, headers=self._headers, timeout=20, json={
-                        "revision": seen, "tunnel_address": self._tunnel, "failed": {}}).raise_for_status()
+                    requests.put(
+                        self._url,
+                        headers=self._headers,
+                        timeout=20,
+                        json={"revision": seen, "tunnel_address": self._tunnel, "failed": {}},
+                    ).raise_for_status()
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
-                self._stopped.wait(0.1)         # the service is being restarted
+                self._stopped.wait(0.1)  # the service is being restarted
 
 
 class Rig:
     """A running cloud with its network service."""
 
     def __init__(self, cloud: Cloud, port: int, compute: Compute) -> None:
-        self.cloud, self.port, self.compute, self.url = cloud, port, compute, f"http://127.0.0.1:{port}"
+        self.cloud, self.port, self.compute, self.url = (
+            cloud,
+            port,
+            compute,
+            f"http://127.0.0.1:{port}",
+        )
         self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
 
     def host(self, tunnel: str = "192.0.2.1") -> Host:
@@ -109,7 +121,9 @@ class Rig:
         headers = {"X-Auth-Token": self.admin.session.get_token()}
         if path.startswith("/kilonova/hosts/"):
             headers = self.key(path.split("/")[3])
-        return requests.request(method, f"{self.url}/v2.0{path}", headers=headers, timeout=30, **options)
+        return requests.request(
+            method, f"{self.url}/v2.0{path}", headers=headers, timeout=30, **options
+        )
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +143,18 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
     return openstack.connect(
-        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
-        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
-              "user_domain_id": "default", "project_domain_id": "default"})
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +173,30 @@ def until(condition: Callable[[], bool]) -> None:
 
 def bound(rig: Rig, network: str, host: str, **attributes: Any) -> Any:
     """A port of a new server, bound to `host`."""
-    answer = rig.call("POST", "/ports", json={"ports": [{
-        "network_id": network, "binding:host_id": host, "device_id": str(uuid.uuid4()),
-        "device_owner": "compute:nova"} | attributes]})
+    answer = rig.call(
+        "POST",
+        "/ports",
+        json={
+            "ports": [
+                {
+                    "network_id": network,
+                    "binding:host_id": host,
+                    "device_id": str(uuid.uuid4()),
+                    "device_owner": "compute:nova",
+                }
+                | attributes
+            ]
+        },
+    )
     assert answer.status_code == 201, answer.text
     return answer.json()["ports"][0]
 
 
 def wired(connection: Any, cidr: str = "10.0.0.0/24") -> tuple[str, str]:
     network = connection.network.create_network(name=f"net-{uuid.uuid4().hex[:8]}")
-    return network.id, connection.network.create_subnet(network_id=network.id, cidr=cidr, ip_version=4).id
+    return network.id, connection.network.create_subnet(
+        network_id=network.id, cidr=cidr, ip_version=4
+    ).id
 
 
 # The real clients
@@ -209,20 +246,32 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
     assert left["used_ips"] == 3
     assert isinstance(agents, list)
     rig.cloud.openstack(
-        f"floating ip delete {floating['id']}", "port delete p1", "router remove subnet r1 insidesub",
-        "router unset --external-gateway r1", "router delete r1", "security group delete sg1",
-        "network delete inside", "network delete pub")
+        f"floating ip delete {floating['id']}",
+        "port delete p1",
+        "router remove subnet r1 insidesub",
+        "router unset --external-gateway r1",
+        "router delete r1",
+        "security group delete sg1",
+        "network delete inside",
+        "network delete pub",
+    )
     assert {network.name for network in rig.admin.network.networks()} & {"inside", "pub"} == set()
 
 
 def test_openstacksdk_sees_pages_tags_and_refusals(rig: Rig, member: Any) -> None:
     network, subnet = wired(member)
-    ports = [member.network.create_port(network_id=network, name=f"p{number}") for number in range(5)]
-    assert {port.id for port in member.network.ports(network_id=network, limit=2)} >= {port.id for port in ports}
+    ports = [
+        member.network.create_port(network_id=network, name=f"p{number}") for number in range(5)
+    ]
+    assert {port.id for port in member.network.ports(network_id=network, limit=2)} >= {
+        port.id for port in ports
+    }
     member.network.set_tags(ports[0], ["red"])
     assert [port.id for port in member.network.ports(tags="red")] == [ports[0].id]
     assert member.network.find_port("p3", network_id=network).id == ports[3].id
-    with pytest.raises(openstack.exceptions.ConflictException, match="IP address 10.0.0.3 is in use"):
+    with pytest.raises(
+        openstack.exceptions.ConflictException, match="IP address 10.0.0.3 is in use"
+    ):
         member.network.create_port(network_id=network, fixed_ips=[{"ip_address": "10.0.0.3"}])
     with pytest.raises(openstack.exceptions.ConflictException, match="still in use"):
         member.network.delete_network(network)
@@ -237,24 +286,43 @@ def test_openstacksdk_sees_pages_tags_and_refusals(rig: Rig, member: Any) -> Non
 def test_nothing_but_the_versions_is_answered_without_a_token(rig: Rig) -> None:
     forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
     assert requests.get(rig.url, headers=forged, timeout=20).status_code == 200
-    for path in ("/v2.0/networks", "/v2.0/extensions", "/v2.0//networks", "/v2.0/kilonova/hosts/h/description"):
+    for path in (
+        "/v2.0/networks",
+        "/v2.0/extensions",
+        "/v2.0//networks",
+        "/v2.0/kilonova/hosts/h/description",
+    ):
         assert requests.get(rig.url + path, headers=forged, timeout=20).status_code == 401
 
 
 def test_description_is_given_to_its_host_only(rig: Rig, member: Any) -> None:
     path = f"{rig.url}/v2.0/kilonova/hosts/h/description"
     forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
-    for headers in ({"X-Auth-Token": member.session.get_token()}, {"X-Auth-Token": rig.admin.session.get_token()},
-                    forged, rig.key("g"), {HEADER: ""}):
+    for headers in (
+        {"X-Auth-Token": member.session.get_token()},
+        {"X-Auth-Token": rig.admin.session.get_token()},
+        forged,
+        rig.key("g"),
+        {HEADER: ""},
+    ):
         assert requests.get(path, headers=headers, timeout=20).status_code == 401
     assert requests.get(path, headers=rig.key("h") | forged, timeout=20).status_code == 200
     # a host's key opens nothing that is asked for with a token
-    assert requests.get(f"{rig.url}/v2.0/ports", headers=rig.key("h") | forged, timeout=20).status_code == 401
+    assert (
+        requests.get(f"{rig.url}/v2.0/ports", headers=rig.key("h") | forged, timeout=20).status_code
+        == 401
+    )
 
 
 def test_the_command_prints_the_key_of_a_host(rig: Rig) -> None:
-    done = subprocess.run([sys.executable, "-m", "deploy.standalone.network", "host-key", "h"], capture_output=True,
-                          env=rig.cloud.passwords(), text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.standalone.network", "host-key", "h"],
+        capture_output=True,
+        env=rig.cloud.passwords(),
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert {HEADER: wiring_key(done.stdout.strip())} == rig.key("h")
 
 
@@ -271,7 +339,12 @@ def test_a_bound_port_is_active_when_its_host_has_wired_it(rig: Rig, member: Any
         assert host.description["dns"] == ["192.0.2.53"]
         until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
         rig.call("PUT", f"/ports/{port['id']}", json={"port": {"binding:host_id": ""}})
-        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged", "network-vif-unplugged"])
+        until(
+            lambda: (
+                rig.compute.told(port["device_id"])
+                == ["network-vif-plugged", "network-vif-unplugged"]
+            )
+        )
         until(lambda: port["id"] not in host.description["ports"])
 
 
@@ -282,7 +355,7 @@ def test_openstacksdk_moves_a_port_from_host_to_host(rig: Rig, member: Any) -> N
         made = admin.create_port_binding(port, host=two.name)
         assert (made.status, made.vif_type, made.vnic_type) == ("INACTIVE", "bridge", "normal")
         assert made.vif_details["bridge_name"] == f"brq{network[:11]}"
-        assert port in two.description["ports"]             # the answer has waited for the host
+        assert port in two.description["ports"]  # the answer has waited for the host
         until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
         with pytest.raises(openstack.exceptions.ConflictException, match="already exists"):
             admin.create_port_binding(port, host=two.name)
@@ -290,7 +363,9 @@ def test_openstacksdk_moves_a_port_from_host_to_host(rig: Rig, member: Any) -> N
         with pytest.raises(openstack.exceptions.ConflictException, match="already active"):
             admin.activate_port_binding(port, two.name)
         assert {each.host: each.status for each in admin.port_bindings(port)} == {
-            one.name: "INACTIVE", two.name: "ACTIVE"}
+            one.name: "INACTIVE",
+            two.name: "ACTIVE",
+        }
         shown = admin.get_port(port)
         assert (shown.binding_host_id, shown.status) == (two.name, "ACTIVE")
         with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
@@ -307,14 +382,16 @@ def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any
     network, _ = wired(member)
     before = time.monotonic()
     assert bound(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
-    assert time.monotonic() - before < 10       # half of what it would have waited
+    assert time.monotonic() - before < 10  # half of what it would have waited
 
 
 def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
     """A service of its own, as patient as operators have it."""
     folder, path, place = rig.cloud.folder / "slow", "/kilonova/hosts/slow", free_ports(1)
     folder.mkdir()
-    with rig.cloud.network(place, "--db", str(folder / "network.db"), "--compute-url", rig.compute.url):
+    with rig.cloud.network(
+        place, "--db", str(folder / "network.db"), "--compute-url", rig.compute.url
+    ):
         own = Rig(rig.cloud, place, rig.compute)
         network = own.call("POST", "/networks", json={"network": {}}).json()["network"]["id"]
         revision = own.call("GET", f"{path}/description").json()["revision"]
@@ -323,7 +400,11 @@ def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
         told = own.call("GET", f"{path}/description?seen={revision}&wait=5").json()
         assert own.call("PUT", path, json={"revision": revision}).status_code == 204
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
-        own.call("PUT", path, json={"revision": told["revision"], "failed": {port["id"]: "no such device"}})
+        own.call(
+            "PUT",
+            path,
+            json={"revision": told["revision"], "failed": {port["id"]: "no such device"}},
+        )
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
         own.call("PUT", path, json={"revision": told["revision"], "failed": {}})
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "ACTIVE"
@@ -333,21 +414,39 @@ def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
 def test_hosts_of_a_network_know_peers_and_group_members(rig: Rig, member: Any) -> None:
     network, _ = wired(member)
     group = member.network.create_security_group(name="together").id
-    member.network.create_security_group_rule(security_group_id=group, direction="ingress", remote_group_id=group)
+    member.network.create_security_group_rule(
+        security_group_id=group, direction="ingress", remote_group_id=group
+    )
     mine = {"project_id": member.current_project_id, "security_groups": [group]}
     with rig.host("192.0.2.1") as one, rig.host("192.0.2.2") as two:
         first, second = bound(rig, network, one.name, **mine), bound(rig, network, two.name, **mine)
         until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
         until(lambda: two.description["networks"][network]["peers"] == ["192.0.2.1"])
-        members = sorted(fixed["ip_address"] for port in (first, second) for fixed in port["fixed_ips"])
+        members = sorted(
+            fixed["ip_address"] for port in (first, second) for fixed in port["fixed_ips"]
+        )
         until(lambda: one.description["groups"][group]["members"] == members)
-        member.network.create_security_group_rule(security_group_id=group, direction="ingress", protocol="tcp",
-                                                  port_range_min=22, port_range_max=22)
-        until(lambda: any(rule["port_min"] == 22 for rule in two.description["groups"][group]["rules"]))
+        member.network.create_security_group_rule(
+            security_group_id=group,
+            direction="ingress",
+            protocol="tcp",
+            port_range_min=22,
+            port_range_max=22,
+        )
+        until(
+            lambda: any(
+                rule["port_min"] == 22 for rule in two.description["groups"][group]["rules"]
+            )
+        )
         member.network.delete_port(second["id"])
         until(lambda: one.description["networks"][network]["peers"] == [])
         until(lambda: one.description["groups"][group]["members"] == members[:1])
-        until(lambda: rig.compute.told(second["device_id"]) == ["network-vif-plugged", "network-vif-deleted"])
+        until(
+            lambda: (
+                rig.compute.told(second["device_id"])
+                == ["network-vif-plugged", "network-vif-deleted"]
+            )
+        )
 
 
 def test_events_wait_in_order_while_compute_is_away(rig: Rig, member: Any) -> None:
@@ -361,28 +460,44 @@ def test_events_wait_in_order_while_compute_is_away(rig: Rig, member: Any) -> No
             assert rig.compute.told(port["device_id"]) == []
     finally:
         rig.compute.status = 200
-    until(lambda: rig.compute.told(port["device_id"]) == [
-        "network-vif-plugged", "network-changed", "network-vif-deleted"])
+    until(
+        lambda: (
+            rig.compute.told(port["device_id"])
+            == ["network-vif-plugged", "network-changed", "network-vif-deleted"]
+        )
+    )
 
 
 def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
-    """A service of its own, killed while a host waits: revisions go on rising and the host keeps its port."""
+    """A service of its own, killed while a host waits: revisions go on rising and the host keeps
+    its port."""
     port, path = free_ports(1), rig.cloud.folder / "killed"
     path.mkdir()
     rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
     url = f"http://127.0.0.1:{port}"
-    with rig.cloud.network(port, *rows) as process, Host(url, rig.key("h"), "h", "192.0.2.1") as host:
-        made = requests.post(f"{url}/v2.0/networks", headers=token, json={"network": {}}, timeout=20).json()["network"]
+    with (
+        rig.cloud.network(port, *rows) as process,
+        Host(url, rig.key("h"), "h", "192.0.2.1") as host,
+    ):
+        made = requests.post(
+            f"{url}/v2.0/networks", headers=token, json={"network": {}}, timeout=20
+        ).json()["network"]
         wish = {"network_id": made["id"], "binding:host_id": "h"}
-        requests.post(f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20).raise_for_status()
+        requests.post(
+            f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20
+        ).raise_for_status()
         before = host.description
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True
+        )
         for pid in [process.pid, *map(int, children.stdout.split())]:
             os.kill(pid, signal.SIGKILL)
         process.wait()
         with rig.cloud.network(port, *rows):
-            again = requests.post(f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20).json()["port"]
+            again = requests.post(
+                f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20
+            ).json()["port"]
             assert again["status"] == "ACTIVE"
             until(lambda: again["id"] in host.description["ports"])
             assert set(before["ports"]) < set(host.description["ports"])
@@ -393,13 +508,28 @@ def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
     port, path = free_ports(1), rig.cloud.folder / "ended"
     path.mkdir()
     token = rig.admin.session.get_token()
-    asked = threading.Thread(target=requests.get, kwargs={       # longer than the service may take to end
-        "url": f"http://127.0.0.1:{port}/v2.0/kilonova/hosts/h/description?seen=1&wait=30",
-        "headers": rig.key("h"), "timeout": 60})
-    with rig.cloud.network(port, "--db", str(path / "network.db"), "--compute-url", rig.compute.url):
+    asked = threading.Thread(
+        target=requests.get,
+        kwargs={  # longer than the service may take to end
+            "url": f"http://127.0.0.1:{port}/v2.0/kilonova/hosts/h/description?seen=1&wait=30",
+            "headers": rig.key("h"),
+            "timeout": 60,
+        },
+    )
+    with rig.cloud.network(
+        port, "--db", str(path / "network.db"), "--compute-url", rig.compute.url
+    ):
         asked.start()
-        until(lambda: requests.get(f"http://127.0.0.1:{port}/v2.0/agents", headers={"X-Auth-Token": token},
-                                   timeout=20).json()["agents"] != [])
+        until(
+            lambda: (
+                requests.get(
+                    f"http://127.0.0.1:{port}/v2.0/agents",
+                    headers={"X-Auth-Token": token},
+                    timeout=20,
+                ).json()["agents"]
+                != []
+            )
+        )
         before = time.monotonic()
     asked.join()
     assert time.monotonic() - before < 10

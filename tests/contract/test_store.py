@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One suite for the store on SQLite, PostgreSQL and MariaDB: what the engine relies on, under real races."""
+"""One suite for the store on SQLite, PostgreSQL and MariaDB: what the engine relies on, under real
+races."""
+
 from __future__ import annotations
 
 import threading
@@ -39,7 +41,8 @@ class Realtime(Time):
 
 
 def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run ``work(n)`` in ``count`` threads that begin together; returns results or the Problems raised."""
+    """Run ``work(n)`` in ``count`` threads that begin together; returns results or the Problems
+    raised."""
     start = threading.Barrier(count)
 
     def one(number: int) -> Any:
@@ -48,12 +51,17 @@ def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
             return work(number)
         except errors.Problem as problem:
             return problem
+
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))
 
 
 def new_host(store: Store, name: str, vcpus: int = 10) -> None:
-    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000)))
+    store.write(
+        lambda tx: hosts.register(
+            tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000)
+        )
+    )
 
 
 def active_server(store: Store) -> str:
@@ -68,15 +76,17 @@ def active_server(store: Store) -> str:
 def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:
     def twice(tx: sa.Connection) -> tuple[int, int]:
         first = tx.scalar(sa.select(now()))
-        time.sleep(0.05)     # a server's clock cannot be turned
+        time.sleep(0.05)  # a server's clock cannot be turned
         return first, tx.scalar(sa.select(now()))
+
     first, second = store.write(twice)
     assert second - first >= 0.04 * SECOND
     assert abs(first / SECOND - time.time()) < 5
 
 
 def test_mariadb_s_clock_knows_no_summer(store: Store) -> None:
-    """Local time has an hour twice in autumn, in which no lease would end; the others' clocks count seconds."""
+    """Local time has an hour twice in autumn, in which no lease would end; the others' clocks count
+    seconds."""
     if store.dialect_name == "mysql":
         assert store.read(lambda tx: tx.scalar(sa.text("SELECT @@session.time_zone"))) == "+00:00"
 
@@ -87,44 +97,66 @@ def test_a_whole_life(store: Store) -> None:
     server = cloud.create()[0]
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    for ask, state in ((("os-stop", None), states.STOPPED), (("os-start", None), states.ACTIVE),
-                       (("reboot", "HARD"), states.ACTIVE), (("delete", None), states.DELETED)):
+    for ask, state in (
+        (("os-stop", None), states.STOPPED),
+        (("os-start", None), states.ACTIVE),
+        (("reboot", "HARD"), states.ACTIVE),
+        (("delete", None), states.DELETED),
+    ):
         cloud.ask(server, *ask)
         cloud.settle()
         assert cloud.show(server).vm_state == state
     assert cloud.findings() == []
-    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.allocations))) == 0
+    assert (
+        store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.allocations)))
+        == 0
+    )
 
 
 def test_claims_never_exceed_capacity(store: Store) -> None:
     new_host(store, "h1")
 
     def claim(number: int) -> str | None:
-        request = allocations.ClaimRequest(ids.new(), "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, ["h1"])
+        request = allocations.ClaimRequest(
+            ids.new(), "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, ["h1"]
+        )
 
         def work(tx: sa.Connection) -> str | None:
             allocations.claim(tx, [request])
             if request.host:
                 guests.add(tx, [{"server_id": request.consumer, "host": request.host, "fence": 1}])
             return request.host
+
         return store.write(work)
+
     got = in_parallel(24, claim)
     assert got.count("h1") == 10
     assert got.count(None) == 14
-    used = store.read(lambda tx: tx.scalar(sa.select(sa.func.sum(schema.allocations.c.used)).where(
-        schema.allocations.c.resource_class == "VCPU")))
+    used = store.read(
+        lambda tx: tx.scalar(
+            sa.select(sa.func.sum(schema.allocations.c.used)).where(
+                schema.allocations.c.resource_class == "VCPU"
+            )
+        )
+    )
     assert int(used) == 10
 
 
 def test_a_claim_respects_reserved_and_units(store: Store) -> None:
     new_host(store, "h1")
-    store.write(lambda tx: tx.execute(sa.update(schema.inventories).where(
-        schema.inventories.c.resource_class == "VCPU").values(reserved=4, max_unit=3)))
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.inventories)
+            .where(schema.inventories.c.resource_class == "VCPU")
+            .values(reserved=4, max_unit=3)
+        )
+    )
 
     def claim(vcpus: int) -> str | None:
         request = allocations.ClaimRequest(ids.new(), "project", "user", {"VCPU": vcpus}, ["h1"])
         store.write(lambda tx: allocations.claim(tx, [request]))
         return request.host
+
     assert [claim(4), claim(3), claim(3), claim(1)] == [None, "h1", "h1", None]
 
 
@@ -132,10 +164,16 @@ def test_one_of_many_racing_actions_takes_the_server(store: Store) -> None:
     server = active_server(store)
     row = states.action("os-stop")
     assert row is not None
-    results = in_parallel(12, lambda number: store.write(
-        lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")))
+    results = in_parallel(
+        12,
+        lambda number: store.write(
+            lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")
+        ),
+    )
     assert sum(isinstance(result, str) for result in results) == 1
-    assert {type(result) for result in results if not isinstance(result, str)} == {errors.WrongState}
+    assert {type(result) for result in results if not isinstance(result, str)} == {
+        errors.WrongState
+    }
     assert store.read(doctor.check) == []
 
 
@@ -143,20 +181,34 @@ def test_a_busy_server_names_the_action_that_holds_it(store: Store) -> None:
     server = active_server(store)
 
     def attach() -> str:
-        return store.write(lambda tx: actions.begin(tx, states.row("attach_interface"), server, context=USER))
+        return store.write(
+            lambda tx: actions.begin(tx, states.row("attach_interface"), server, context=USER)
+        )
+
     attach()
-    with pytest.raises(errors.Busy, match="is busy with the action 'attach_interface'; try again when it has ended"):
+    with pytest.raises(
+        errors.Busy, match="is busy with the action 'attach_interface'; try again when it has ended"
+    ):
         attach()
 
 
 def test_deletes_race_with_everything(store: Store) -> None:
     server = active_server(store)
     rows = [states.action("delete"), states.action("os-stop"), states.action("reboot", "HARD")]
-    in_parallel(9, lambda number: store.write(
-        lambda tx: actions.begin(tx, rows[number % 3], server, context=USER, project_id="project")))  # type: ignore
+    in_parallel(
+        9,
+        lambda number: store.write(
+            lambda tx: actions.begin(
+                tx, rows[number % 3], server, context=USER, project_id="project"
+            )
+        ),
+    )  # type: ignore
     assert store.read(doctor.check) == []
-    live = store.read(lambda tx: tx.execute(sa.select(schema.actions).where(
-        schema.actions.c.state.in_(actions.LIVE))).all())
+    live = store.read(
+        lambda tx: tx.execute(
+            sa.select(schema.actions).where(schema.actions.c.state.in_(actions.LIVE))
+        ).all()
+    )
     assert [action.name for action in live] == ["delete"]
 
 
@@ -166,15 +218,23 @@ def test_a_foreign_or_unknown_server_is_not_found(store: Store) -> None:
     assert row is not None
     for wanted, project in ((server, "another"), (ids.new(), "project"), (ids.new(), None)):
         with pytest.raises(errors.NotFound, match=f"Instance {wanted} could not be found."):
-            store.write(lambda tx, wanted=wanted, project=project: actions.begin(
-                tx, row, wanted, context=USER, project_id=project))
+            store.write(
+                lambda tx, wanted=wanted, project=project: actions.begin(
+                    tx, row, wanted, context=USER, project_id=project
+                )
+            )
 
 
 def test_conductors_take_each_action_once(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create(40)
-    taken = in_parallel(4, lambda number: [row.id for row in store.write(
-        lambda tx: actions.take(tx, f"c{number}/1", {"create": 1}, 20))])
+    taken = in_parallel(
+        4,
+        lambda number: [
+            row.id
+            for row in store.write(lambda tx: actions.take(tx, f"c{number}/1", {"create": 1}, 20))
+        ],
+    )
     everything = [action for some in taken for action in some]
     assert len(everything) == len(set(everything))
     rest = store.write(lambda tx: actions.take(tx, "c9/1", {"create": 1}, 100))
@@ -190,7 +250,8 @@ def test_an_older_conductor_leaves_a_newer_workflow_alone(store: Store) -> None:
 
 
 def test_a_take_asks_for_versions_and_not_for_each_workflow(store: Store) -> None:
-    """Conductors take all the time: with a condition for each workflow that cost four times as much."""
+    """Conductors take all the time: with a condition for each workflow that cost four times as
+    much."""
     Cloud(store, Realtime()).create()
     said: list[str] = []
     sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
@@ -206,8 +267,11 @@ def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(upgraded_ur
         """What is there before somebody else writes, and after."""
         count = sa.select(sa.func.count()).select_from(schema.projects)
         before = tx.scalar(count)
-        other.write(lambda there: insert_ignore(there, schema.projects, {"id": name, "quota_seq": 0}))
+        other.write(
+            lambda there: insert_ignore(there, schema.projects, {"id": name, "quota_seq": 0})
+        )
         return [int(before or 0), int(tx.scalar(count) or 0)]
+
     assert store.snapshot(lambda tx: twice(tx, "a")) == [0, 0]
     assert store.read(lambda tx: twice(tx, "b")) == [1, 2], "the connection that the snapshot had"
     assert store.snapshot(lambda tx: twice(tx, "c")) == [2, 2]
@@ -216,14 +280,16 @@ def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(upgraded_ur
     with pytest.raises(ZeroDivisionError):
         store.snapshot(lambda tx: twice(tx, "f") and 1 // 0)
     assert store.read(lambda tx: twice(tx, "g")) == [6, 7]
-    assert store.engine.pool.checkedout() == 0     # type: ignore[attr-defined]
+    assert store.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     store.close()
     other.close()
 
 
 def test_transactions_that_deadlock_run_again(store: Store) -> None:
     for name in ("a", "b"):
-        store.write(lambda tx, name=name: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0}))
+        store.write(
+            lambda tx, name=name: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0})
+        )
     tries: list[int] = []
     both = threading.Barrier(2)
 
@@ -234,18 +300,25 @@ def test_transactions_that_deadlock_run_again(store: Store) -> None:
         def work(tx: sa.Connection) -> None:
             tries.append(number)
             for name in names:
-                tx.execute(for_update(sa.select(schema.projects).where(schema.projects.c.id == name))).one()
+                tx.execute(
+                    for_update(sa.select(schema.projects).where(schema.projects.c.id == name))
+                ).one()
                 if store.dialect_name != "sqlite" and len(first) == 1:
                     first.clear()
                     both.wait(timeout=10)
-            tx.execute(sa.update(schema.projects).where(schema.projects.c.id.in_(names)).values(
-                quota_seq=schema.projects.c.quota_seq + 1))
+            tx.execute(
+                sa.update(schema.projects)
+                .where(schema.projects.c.id.in_(names))
+                .values(quota_seq=schema.projects.c.quota_seq + 1)
+            )
+
         store.write(work)
+
     assert in_parallel(2, opposed) == [None, None]
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
     if store.dialect_name == "sqlite":
         assert len(tries) == 2
-    else:                   # the victim may take its row again before the winner wakes, and be the victim again
+    else:  # the victim may take its row again before the winner wakes, and be the victim again
         assert len(tries) >= 3
 
 
@@ -253,9 +326,13 @@ def test_a_failing_transaction_leaves_nothing(store: Store) -> None:
     def work(tx: sa.Connection) -> None:
         insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 0})
         raise errors.Conflict("no")
+
     with pytest.raises(errors.Conflict):
         store.write(work)
-    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.projects))) == 0
+    assert (
+        store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.projects)))
+        == 0
+    )
 
 
 def test_insert_ignore_keeps_the_row_that_is_there(store: Store) -> None:
@@ -272,7 +349,12 @@ def test_a_debt_is_struck_only_under_its_own_or_a_later_fence(store: Store) -> N
     assert store.write(lambda tx: guests.confirm_debts(tx, [(server, "elsewhere", 5)])) == set()
     assert store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 5)])) == {server}
     for table in (schema.guests, schema.allocations, schema.consumers):
-        assert store.read(lambda tx, table=table: tx.scalar(sa.select(sa.func.count()).select_from(table))) == 0
+        assert (
+            store.read(
+                lambda tx, table=table: tx.scalar(sa.select(sa.func.count()).select_from(table))
+            )
+            == 0
+        )
 
 
 def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
@@ -280,8 +362,14 @@ def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
         new_host(store, f"h{number}")
 
     def silent(names: list[str], seconds: int) -> None:
-        store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).where(
-            schema.heartbeats.c.host.in_(names)).values(seen_at=now() - seconds * SECOND)))
+        store.write(
+            lambda tx: tx.execute(
+                sa.update(schema.heartbeats)
+                .where(schema.heartbeats.c.host.in_(names))
+                .values(seen_at=now() - seconds * SECOND)
+            )
+        )
+
     silent(["h1"], 20)
     assert store.write(lambda tx: services.judge(tx, 30)) == ([], False)
     silent([f"h{number}" for number in range(3)], 60)
@@ -299,11 +387,17 @@ def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Sto
 
     def registration(boot: str) -> tuple[int, bool]:
         return store.write(lambda tx: hosts.register(tx, "h1", boot, inventory))
+
     sessions, booted = zip(*(registration(boot) for boot in ("b1", "b1", "b2")), strict=True)
     assert (len({0, *sessions}), booted) == (4, (False, False, True))
     found = store.read(hosts.list_all)[0]
     assert (found["up"], found["disabled"], found["running_vms"]) == (True, False, 0)
-    assert found["inventory"]["MEMORY_MB"] == {"total": 1024, "reserved": 0, "ratio": 1.0, "used": 0}
+    assert found["inventory"]["MEMORY_MB"] == {
+        "total": 1024,
+        "reserved": 0,
+        "ratio": 1.0,
+        "used": 0,
+    }
 
 
 def test_a_database_that_does_not_answer_is_unavailable() -> None:
@@ -322,20 +416,28 @@ def test_the_real_clock_never_goes_back() -> None:
 def test_a_registration_among_results_locks_providers_after_servers(store: Store) -> None:
     """As claims do; else the two wait for each other."""
     if store.dialect_name == "sqlite":
-        return                                  # its writers are alone
+        return  # its writers are alone
     cloud = Cloud(store, Realtime())
     cloud.round()
     server = cloud.create()[0]
     cloud.settle()
     registration = Sync("h1", 0, "boot-2", inventory=cloud.hosts["h1"].driver.inventory())
-    told = Sync("h2", store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"], "boot", results=[
-        Result(f"{ids.new()}/build/1", server, 1, "done")])
+    told = Sync(
+        "h2",
+        store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"],
+        "boot",
+        results=[Result(f"{ids.new()}/build/1", server, 1, "done")],
+    )
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             actions.lock_servers(tx, [server])
             done = pool.submit(reports.handle, cloud.engine, [registration, told])
             wait([done], timeout=1)
             assert not done.done()
-            free = sa.select(schema.providers.c.id).where(schema.providers.c.host == "h1").with_for_update(nowait=True)
+            free = (
+                sa.select(schema.providers.c.id)
+                .where(schema.providers.c.host == "h1")
+                .with_for_update(nowait=True)
+            )
             assert tx.scalar(free) is not None
         assert [answer.session > 1 for answer in done.result(timeout=20)][0]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim on SQLite, PostgreSQL and MariaDB: under races no host gives out what it has not, hard groups hold, the
-parts of a host have one holder each, and a host on which builds fail gets one server at a time to try."""
+"""The claim on SQLite, PostgreSQL and MariaDB: under races no host gives out what it has not, hard
+groups hold, the parts of a host have one holder each, and a host on which builds fail gets one
+server at a time to try."""
+
 from __future__ import annotations
 
 import random
@@ -35,33 +37,73 @@ def new_host(store: Store, name: str, vcpus: int = 10, pcpus: int = 0, devices: 
     """A host of one NUMA node, whose CPUs 100, 101 … a guest can have for itself."""
     numa_node = NumaNode(0, list(range(vcpus)), list(range(100, 100 + pcpus)), 10240)
     parts = [Device(f"0000:81:00.{number}", "8086", "10ed") for number in range(devices)]
-    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
-        "memory", 1, name, vcpus, 10240, 1000, pcpus=pcpus, numa_nodes=[numa_node], devices=parts)))
+    store.write(
+        lambda tx: hosts.register(
+            tx,
+            name,
+            "boot",
+            HostInventory(
+                "memory",
+                1,
+                name,
+                vcpus,
+                10240,
+                1000,
+                pcpus=pcpus,
+                numa_nodes=[numa_node],
+                devices=parts,
+            ),
+        )
+    )
 
 
 def new_group(store: Store, policy: str, members: Sequence[str], most: int | None = None) -> str:
     rules = {} if most is None else {"max_server_per_host": most}
 
     def work(tx: Connection) -> str:
-        group = server_groups.create(tx, {"project_id": "project", "user_id": "user", "name": "g", "policy": policy,
-                                          "rules": rules}).id
+        group = server_groups.create(
+            tx,
+            {
+                "project_id": "project",
+                "user_id": "user",
+                "name": "g",
+                "policy": policy,
+                "rules": rules,
+            },
+        ).id
         server_groups.join(tx, [{"group_id": group, "server_id": server} for server in members])
         return str(group)
+
     return store.write(work)
 
 
 def request(names: Sequence[str], server: str | None = None, **more: Any) -> ClaimRequest:
-    return ClaimRequest(server or ids.new(), "project", "user", more.pop("resources", SMALL), list(names), **more)
+    return ClaimRequest(
+        server or ids.new(), "project", "user", more.pop("resources", SMALL), list(names), **more
+    )
 
 
-def claim(store: Store, *requests: ClaimRequest,
-          failed_build_limit: FailedBuildLimit | None = None) -> list[str | None]:
+def claim(
+    store: Store, *requests: ClaimRequest, failed_build_limit: FailedBuildLimit | None = None
+) -> list[str | None]:
     """Claim and keep the guests, as the conductor does; the hosts."""
+
     def work(tx: Connection) -> None:
         allocations.claim(tx, requests, failed_build_limit)
-        guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
-                         "assignment": to_wire(one.assignment) if one.assignment else None} for one in requests
-                         if one.host])
+        guests.add(
+            tx,
+            [
+                {
+                    "server_id": one.consumer,
+                    "host": one.host,
+                    "fence": 1,
+                    "assignment": to_wire(one.assignment) if one.assignment else None,
+                }
+                for one in requests
+                if one.host
+            ],
+        )
+
     store.write(work)
     return [one.host for one in requests]
 
@@ -74,15 +116,22 @@ def let_go(store: Store, server: str, host: str) -> None:
 def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
     def work(tx: Connection) -> None:
         allocations.judge(tx, [(host, -1)] * times)
-        tx.execute(sa.update(schema.providers).where(schema.providers.c.host == host).values(
-            failed_at=now() - seconds_ago * SECOND))
+        tx.execute(
+            sa.update(schema.providers)
+            .where(schema.providers.c.host == host)
+            .values(failed_at=now() - seconds_ago * SECOND)
+        )
+
     store.write(work)
 
 
 def placement(store: Store) -> list[doctor.Finding]:
     """What the oracle says of these claims, which have no servers."""
-    return [finding for finding in store.read(doctor.check)
-            if finding.invariant in ("capacity", "group-policy", "assignment-exact", "consumer")]
+    return [
+        finding
+        for finding in store.read(doctor.check)
+        if finding.invariant in ("capacity", "group-policy", "assignment-exact", "consumer")
+    ]
 
 
 # --- groups ---
@@ -91,13 +140,16 @@ def test_anti_affinity_allows_so_many_a_host_also_within_one_transaction(store: 
         new_host(store, name)
     servers = [ids.new() for _ in range(6)]
     group = new_group(store, "anti-affinity", servers, most=2)
-    requests = [request(["h1", "h2"] if number % 2 else ["h2", "h1"], server, group=group)
-              for number, server in enumerate(servers)]
+    requests = [
+        request(["h1", "h2"] if number % 2 else ["h2", "h1"], server, group=group)
+        for number, server in enumerate(servers)
+    ]
     assert Counter(claim(store, *requests)) == {"h1": 2, "h2": 2, None: 2}
     assert requests[-1].refused == "its server group's policy anti-affinity"
     let_go(store, requests[0].consumer, "h2")
-    assert claim(store, request(["h1"], servers[4], group=group), request(["h2"], servers[5], group=group)) == [None,
-                                                                                                                "h2"]
+    assert claim(
+        store, request(["h1"], servers[4], group=group), request(["h2"], servers[5], group=group)
+    ) == [None, "h2"]
 
 
 def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) -> None:
@@ -119,7 +171,10 @@ def test_soft_policies_and_groups_that_are_gone_forbid_nothing(store: Store) -> 
     new_host(store, "h1")
     servers = [ids.new() for _ in range(2)]
     soft = new_group(store, "soft-anti-affinity", servers)
-    assert claim(store, *(request(["h1"], server, group=soft) for server in servers)) == ["h1", "h1"]
+    assert claim(store, *(request(["h1"], server, group=soft) for server in servers)) == [
+        "h1",
+        "h1",
+    ]
     assert claim(store, request(["h1"], group=ids.new())) == ["h1"]
 
 
@@ -138,9 +193,18 @@ def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, pla
         found = []
         for server, order in list(zip(servers, orders, strict=True))[number::12]:
             # What the scheduler would do when it is asked again: another host first.
-            found += [next((name for name in order if claim(store, request([name], server, group=group)) == [name]),
-                           None)]
+            found += [
+                next(
+                    (
+                        name
+                        for name in order
+                        if claim(store, request([name], server, group=group)) == [name]
+                    ),
+                    None,
+                )
+            ]
         return found
+
     with ThreadPoolExecutor(12) as pool:
         got = Counter(host for hosts_ in pool.map(worker, range(12)) for host in hosts_ if host)
     assert got.total() == placed
@@ -160,7 +224,10 @@ def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: 
     with_device = request(["h1"], hardware=WITH_DEVICE)
     assert claim(store, with_device) == ["h1"]
     another = request(["h1"], hardware=WITH_DEVICE)
-    assert (claim(store, another), another.refused) == ([None], "no CPUs, memory pages or devices that fit")
+    assert (claim(store, another), another.refused) == (
+        [None],
+        "no CPUs, memory pages or devices that fit",
+    )
     store.write(lambda tx: guests.add_debt(tx, with_device.consumer, 1))
     assert claim(store, another) == [None], "a debt may still hold it"
     store.write(lambda tx: guests.confirm_debts(tx, [(with_device.consumer, "h1", 1)]))
@@ -171,7 +238,10 @@ def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: 
 def test_a_host_without_the_parts_is_refused_and_the_next_one_taken(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2", devices=1)
-    assert claim(store, request(["h1", "h2"], hardware=WITH_DEVICE), request(["h2"])) == ["h2", "h2"]
+    assert claim(store, request(["h1", "h2"], hardware=WITH_DEVICE), request(["h2"])) == [
+        "h2",
+        "h2",
+    ]
 
 
 # --- hosts on which builds fail ---
@@ -201,8 +271,12 @@ def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
     def one(number: int) -> list[str | None]:
         start.wait()
         return claim(store, request(["h1"]))
+
     with ThreadPoolExecutor(8) as pool:
-        assert Counter(host for found in pool.map(one, range(8)) for host in found) == {"h1": 1, None: 7}
+        assert Counter(host for found in pool.map(one, range(8)) for host in found) == {
+            "h1": 1,
+            None: 7,
+        }
 
 
 def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None:
@@ -225,10 +299,17 @@ def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Sto
     assert claim(store, stays) == ["h1"]
     store.write(lambda tx: disable(tx, "h1"))
     assert (claim(store, late), late.refused) == ([None], "disabled")
-    assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"], "the next alternate"
+    assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"], (
+        "the next alternate"
+    )
     assert claim(store, request(["h1"], forced=True)) == ["h1"]
-    larger = request(["h1"], stays.consumer, resources={"VCPU": 2, "MEMORY_MB": 64}, leaves=("h1", ids.new()),
-                     has=SMALL)
+    larger = request(
+        ["h1"],
+        stays.consumer,
+        resources={"VCPU": 2, "MEMORY_MB": 64},
+        leaves=("h1", ids.new()),
+        has=SMALL,
+    )
     store.write(lambda tx: allocations.claim(tx, [larger]))
     assert larger.host == "h1", "it was there before"
     store.write(lambda tx: disable(tx, "h1", False))
@@ -236,7 +317,8 @@ def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Sto
 
 
 def test_who_leaves_a_disabled_host_comes_back_to_it(store: Store) -> None:
-    """Only who is new is refused: what a migration holds there for the way back is its server's again."""
+    """Only who is new is refused: what a migration holds there for the way back is its server's
+    again."""
     new_host(store, "h1")
     new_host(store, "h2")
     moves, migration = request(["h1"]), ids.new()
@@ -250,9 +332,13 @@ def test_who_leaves_a_disabled_host_comes_back_to_it(store: Store) -> None:
 
 
 def allocations_of(tx: Connection, consumer: str) -> set[str]:
-    return set(tx.scalars(sa.select(schema.providers.c.host).join(
-        schema.allocations, schema.allocations.c.provider_id == schema.providers.c.id).where(
-            schema.allocations.c.consumer_id == consumer)))
+    return set(
+        tx.scalars(
+            sa.select(schema.providers.c.host)
+            .join(schema.allocations, schema.allocations.c.provider_id == schema.providers.c.id)
+            .where(schema.allocations.c.consumer_id == consumer)
+        )
+    )
 
 
 def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -> None:
@@ -263,7 +349,7 @@ def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -
             disable(tx, "h1")
             late = request(["h1"])
             outcome = pool.submit(claim, store, late)
-            with pytest.raises(NotYet):       # on SQLite it waits to write at all
+            with pytest.raises(NotYet):  # on SQLite it waits to write at all
                 outcome.result(timeout=0.5)
         assert outcome.result(timeout=20) == [None]
     assert late.refused == "disabled"
@@ -272,12 +358,15 @@ def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -
 # --- everything at once ---
 @pytest.mark.parametrize("seed", range(3))
 def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> None:
-    """Eight workers claim and let go at random; what stays is judged by the oracle and by the answers themselves."""
+    """Eight workers claim and let go at random; what stays is judged by the oracle and by the
+    answers themselves."""
     names = [f"h{number}" for number in range(4)]
     for name in names:
         new_host(store, name, vcpus=6, pcpus=5, devices=2)
     members = {policy: [ids.new() for _ in range(40)] for policy in ("affinity", "anti-affinity")}
-    groups = {policy: new_group(store, policy, servers, most=2) for policy, servers in members.items()}
+    groups = {
+        policy: new_group(store, policy, servers, most=2) for policy, servers in members.items()
+    }
     start = threading.Barrier(8)
 
     def worker(number: int) -> None:
@@ -285,24 +374,34 @@ def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> N
         pools = {policy: servers[number::8] for policy, servers in members.items()}
         start.wait()
         for _ in range(12):
-            requests = [_random_request(draw, names, pools, groups) for _ in range(draw.randint(1, 4))]
+            requests = [
+                _random_request(draw, names, pools, groups) for _ in range(draw.randint(1, 4))
+            ]
             claim(store, *requests)
             mine += [(one.consumer, one.host) for one in requests if one.host]
             while mine and draw.random() < 0.4:
                 let_go(store, *mine.pop(draw.randrange(len(mine))))
+
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(worker, range(8)))
     assert placement(store) == []
-    held = [from_wire(HardwareAssignment, row.assignment) for row in store.read(lambda tx: tx.execute(
-        sa.select(schema.guests.c.assignment).where(schema.guests.c.assignment.is_not(None))).all())]
+    held = [
+        from_wire(HardwareAssignment, row.assignment)
+        for row in store.read(
+            lambda tx: tx.execute(
+                sa.select(schema.guests.c.assignment).where(schema.guests.c.assignment.is_not(None))
+            ).all()
+        )
+    ]
     assert all(one.numa_nodes or one.devices for one in held)
     for name in names:
         used = store.read(lambda tx, name=name: hosts.list_all(tx, name))[0]["inventory"]
         assert all(stock["used"] <= stock["total"] * stock["ratio"] for stock in used.values())
 
 
-def _random_request(draw: random.Random, names: list[str], pools: dict[str, list[str]],
-                    groups: dict[str, str]) -> ClaimRequest:
+def _random_request(
+    draw: random.Random, names: list[str], pools: dict[str, list[str]], groups: dict[str, str]
+) -> ClaimRequest:
     order = draw.sample(names, draw.randint(1, 3))
     match draw.choice(("plain", "pinned", "device", "affinity", "anti-affinity")):
         case "pinned":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending cleanups on SQLite, PostgreSQL and MariaDB: one row for one thing, taken by one conductor, gone when done."""
+"""Pending cleanups on SQLite, PostgreSQL and MariaDB: one row for one thing, taken by one
+conductor, gone when done."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,9 +18,23 @@ KINDS = (cleanups.PORT, cleanups.BINDING)
 
 
 def add(store: Store, *targets: str, kind: str = cleanups.PORT, place: str = "") -> None:
-    store.write(lambda tx: cleanups.add(tx, [
-        {"kind": kind, "target": target, "place": place, "args": {"a": 1}, "server_id": SERVER, "project_id": "p",
-         "why": "x" * 2000} for target in targets]))
+    store.write(
+        lambda tx: cleanups.add(
+            tx,
+            [
+                {
+                    "kind": kind,
+                    "target": target,
+                    "place": place,
+                    "args": {"a": 1},
+                    "server_id": SERVER,
+                    "project_id": "p",
+                    "why": "x" * 2000,
+                }
+                for target in targets
+            ],
+        )
+    )
 
 
 def take(store: Store, limit: int = 9) -> list[Any]:
@@ -26,10 +42,31 @@ def take(store: Store, limit: int = 9) -> list[Any]:
 
 
 def add_server(store: Store) -> None:
-    store.write(lambda tx: tx.execute(sa.insert(schema.servers).values(
-        id=SERVER, project_id="p", user_id="u", name="s", hostname="s", vm_state=states.ACTIVE, fence=3, flavor={},
-        flavor_id="1", vcpus=1, memory_mb=1, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
-        reservation_id="r", created_at=now(), updated_at=now())))
+    store.write(
+        lambda tx: tx.execute(
+            sa.insert(schema.servers).values(
+                id=SERVER,
+                project_id="p",
+                user_id="u",
+                name="s",
+                hostname="s",
+                vm_state=states.ACTIVE,
+                fence=3,
+                flavor={},
+                flavor_id="1",
+                vcpus=1,
+                memory_mb=1,
+                disk_gb=1,
+                meta={},
+                tags=[],
+                scheduler_hints={},
+                security_groups=[],
+                reservation_id="r",
+                created_at=now(),
+                updated_at=now(),
+            )
+        )
+    )
 
 
 def test_one_thing_has_one_row_that_one_conductor_gets(store: Store) -> None:
@@ -39,7 +76,9 @@ def test_one_thing_has_one_row_that_one_conductor_gets(store: Store) -> None:
     add(store, "p1", kind="of_a_newer_one")
     assert len(store.read(cleanups.list_all)) == 5
     first = take(store, 3)
-    assert len(first) == 3 and len(first[0].why) == cleanups.LONGEST_WHY and first[0].args == {"a": 1}
+    assert (
+        len(first) == 3 and len(first[0].why) == cleanups.LONGEST_WHY and first[0].args == {"a": 1}
+    )
     assert len(take(store)) == 1
     assert take(store) == []
 
@@ -47,7 +86,7 @@ def test_one_thing_has_one_row_that_one_conductor_gets(store: Store) -> None:
 def test_two_conductors_at_once_take_different_ones(store: Store) -> None:
     add(store, "p1", "p2")
     if store.dialect_name == "sqlite":
-        return          # its writers are alone
+        return  # its writers are alone
     with store.begin() as one, store.begin() as other:
         [mine], [theirs] = cleanups.take(one, KINDS, 1), cleanups.take(other, KINDS, 1)
         assert mine.target != theirs.target
@@ -62,7 +101,9 @@ def test_the_next_try_is_later_each_time_unless_it_is_hastened(store: Store) -> 
         assert take(store) == []
         [found] = store.read(cleanups.list_all)
         due.append(round((found.due_at - store.now()) / cleanups.FIRST))
-        store.write(lambda tx, found=found: tx.execute(sa.update(schema.cleanups).values(due_at=now())))
+        store.write(
+            lambda tx, found=found: tx.execute(sa.update(schema.cleanups).values(due_at=now()))
+        )
     assert (due, found.why) == ([1, 2, 4], "No.")
     store.write(lambda tx: cleanups.wait(tx, found))
     assert take(store) == []

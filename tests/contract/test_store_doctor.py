@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the oracle finds of placement, on SQLite, PostgreSQL and MariaDB: each invariant is broken by hand once."""
+"""What the oracle finds of placement, on SQLite, PostgreSQL and MariaDB: each invariant is broken
+by hand once."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -24,7 +26,8 @@ Broken = Callable[[Connection], Any]
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """Two hosts; on each, two servers in a group of no more than two a host, one of them with parts of its host."""
+    """Two hosts; on each, two servers in a group of no more than two a host, one of them with parts
+    of its host."""
     store = Store(upgraded_url)
     store.write(fill)
     yield store
@@ -34,39 +37,97 @@ def store(upgraded_url: str) -> Iterator[Store]:
 def fill(tx: Connection) -> None:
     numa_node = NumaNode(0, [0, 1], [4, 5], 4096, pages={"2048": 8})
     for host in ("h1", "h2"):
-        hosts.register(tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100, numa_nodes=[numa_node],
-                                                    devices=[Device("0000:81:00.0", "8086", "10ed")]))
-    group = server_groups.create(tx, {"project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
-                                      "rules": {"max_server_per_host": 2}}).id
+        hosts.register(
+            tx,
+            host,
+            "boot",
+            HostInventory(
+                "memory",
+                1,
+                host,
+                8,
+                4096,
+                100,
+                numa_nodes=[numa_node],
+                devices=[Device("0000:81:00.0", "8086", "10ed")],
+            ),
+        )
+    group = server_groups.create(
+        tx,
+        {
+            "project_id": "p",
+            "user_id": "u",
+            "name": "g",
+            "policy": "anti-affinity",
+            "rules": {"max_server_per_host": 2},
+        },
+    ).id
     for number, host in enumerate(("h1", "h1", "h2", "h2")):
         place(tx, f"s{number}", host)
         server_groups.join(tx, [{"group_id": group, "server_id": f"s{number}"}])
-    tx.execute(sa.insert(schema.aggregates).values(id=1, uuid="1", name="a1", meta={"availability_zone": "az1"},
-                                                   created_at=now()))
-    tx.execute(sa.insert(schema.aggregates).values(id=2, uuid="2", name="a2", meta={}, created_at=now()))
-    tx.execute(sa.insert(schema.aggregate_hosts), [{"aggregate_id": number, "host": "h1"} for number in (1, 2)])
+    tx.execute(
+        sa.insert(schema.aggregates).values(
+            id=1, uuid="1", name="a1", meta={"availability_zone": "az1"}, created_at=now()
+        )
+    )
+    tx.execute(
+        sa.insert(schema.aggregates).values(id=2, uuid="2", name="a2", meta={}, created_at=now())
+    )
+    tx.execute(
+        sa.insert(schema.aggregate_hosts),
+        [{"aggregate_id": number, "host": "h1"} for number in (1, 2)],
+    )
     service = tx.scalar(sa.select(schema.services.c.uuid).where(schema.services.c.host == "h2"))
     services.set_state(tx, str(service), disabled=True)
 
 
 def place(tx: Connection, server: str, host: str) -> None:
     """A server of one VCPU with its guest."""
-    tx.execute(sa.insert(schema.servers).values(
-        id=server, project_id="p", user_id="u", name=server, hostname=server, vm_state="active", host=host,
-        flavor={"id": "1", "name": "f", "vcpus": 1, "memory_mb": 64, "root_gb": 1}, flavor_id="1", vcpus=1,
-        memory_mb=64, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[], reservation_id="r",
-        created_at=now(), updated_at=now()))
-    allocations.claim(tx, [allocations.ClaimRequest(server, "p", "u", {"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1},
-                                                    [host])])
+    tx.execute(
+        sa.insert(schema.servers).values(
+            id=server,
+            project_id="p",
+            user_id="u",
+            name=server,
+            hostname=server,
+            vm_state="active",
+            host=host,
+            flavor={"id": "1", "name": "f", "vcpus": 1, "memory_mb": 64, "root_gb": 1},
+            flavor_id="1",
+            vcpus=1,
+            memory_mb=64,
+            disk_gb=1,
+            meta={},
+            tags=[],
+            scheduler_hints={},
+            security_groups=[],
+            reservation_id="r",
+            created_at=now(),
+            updated_at=now(),
+        )
+    )
+    allocations.claim(
+        tx,
+        [
+            allocations.ClaimRequest(
+                server, "p", "u", {"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}, [host]
+            )
+        ],
+    )
     guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
 
 
 def holds(*held: tuple[str, HardwareAssignment]) -> Broken:
     """These servers hold these parts of their hosts."""
+
     def work(tx: Connection) -> None:
         for server, assignment in held:
-            tx.execute(sa.update(schema.guests).where(schema.guests.c.server_id == server).values(
-                assignment=to_wire(assignment)))
+            tx.execute(
+                sa.update(schema.guests)
+                .where(schema.guests.c.server_id == server)
+                .values(assignment=to_wire(assignment))
+            )
+
     return work
 
 
@@ -76,11 +137,13 @@ def numa_node(cpu: int, memory_mb: int = 4, page_kb: int = 0) -> HardwareAssignm
 
 def move(server: str, host: str) -> Broken:
     """The server and its guest are suddenly elsewhere, with what they hold."""
+
     def work(tx: Connection) -> None:
         allocations.release(tx, [(server, "h2")])
         tx.execute(sa.delete(schema.guests).where(schema.guests.c.server_id == server))
         tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server))
         place(tx, server, host)
+
     return work
 
 
@@ -90,47 +153,114 @@ def changed(table: sa.Table, condition: Any, **values: Any) -> Broken:
 
 def unsent(age: int) -> Broken:
     """A notification has waited for so long."""
-    return lambda tx: tx.execute(sa.insert(schema.notifications).values(
-        event="flavor.create", key="1", publisher="nova-api:a", body={}, created_at=now() - age))
+    return lambda tx: tx.execute(
+        sa.insert(schema.notifications).values(
+            event="flavor.create", key="1", publisher="nova-api:a", body={}, created_at=now() - age
+        )
+    )
 
 
 INVENTORY, ALLOCATION = schema.inventories.c, schema.allocations.c
 BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
-    "more held": (changed(schema.allocations, sa.and_(ALLOCATION.consumer_id == "s1", ALLOCATION.resource_class ==
-                                                      "VCPU"), used=2), {("allocation-exact", "s1")}, "'VCPU': 2"),
-    "capacity": (changed(schema.inventories, INVENTORY.resource_class == "VCPU", total=1),
-                 {("capacity", "h1"), ("capacity", "h2")}, "2 of 1 VCPU are given out"),
-    "no inventory": (lambda tx: tx.execute(sa.delete(schema.inventories).where(
-        INVENTORY.resource_class == "DISK_GB", INVENTORY.provider_id == 1)), {("capacity", "1")}, "of no inventory"),
-    "not asked for": (holds(("s0", HardwareAssignment(devices=["0000:81:00.0"]))), {("assignment-exact", "s0")},
-                      "does not ask for"),
-    "one CPU twice": (holds(("s0", numa_node(4)), ("s1", numa_node(4))), {("assignment-exact", "h1")},
-                      "CPU 4 is held by s0, s1"),
-    "one device twice": (holds(("s2", HardwareAssignment(devices=["0000:81:00.0"])),
-                               ("s3", HardwareAssignment(devices=["0000:81:00.0"]))),
-                         {("assignment-exact", "h2")}, "device 0000:81:00.0 is held by s2, s3"),
-    "a CPU that is none": (holds(("s0", numa_node(1))), {("assignment-exact", "s0")},
-                           "holds CPUs [1] that NUMA node 0 of h1"),
-    "a device that is none": (holds(("s0", HardwareAssignment(devices=["0000:99:00.0"]))), {("assignment-exact", "s0")},
-                              "that h1 does not give out"),
-    "pages": (holds(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))), {("assignment-exact", "h1")},
-              "9 of 8 pages of 2048 KiB in NUMA node 0 are held"),
-    "counted for the quota": (lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == "s1").values(
-        vcpus=2)), {("counted", "s1")}, "it has or may get {'vcpus': 1, 'memory_mb': 64}"),
+    "more held": (
+        changed(
+            schema.allocations,
+            sa.and_(ALLOCATION.consumer_id == "s1", ALLOCATION.resource_class == "VCPU"),
+            used=2,
+        ),
+        {("allocation-exact", "s1")},
+        "'VCPU': 2",
+    ),
+    "capacity": (
+        changed(schema.inventories, INVENTORY.resource_class == "VCPU", total=1),
+        {("capacity", "h1"), ("capacity", "h2")},
+        "2 of 1 VCPU are given out",
+    ),
+    "no inventory": (
+        lambda tx: tx.execute(
+            sa.delete(schema.inventories).where(
+                INVENTORY.resource_class == "DISK_GB", INVENTORY.provider_id == 1
+            )
+        ),
+        {("capacity", "1")},
+        "of no inventory",
+    ),
+    "not asked for": (
+        holds(("s0", HardwareAssignment(devices=["0000:81:00.0"]))),
+        {("assignment-exact", "s0")},
+        "does not ask for",
+    ),
+    "one CPU twice": (
+        holds(("s0", numa_node(4)), ("s1", numa_node(4))),
+        {("assignment-exact", "h1")},
+        "CPU 4 is held by s0, s1",
+    ),
+    "one device twice": (
+        holds(
+            ("s2", HardwareAssignment(devices=["0000:81:00.0"])),
+            ("s3", HardwareAssignment(devices=["0000:81:00.0"])),
+        ),
+        {("assignment-exact", "h2")},
+        "device 0000:81:00.0 is held by s2, s3",
+    ),
+    "a CPU that is none": (
+        holds(("s0", numa_node(1))),
+        {("assignment-exact", "s0")},
+        "holds CPUs [1] that NUMA node 0 of h1",
+    ),
+    "a device that is none": (
+        holds(("s0", HardwareAssignment(devices=["0000:99:00.0"]))),
+        {("assignment-exact", "s0")},
+        "that h1 does not give out",
+    ),
+    "pages": (
+        holds(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))),
+        {("assignment-exact", "h1")},
+        "9 of 8 pages of 2048 KiB in NUMA node 0 are held",
+    ),
+    "counted for the quota": (
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == "s1").values(vcpus=2)
+        ),
+        {("counted", "s1")},
+        "it has or may get {'vcpus': 1, 'memory_mb': 64}",
+    ),
     "anti-affinity": (move("s2", "h1"), {("group-policy", "*")}, "3 of its servers are on h1"),
-    "affinity": (changed(schema.server_groups, sa.true(), policy="affinity"), {("group-policy", "*")},
-                 "affinity, and its servers are on h1, h2"),
-    "enabled": (changed(schema.services, schema.services.c.host == "h2", disabled=False), {("disabled-trait", "h2")},
-                "is not disabled and has the trait"),
-    "disabled": (changed(schema.services, schema.services.c.host == "h1", disabled=True), {("disabled-trait", "h1")},
-                 "is disabled and has not the trait"),
-    "no host": (lambda tx: tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="h9")),
-                {("aggregate-host", "h9")}, "no such host"),
-    "no aggregate": (lambda tx: tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=9, host="h2")),
-                     {("aggregate-host", "h2")}, "no such aggregate"),
-    "notifications": (unsent(outbox.LATE + SECOND), {("notifications-sent", "outbox")}, "none was sent since"),
-    "two zones": (changed(schema.aggregates, schema.aggregates.c.id == 2, meta={"availability_zone": "az2"}),
-                  {("one-zone", "h1")}, "is in the zones az1, az2"),
+    "affinity": (
+        changed(schema.server_groups, sa.true(), policy="affinity"),
+        {("group-policy", "*")},
+        "affinity, and its servers are on h1, h2",
+    ),
+    "enabled": (
+        changed(schema.services, schema.services.c.host == "h2", disabled=False),
+        {("disabled-trait", "h2")},
+        "is not disabled and has the trait",
+    ),
+    "disabled": (
+        changed(schema.services, schema.services.c.host == "h1", disabled=True),
+        {("disabled-trait", "h1")},
+        "is disabled and has not the trait",
+    ),
+    "no host": (
+        lambda tx: tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="h9")),
+        {("aggregate-host", "h9")},
+        "no such host",
+    ),
+    "no aggregate": (
+        lambda tx: tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=9, host="h2")),
+        {("aggregate-host", "h2")},
+        "no such aggregate",
+    ),
+    "notifications": (
+        unsent(outbox.LATE + SECOND),
+        {("notifications-sent", "outbox")},
+        "none was sent since",
+    ),
+    "two zones": (
+        changed(schema.aggregates, schema.aggregates.c.id == 2, meta={"availability_zone": "az2"}),
+        {("one-zone", "h1")},
+        "is in the zones az1, az2",
+    ),
 }
 
 
@@ -142,7 +272,10 @@ def test_what_is_broken_is_found_and_named(store: Store, name: str) -> None:
     found = store.read(doctor.check)
     # An assignment set by hand is also one that the flavor does not ask for.
     extra = {("assignment-exact", row) for row in ("s0", "s1", "s2", "s3")}
-    told = {(finding.invariant, "*" if finding.invariant == "group-policy" else finding.subject) for finding in found}
+    told = {
+        (finding.invariant, "*" if finding.invariant == "group-policy" else finding.subject)
+        for finding in found
+    }
     assert expected <= told <= expected | extra
     assert any(text in finding.text for finding in found), found
 
@@ -155,16 +288,25 @@ def test_notifications_that_wait_a_while_are_none_of_the_doctors(store: Store) -
 def test_a_capacity_that_was_cut_under_what_is_used_is_nobodys_claim(store: Store) -> None:
     def cut(tx: Connection) -> None:
         hosts.describe(tx, "h1", HostInventory("memory", 1, "h1", 1, 4096, 100))
+
     store.write(cut)
-    row = store.read(lambda tx: tx.execute(sa.select(schema.inventories).where(
-        INVENTORY.resource_class == "VCPU", INVENTORY.excess > 0)).one())
+    row = store.read(
+        lambda tx: tx.execute(
+            sa.select(schema.inventories).where(
+                INVENTORY.resource_class == "VCPU", INVENTORY.excess > 0
+            )
+        ).one()
+    )
     assert (inventories.capacity(row), row.excess) == (1, 2)
     assert store.read(doctor.check) == []
 
 
 def test_a_guest_that_its_host_lacks_is_missed(store: Store) -> None:
     """What a host does not answer is not judged; a server in ERROR may have no guest."""
-    there = {"h1": {"s0": states.RUNNING, "s1": states.SHUTDOWN}, "h2": {"s2": states.RUNNING, "s3": states.RUNNING}}
+    there = {
+        "h1": {"s0": states.RUNNING, "s1": states.SHUTDOWN},
+        "h2": {"s2": states.RUNNING, "s3": states.RUNNING},
+    }
     assert store.read(lambda tx: doctor.compare(there, tx)) == []
     del there["h1"]["s0"], there["h2"]["s2"]
     here = {"h1": there["h1"]}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server groups on SQLite, PostgreSQL and MariaDB: whoever joins a group finds it there or gone, never half of it."""
+"""Server groups on SQLite, PostgreSQL and MariaDB: whoever joins a group finds it there or gone,
+never half of it."""
+
 from __future__ import annotations
 
 import threading
@@ -17,8 +19,20 @@ ROUNDS, MANY = 25, 250
 
 
 def new_group(store: Store) -> str:
-    return str(store.write(lambda tx: server_groups.create(tx, {
-        "project_id": "project", "user_id": "user", "name": "g", "policy": "affinity", "rules": {}})).id)
+    return str(
+        store.write(
+            lambda tx: server_groups.create(
+                tx,
+                {
+                    "project_id": "project",
+                    "user_id": "user",
+                    "name": "g",
+                    "policy": "affinity",
+                    "rules": {},
+                },
+            )
+        ).id
+    )
 
 
 def join(tx: Connection, group: str) -> bool:
@@ -40,9 +54,17 @@ def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) ->
                 return store.write(lambda tx: join(tx, group))
             store.write(lambda tx: server_groups.delete(tx, group))
             return False
+
         with ThreadPoolExecutor(4) as pool:
             joined += sum(pool.map(one, range(4)))
-    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.server_group_members))) == 0
+    assert (
+        store.read(
+            lambda tx: tx.scalar(
+                sa.select(sa.func.count()).select_from(schema.server_group_members)
+            )
+        )
+        == 0
+    )
     assert 0 < joined < 3 * rounds, "the race was none"
 
 
@@ -52,6 +74,7 @@ def test_who_joins_makes_who_deletes_wait(store: Store) -> None:
     def delete() -> None:
         locked.wait(10)
         store.write(lambda tx: server_groups.delete(tx, group))
+
     with ThreadPoolExecutor(1) as pool, store.begin() as tx:
         waiting = pool.submit(delete)
         assert join(tx, group)

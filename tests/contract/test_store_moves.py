@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move, on SQLite, PostgreSQL and MariaDB: the record of a move, who holds what, and whose silence counts.
+"""Servers that move, on SQLite, PostgreSQL and MariaDB: the record of a move, who holds what, and
+whose silence counts.
 
-Whole moves run here by the real workflows, so that each statement of theirs is asked of each database once.
+Whole moves run here by the real workflows, so that each statement of theirs is asked of each
+database once.
 """
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -48,8 +51,15 @@ def server_on(cloud: Cloud, host: str) -> str:
 def held(store: Store) -> dict[tuple[str, str], dict[str, int]]:
     """(consumer, host) -> what it holds there."""
     found: dict[tuple[str, str], dict[str, int]] = {}
-    for row in store.read(lambda tx: list(tx.execute(sa.select(schema.allocations, schema.providers.c.host).join(
-            schema.providers, schema.providers.c.id == schema.allocations.c.provider_id)))):
+    for row in store.read(
+        lambda tx: list(
+            tx.execute(
+                sa.select(schema.allocations, schema.providers.c.host).join(
+                    schema.providers, schema.providers.c.id == schema.allocations.c.provider_id
+                )
+            )
+        )
+    ):
         found.setdefault((row.consumer_id, row.host), {})[row.resource_class] = row.used
     return found
 
@@ -60,8 +70,13 @@ def wanted(store: Store, server: str) -> dict[str, str]:
 
 
 def set_migration(store: Store, server: str, **values: Any) -> None:
-    store.write(lambda tx: tx.execute(sa.update(schema.migrations).where(
-        schema.migrations.c.server_id == server).values(**values)))
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.migrations)
+            .where(schema.migrations.c.server_id == server)
+            .values(**values)
+        )
+    )
 
 
 # --- whole moves ---
@@ -70,13 +85,23 @@ def test_resize_is_confirmed(cloud: Cloud, store: Store) -> None:
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
     move = cloud.migration(server)
-    assert (move.status, move.source_host, move.dest_host, move.source_node) == ("finished", "h1", "h2", "h1")
+    assert (move.status, move.source_host, move.dest_host, move.source_node) == (
+        "finished",
+        "h1",
+        "h2",
+        "h1",
+    )
     assert sorted(held(store)) == sorted([(move.uuid, "h1"), (server, "h2")])
     assert wanted(store, server) == {"h1": "kept", "h2": "running"}
     cloud.close(server, "confirmResize")
     cloud.settle()
     found = cloud.show(server)
-    assert (found.vm_state, found.host, found.vcpus, found.memory_mb) == (states.ACTIVE, "h2", 2, 256)
+    assert (found.vm_state, found.host, found.vcpus, found.memory_mb) == (
+        states.ACTIVE,
+        "h2",
+        2,
+        256,
+    )
     assert (cloud.migration(server).status, list(held(store))) == ("confirmed", [(server, "h2")])
     assert cloud.findings() == []
 
@@ -103,16 +128,27 @@ def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
     cloud.move(server, "resize", smaller)
     cloud.settle()
     move = cloud.migration(server)
-    assert held(store) == {(server, "h1"): {"VCPU": 2, "MEMORY_MB": 64, "DISK_GB": 2},
-                           (move.uuid, "h1"): {"MEMORY_MB": 64}}
+    assert held(store) == {
+        (server, "h1"): {"VCPU": 2, "MEMORY_MB": 64, "DISK_GB": 2},
+        (move.uuid, "h1"): {"MEMORY_MB": 64},
+    }
     assert cloud.findings() == []
     cloud.close(server, ending)
     cloud.settle()
     flavor = smaller if ending == "confirmResize" else FLAVOR
-    assert held(store) == {(server, "h1"): {
-        "VCPU": flavor.vcpus, "MEMORY_MB": flavor.memory_mb, "DISK_GB": flavor.root_gb}}
+    assert held(store) == {
+        (server, "h1"): {
+            "VCPU": flavor.vcpus,
+            "MEMORY_MB": flavor.memory_mb,
+            "DISK_GB": flavor.root_gb,
+        }
+    }
     found = cloud.show(server)
-    assert (found.vm_state, found.vcpus, found.memory_mb) == (states.ACTIVE, flavor.vcpus, flavor.memory_mb)
+    assert (found.vm_state, found.vcpus, found.memory_mb) == (
+        states.ACTIVE,
+        flavor.vcpus,
+        flavor.memory_mb,
+    )
     assert cloud.findings() == []
 
 
@@ -132,7 +168,10 @@ def test_evacuation_is_completed_when_the_host_has_paid(cloud: Cloud, store: Sto
     cloud.move(server, "evacuate")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
-    assert (cloud.migration(server).status, sorted(held(store))) == ("done", [(server, "h1"), (server, "h2")])
+    assert (cloud.migration(server).status, sorted(held(store))) == (
+        "done",
+        [(server, "h1"), (server, "h2")],
+    )
     assert wanted(store, server) == {"h1": "absent", "h2": "running"}
     cloud.force_down("h1", down=False)
     cloud.hosts["h1"].power_on()
@@ -150,10 +189,17 @@ def test_admin_ends_a_move_that_waits_to_be_confirmed(cloud: Cloud, store: Store
     def work(tx: sa.Connection) -> None:
         actions.take_lock(tx, server, None)
         migrations.abandon(tx, server, fence)
-        tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
-            fence=fence, vm_state=states.ACTIVE))
+        tx.execute(
+            sa.update(schema.servers)
+            .where(schema.servers.c.id == server)
+            .values(fence=fence, vm_state=states.ACTIVE)
+        )
+
     store.write(work)
-    assert (cloud.migration(server).status, wanted(store, server)) == ("confirmed", {"h1": "absent", "h2": "running"})
+    assert (cloud.migration(server).status, wanted(store, server)) == (
+        "confirmed",
+        {"h1": "absent", "h2": "running"},
+    )
     cloud.settle()
     assert (list(held(store)), cloud.findings()) == ([(server, "h2")], [])
 
@@ -174,12 +220,16 @@ def test_who_comes_first_moves_the_server(cloud: Cloud, store: Store) -> None:
     assert (action.args["migration"], action.args["source"]) == (row.uuid, "h1")
 
 
-def test_who_is_on_no_host_does_not_move_and_who_has_not_moved_is_not_confirmed(cloud: Cloud, store: Store) -> None:
+def test_who_is_on_no_host_does_not_move_and_who_has_not_moved_is_not_confirmed(
+    cloud: Cloud, store: Store
+) -> None:
     server = server_on(cloud, "h1")
     store.write(lambda tx: actions.update_servers(tx, {server: {"vm_state": states.RESIZED}}))
     with pytest.raises(errors.BadRequest, match="has not been resized"):
         cloud.close(server, "confirmResize")
-    store.write(lambda tx: actions.update_servers(tx, {server: {"vm_state": states.ACTIVE, "host": None}}))
+    store.write(
+        lambda tx: actions.update_servers(tx, {server: {"vm_state": states.ACTIVE, "host": None}})
+    )
     with pytest.raises(errors.Conflict, match="on no host"):
         cloud.move(server, "migrate")
     assert store.read(lambda tx: migrations.page(tx)) == []
@@ -188,11 +238,25 @@ def test_who_is_on_no_host_does_not_move_and_who_has_not_moved_is_not_confirmed(
 
 def rows(store: Store, count: int) -> list[str]:
     """So many moves of different servers, two of each moment; their uuids, the oldest first."""
-    made = [{"uuid": ids.new(), "server_id": ids.new(), "action_id": ids.new(), "project_id": "pq"[number % 2],
-             "user_id": "u", "type": (migrations.LIVE, migrations.RESIZE)[number % 2], "status": "running",
-             "source_host": f"h{number % 2 + 1}", "dest_host": "h3", "old_flavor": to_wire(FLAVOR),
-             "new_flavor": to_wire(FLAVOR), "was": "active", "created_at": number // 2, "updated_at": number}
-            for number in range(count)]
+    made = [
+        {
+            "uuid": ids.new(),
+            "server_id": ids.new(),
+            "action_id": ids.new(),
+            "project_id": "pq"[number % 2],
+            "user_id": "u",
+            "type": (migrations.LIVE, migrations.RESIZE)[number % 2],
+            "status": "running",
+            "source_host": f"h{number % 2 + 1}",
+            "dest_host": "h3",
+            "old_flavor": to_wire(FLAVOR),
+            "new_flavor": to_wire(FLAVOR),
+            "was": "active",
+            "created_at": number // 2,
+            "updated_at": number,
+        }
+        for number in range(count)
+    ]
     with store.begin() as tx:
         tx.execute(sa.insert(schema.migrations), made)
     return [str(row["uuid"]) for row in made]
@@ -200,8 +264,11 @@ def rows(store: Store, count: int) -> list[str]:
 
 def test_pages_hold_every_move_once_newest_first(store: Store) -> None:
     made = rows(store, 7)
+
     def page(marker: str | None) -> list[str]:
-        return [row.uuid for row in store.read(lambda tx: migrations.page(tx, limit=2, marker=marker))]
+        return [
+            row.uuid for row in store.read(lambda tx: migrations.page(tx, limit=2, marker=marker))
+        ]
 
     paged = page(None)
     while found := page(paged[-1]):
@@ -211,10 +278,21 @@ def test_pages_hold_every_move_once_newest_first(store: Store) -> None:
         store.read(lambda tx: migrations.page(tx, marker="nobody"))
 
 
-@pytest.mark.parametrize(("asked", "found"), [
-    ({}, "543210"), ({"host": "h1"}, "420"), ({"source": "h2"}, "531"), ({"dest": "h3"}, "543210"),
-    ({"dest": "h1"}, ""), ({"type": "resize"}, "531"), ({"project_id": "p", "status": "running"}, "420"),
-    ({"changed_since": 4}, "54"), ({"changed_before": 1, "user_id": "u"}, "10")], ids=str)
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, "543210"),
+        ({"host": "h1"}, "420"),
+        ({"source": "h2"}, "531"),
+        ({"dest": "h3"}, "543210"),
+        ({"dest": "h1"}, ""),
+        ({"type": "resize"}, "531"),
+        ({"project_id": "p", "status": "running"}, "420"),
+        ({"changed_since": 4}, "54"),
+        ({"changed_before": 1, "user_id": "u"}, "10"),
+    ],
+    ids=str,
+)
 def test_pages_hold_what_is_asked_for(store: Store, asked: dict[str, Any], found: str) -> None:
     made = rows(store, 6)
     page = store.read(lambda tx: migrations.page(tx, **asked))
@@ -223,14 +301,26 @@ def test_pages_hold_what_is_asked_for(store: Store, asked: dict[str, Any], found
 
 def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
     made = rows(store, 2)
-    assert not store.write(lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.QUEUED))
-    assert store.write(lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.ABORTABLE))
+    assert not store.write(
+        lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.QUEUED)
+    )
+    assert store.write(
+        lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.ABORTABLE)
+    )
     [row] = store.read(lambda tx: migrations.requested_controls(tx, "h1"))
     assert row.requested_control == "abort"
     assert store.read(lambda tx: migrations.requested_controls(tx, "h2")) == []
-    store.write(lambda tx: migrations.measured(tx, {("h1", row.action_id): {"memory_total": 2 ** 40}}))
-    assert store.read(lambda tx: migrations.page(tx, source="h1"))[0].progress == {"memory_total": 2 ** 40}
-    store.write(lambda tx: migrations.update(tx, {made[0]: {"status": "cancelled"}, made[1]: {"status": "error"}}))
+    store.write(
+        lambda tx: migrations.measured(tx, {("h1", row.action_id): {"memory_total": 2**40}})
+    )
+    assert store.read(lambda tx: migrations.page(tx, source="h1"))[0].progress == {
+        "memory_total": 2**40
+    }
+    store.write(
+        lambda tx: migrations.update(
+            tx, {made[0]: {"status": "cancelled"}, made[1]: {"status": "error"}}
+        )
+    )
     assert store.read(lambda tx: migrations.requested_controls(tx, "h1")) == []
 
 
@@ -240,7 +330,9 @@ def test_what_nobody_confirms_is_found_when_it_is_old(cloud: Cloud, store: Store
     cloud.settle()
     assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
     set_migration(store, server, updated_at=now() - 61 * SECOND)
-    assert [row.id for row in store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10))] == [server]
+    assert [
+        row.id for row in store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10))
+    ] == [server]
     cloud.close(server, "revertResize")
     assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
 
@@ -249,22 +341,39 @@ def test_evacuation_is_not_completed_while_its_source_owes(store: Store) -> None
     made = rows(store, 2)
     owing, paid = (row.server_id for row in store.read(lambda tx: migrations.page(tx))[::-1])
     store.write(lambda tx: migrations.update(tx, {uuid: {"status": "done"} for uuid in made}))
-    store.write(lambda tx: guests.add(tx, [{"server_id": owing, "host": "h1", "fence": 1, "wanted": guests.ABSENT},
-                                           {"server_id": paid, "host": "h1", "fence": 1}]))
+    store.write(
+        lambda tx: guests.add(
+            tx,
+            [
+                {"server_id": owing, "host": "h1", "fence": 1, "wanted": guests.ABSENT},
+                {"server_id": paid, "host": "h1", "fence": 1},
+            ],
+        )
+    )
     store.write(lambda tx: migrations.completed(tx, [owing, paid]))
     assert {row.server_id: row.status for row in store.read(lambda tx: migrations.page(tx))} == {
-        owing: "done", paid: "completed"}
+        owing: "done",
+        paid: "completed",
+    }
 
 
 # --- who waits in vain ---
-def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(cloud: Cloud, store: Store) -> None:
+def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(
+    cloud: Cloud, store: Store
+) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.advance()
-    cloud.hosts["h1"].work()        # it offers the files
+    cloud.hosts["h1"].work()  # it offers the files
     cloud.sync(cloud.hosts["h1"])
-    assert store.read(lambda tx: tx.scalar(sa.select(schema.actions.c.step).where(
-        schema.actions.c.state == "waiting"))) == "prepare"
+    assert (
+        store.read(
+            lambda tx: tx.scalar(
+                sa.select(schema.actions.c.step).where(schema.actions.c.state == "waiting")
+            )
+        )
+        == "prepare"
+    )
 
     def given_up(*abandoned: tuple[str, str]) -> list[bool]:
         found = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 10))
@@ -282,29 +391,44 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(cloud: 
     cloud.force_down("h2", down=False)
     cloud.force_down("h1")
     assert given_up(("resize", "prepare")) == []
-    assert [row.source for row in store.read(lambda tx: migrations.reading_from_the_dead(
-        tx, [("live_migrate", "prepare"), ("resize", "prepare")], 10))] == ["h1"]
-    assert store.read(lambda tx: migrations.reading_from_the_dead(tx, [("resize", "copy")], 10)) == []
+    assert [
+        row.source
+        for row in store.read(
+            lambda tx: migrations.reading_from_the_dead(
+                tx, [("live_migrate", "prepare"), ("resize", "prepare")], 10
+            )
+        )
+    ] == ["h1"]
+    assert (
+        store.read(lambda tx: migrations.reading_from_the_dead(tx, [("resize", "copy")], 10)) == []
+    )
 
 
 # --- under races ---
 def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) -> None:
     for name in ("h1", "h2", "h3"):
-        store.write(lambda tx, name=name: hosts.register(  # type: ignore[misc]
-            tx, name, "boot", HostInventory("memory", 1, name, 24, 10240, 1000)))
+        store.write(
+            lambda tx, name=name: hosts.register(  # type: ignore[misc]
+                tx, name, "boot", HostInventory("memory", 1, name, 24, 10240, 1000)
+            )
+        )
     places = {ids.new(): f"h{number % 3 + 1}" for number in range(12)}
 
     def claim(server: str, host: str, leaves: tuple[str, str] | None) -> str:
-        request = ClaimRequest(server, "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, [host], leaves=leaves)
+        request = ClaimRequest(
+            server, "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, [host], leaves=leaves
+        )
 
         def work(tx: sa.Connection) -> None:
             allocations.claim(tx, [request])
             if leaves is not None:
                 guests.hold(tx, server, leaves[0], leaves[1])
             guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
+
         store.write(work)
         assert request.host is not None
         return request.host
+
     for server, host in places.items():
         claim(server, host, None)
 
@@ -313,28 +437,38 @@ def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) 
         other, migration = f"h{int(host[1]) % 3 + 1}", ids.new()
         claim(server, other, (host, migration))
         found = held(store)
-        assert {migration, server} == {consumer for consumer, _ in found if consumer in (migration, server)}
+        assert {migration, server} == {
+            consumer for consumer, _ in found if consumer in (migration, server)
+        }
 
         def give_up(tx: sa.Connection) -> None:
             guests.add_debt(tx, server, 1, host=other)
             guests.hold(tx, server, host, None)
             allocations.hand_back(tx, migration, server, host)
+
         store.write(give_up)
         store.write(lambda tx: guests.confirm_debts(tx, [(server, other, 1)]))
+
     assert in_parallel(len(places), there_and_back) == [None] * len(places)
     assert held(store) == {place: {"VCPU": 1, "MEMORY_MB": 64} for place in places.items()}
-    assert [one for one in store.read(doctor.check) if one.invariant in ("capacity", "consumer")] == []
+    assert [
+        one for one in store.read(doctor.check) if one.invariant in ("capacity", "consumer")
+    ] == []
 
 
-def test_a_host_that_registers_while_it_is_fenced_is_not_forced_down(cloud: Cloud, store: Store) -> None:
+def test_a_host_that_registers_while_it_is_fenced_is_not_forced_down(
+    cloud: Cloud, store: Store
+) -> None:
     """Whoever is first: what the second writes counts, and it has seen the first."""
     if store.dialect_name == "sqlite":
-        return                                  # its writers are alone
+        return  # its writers are alone
     inventory = cloud.hosts["h1"].driver.inventory()
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             assert not services.are_dead(tx, "h1", locked=True)
-            done = pool.submit(lambda: store.write(lambda one: hosts.open_session(one, "h1", "boot-2", inventory)))
+            done = pool.submit(
+                lambda: store.write(lambda one: hosts.open_session(one, "h1", "boot-2", inventory))
+            )
             wait([done], timeout=1)
             assert not done.done(), "it must wait for what becomes of the fencing"
             services.fence(tx, "h1")
@@ -344,11 +478,15 @@ def test_a_host_that_registers_while_it_is_fenced_is_not_forced_down(cloud: Clou
 
 def test_an_admins_word_outlives_a_registration(cloud: Cloud, store: Store) -> None:
     cloud.force_down("h1")
-    store.write(lambda tx: hosts.open_session(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory()))
+    store.write(
+        lambda tx: hosts.open_session(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory())
+    )
     assert store.read(lambda tx: services.are_dead(tx, "h1"))
     store.write(lambda tx: services.fence(tx, "h2"))
     assert store.read(lambda tx: services.are_dead(tx, "h2"))
-    store.write(lambda tx: hosts.open_session(tx, "h2", "boot-2", cloud.hosts["h2"].driver.inventory()))
+    store.write(
+        lambda tx: hosts.open_session(tx, "h2", "boot-2", cloud.hosts["h2"].driver.inventory())
+    )
     assert not store.read(lambda tx: services.are_dead(tx, "h2"))
 
 
@@ -357,11 +495,22 @@ def test_what_was_there_before_servers_moved_stays_as_it_was(database_url: str) 
     store = Store(database_url)
     upgrades.upgrade(store, "0004")
     with store.begin() as tx:
-        tx.execute(sa.text("INSERT INTO guests (server_id, host, fence, wanted, may_run, changed_at) "
-                           "VALUES ('s', 'h1', 3, 'absent', :no, 1)"), {"no": False})
-        tx.execute(sa.text("INSERT INTO services (uuid, host, \"binary\", disabled, forced_down, created_at, "
-                           "updated_at) VALUES ('u', 'h1', 'nova-compute', :no, :yes, 1, 1)".replace(
-                               '"', "`" if store.dialect_name != "postgresql" else '"')), {"no": False, "yes": True})
+        tx.execute(
+            sa.text(
+                "INSERT INTO guests (server_id, host, fence, wanted, may_run, changed_at) "
+                "VALUES ('s', 'h1', 3, 'absent', :no, 1)"
+            ),
+            {"no": False},
+        )
+        tx.execute(
+            sa.text(
+                'INSERT INTO services (uuid, host, "binary", disabled, forced_down, created_at, '
+                "updated_at) VALUES ('u', 'h1', 'nova-compute', :no, :yes, 1, 1)".replace(
+                    '"', "`" if store.dialect_name != "postgresql" else '"'
+                )
+            ),
+            {"no": False, "yes": True},
+        )
     assert upgrades.upgrade(store) == ("0004", upgrades.newest())
     [guest] = store.read(lambda tx: guests.places(tx, "s"))
     assert (guest.holder, guest.keeps_files, guest.fence) == (None, False, 3)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers, traits and inventories by hand, on SQLite, PostgreSQL and MariaDB, also under races."""
+"""Providers, traits and inventories by hand, on SQLite, PostgreSQL and MariaDB, also under
+races."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,57 +17,105 @@ from common.models import HostInventory
 from common.store import schema
 from common.store.engine import Connection, Store, now
 from common.store.hosts import hosts, services
-from common.store.placement import allocations, inventories, provider_search, providers, resource_classes, traits
+from common.store.placement import (
+    allocations,
+    inventories,
+    provider_search,
+    providers,
+    resource_classes,
+    traits,
+)
 from common.store.placement.provider_search import ProviderFilters
 
-PARTS = HostInventory("QEMU", 7002000, "host.cloud", 8, 16384, 100, "192.0.2.1", {}, ratios={"VCPU": 4.0},
-                      traits=["COMPUTE_NODE"], reserved_memory_mb=512)
+PARTS = HostInventory(
+    "QEMU",
+    7002000,
+    "host.cloud",
+    8,
+    16384,
+    100,
+    "192.0.2.1",
+    {},
+    ratios={"VCPU": 4.0},
+    traits=["COMPUTE_NODE"],
+    reserved_memory_mb=512,
+)
 
 
 def race(*works: Callable[[], Any]) -> list[Any]:
     """What each gave, or raised."""
+
     def outcome(work: Callable[[], Any]) -> Any:
         try:
             return work()
         except errors.Problem as problem:
             return problem
+
     with ThreadPoolExecutor(len(works)) as pool:
         return list(pool.map(outcome, works))
 
 
-def second_of_two(store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]) -> Any:
-    """What ``second`` gives, which waits for ``first``, whose transaction has not ended when it is begun."""
+def second_of_two(
+    store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]
+) -> Any:
+    """What ``second`` gives, which waits for ``first``, whose transaction has not ended when it is
+    begun."""
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             first(tx)
             outcome = pool.submit(store.write, second)
-            with pytest.raises(NotYet):       # on SQLite to write at all
+            with pytest.raises(NotYet):  # on SQLite to write at all
                 outcome.result(timeout=0.5)
         return outcome.result(timeout=20)
 
 
 def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
     """A provider by hand; its uuid."""
+
     def work(tx: Connection) -> str:
         row = providers.create(tx, name, None, parent)
-        inventories.put(tx, row, {key: {"total": value} if isinstance(value, int) else value
-                                  for key, value in stock.items()})
+        inventories.put(
+            tx,
+            row,
+            {
+                key: {"total": value} if isinstance(value, int) else value
+                for key, value in stock.items()
+            },
+        )
         return str(row.uuid)
+
     return store.write(work)
 
 
 def names(store: Store, **wanted: Any) -> list[str]:
-    return [row.name for row in store.read(lambda tx: provider_search.find(tx, ProviderFilters(**wanted)))]
+    return [
+        row.name
+        for row in store.read(lambda tx: provider_search.find(tx, ProviderFilters(**wanted)))
+    ]
 
 
 def test_search_counts_what_is_left_in_units_that_are_allowed(store: Store) -> None:
-    one = make(store, "one", DISK_GB={"total": 100, "reserved": 20, "allocation_ratio": 1.5, "min_unit": 10,
-                                      "max_unit": 60, "step_size": 5}, VCPU=4)
+    one = make(
+        store,
+        "one",
+        DISK_GB={
+            "total": 100,
+            "reserved": 20,
+            "allocation_ratio": 1.5,
+            "min_unit": 10,
+            "max_unit": 60,
+            "step_size": 5,
+        },
+        VCPU=4,
+    )
     make(store, "two", DISK_GB=100)
     with store.begin() as tx:
         row = providers.show(tx, one)
-        tx.execute(sa.insert(schema.allocations).values(provider_id=row.id, consumer_id=ids.new(),
-                                                        resource_class="DISK_GB", used=80))
+        tx.execute(
+            sa.insert(schema.allocations).values(
+                provider_id=row.id, consumer_id=ids.new(), resource_class="DISK_GB", used=80
+            )
+        )
     assert names(store, resources={"DISK_GB": 40}) == ["one", "two"]
     assert names(store, resources={"DISK_GB": 45}) == ["two"], "of 120 are 80 held"
     assert names(store, resources={"DISK_GB": 12}) == ["two"], "in steps of five"
@@ -84,15 +134,25 @@ def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
         traits.create(tx, "CUSTOM_FAST")
         traits.put(tx, providers.lock(tx, leaf), ["CUSTOM_FAST", "HW_CPU_X86_AVX"])
         providers.set_aggregates(tx, providers.lock(tx, leaf), [group])
-        tx.execute(sa.insert(schema.aggregates).values(id=1, uuid=other, name="rack", meta={}, created_at=now()))
+        tx.execute(
+            sa.insert(schema.aggregates).values(
+                id=1, uuid=other, name="rack", meta={}, created_at=now()
+            )
+        )
         tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
+
     store.write(tag)
     assert names(store, in_tree=leaf) == ["root", "leaf"]
     assert names(store, member_of=(frozenset((group, other)),)) == ["leaf", "host"]
     assert names(store, member_of=(frozenset((group,)), frozenset((other,)))) == []
     assert names(store, not_member_of=frozenset((other,))) == ["root", "leaf"]
     assert names(store, required=(frozenset(("CUSTOM_FAST", "COMPUTE_NODE")),)) == ["leaf", "host"]
-    assert names(store, required=(frozenset(("CUSTOM_FAST",)),), forbidden=frozenset(("HW_CPU_X86_AVX",))) == []
+    assert (
+        names(
+            store, required=(frozenset(("CUSTOM_FAST",)),), forbidden=frozenset(("HW_CPU_X86_AVX",))
+        )
+        == []
+    )
     assert names(store, root_forbidden=frozenset(("COMPUTE_NODE",))) == ["root", "leaf"]
     assert names(store, name="leaf") == ["leaf"]
 
@@ -102,17 +162,31 @@ def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
     bare = by_hand.replace("-", "")
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     with store.begin() as tx:
-        tx.execute(sa.insert(schema.aggregates).values(id=1, uuid=rack, name="rack", meta={}, created_at=now()))
+        tx.execute(
+            sa.insert(schema.aggregates).values(
+                id=1, uuid=rack, name="rack", meta={}, created_at=now()
+            )
+        )
         tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
         [row] = provider_search.find(tx, ProviderFilters(name="host"))
-        put = providers.set_aggregates(tx, providers.lock(tx, row.uuid), [bare, by_hand, rack.replace("-", "")])
+        put = providers.set_aggregates(
+            tx, providers.lock(tx, row.uuid), [bare, by_hand, rack.replace("-", "")]
+        )
     assert put == [bare, rack]
-    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: sorted([bare, rack])}
-    assert names(store, member_of=(frozenset((by_hand,)),)) == names(store, member_of=(frozenset((bare,)),)) == ["host"]
+    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {
+        row.id: sorted([bare, rack])
+    }
+    assert (
+        names(store, member_of=(frozenset((by_hand,)),))
+        == names(store, member_of=(frozenset((bare,)),))
+        == ["host"]
+    )
     assert names(store, not_member_of=frozenset((by_hand,))) == []
     with store.begin() as tx:
         tx.execute(sa.update(schema.aggregates).values(uuid=by_hand))
-    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: [by_hand]}, "the host's too, once"
+    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: [by_hand]}, (
+        "the host's too, once"
+    )
 
 
 def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None:
@@ -124,8 +198,14 @@ def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None
             allocations.touch(tx, [row.id])
             inventories.put(tx, row, {"VCPU": {"total": amount}})
             return amount
+
         return lambda: store.write(work)
-    won = [outcome for outcome in race(*(write(amount) for amount in range(1, 9))) if isinstance(outcome, int)]
+
+    won = [
+        outcome
+        for outcome in race(*(write(amount) for amount in range(1, 9)))
+        if isinstance(outcome, int)
+    ]
     assert len(won) == 1
     row = store.read(lambda tx: providers.show(tx, uuid))
     assert row.generation == 1
@@ -143,6 +223,7 @@ def test_a_provider_that_is_given_a_name_while_another_gets_it_is_refused_it(sto
 
     def rename(tx: Connection, uuid: str) -> None:
         providers.rename(tx, providers.lock(tx, uuid), "same")
+
     with pytest.raises(providers.ProviderConflict, match="name: same already exists"):
         second_of_two(store, lambda tx: rename(tx, one), lambda tx: rename(tx, two))
     assert store.read(lambda tx: providers.show(tx, two)).name == "two"
@@ -152,9 +233,14 @@ def test_a_class_that_is_given_a_name_while_another_gets_it_is_refused_it(store:
     for name in ("CUSTOM_X", "CUSTOM_Y"):
         store.write(lambda tx, name=name: resource_classes.create(tx, name))
     with pytest.raises(errors.Conflict, match="already exists: CUSTOM_Z"):
-        second_of_two(store, lambda tx: resource_classes.rename(tx, "CUSTOM_X", "CUSTOM_Z"),
-                      lambda tx: resource_classes.rename(tx, "CUSTOM_Y", "CUSTOM_Z"))
-    assert store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X", "CUSTOM_Y", "CUSTOM_Z"])) == ["CUSTOM_X"]
+        second_of_two(
+            store,
+            lambda tx: resource_classes.rename(tx, "CUSTOM_X", "CUSTOM_Z"),
+            lambda tx: resource_classes.rename(tx, "CUSTOM_Y", "CUSTOM_Z"),
+        )
+    assert store.read(
+        lambda tx: resource_classes.unknown(tx, ["CUSTOM_X", "CUSTOM_Y", "CUSTOM_Z"])
+    ) == ["CUSTOM_X"]
 
 
 def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
@@ -167,7 +253,9 @@ def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
                 if resource_classes.unknown(tx, ["CUSTOM_X"], lock=True):
                     raise errors.BadRequest("gone")
                 inventories.put(tx, providers.lock(tx, uuid), {"CUSTOM_X": {"total": 1}})
+
             store.write(work)
+
         race(take, lambda: store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X")))
         known = not store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X"]))
         used = bool(names(store, resources={"CUSTOM_X": 1}))
@@ -181,11 +269,16 @@ def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
     one, two = make(store, "one"), make(store, "two")
 
     def below(child: str, parent: str) -> Callable[[], Any]:
-        return lambda: store.write(lambda tx: providers.move(tx, providers.lock(tx, child), parent, True))
+        return lambda: store.write(
+            lambda tx: providers.move(tx, providers.lock(tx, child), parent, True)
+        )
+
     outcomes = race(below(one, two), below(two, one))
-    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [errors.BadRequest]
+    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [
+        errors.BadRequest
+    ]
     rows = {uuid: store.read(lambda tx, uuid=uuid: providers.show(tx, uuid)) for uuid in (one, two)}
-    root, = (uuid for uuid, row in rows.items() if row.parent_uuid is None)
+    (root,) = (uuid for uuid, row in rows.items() if row.parent_uuid is None)
     assert {row.root_uuid for row in rows.values()} == {root}
 
 
@@ -196,8 +289,14 @@ def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> No
     row = store.read(lambda tx: providers.show(tx, uuid))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert row.host == "host"
-    assert (stock["VCPU"].total, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (8, 4.0, 3)
-    assert services.DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], "its service is enabled"
+    assert (stock["VCPU"].total, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (
+        8,
+        4.0,
+        3,
+    )
+    assert services.DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], (
+        "its service is enabled"
+    )
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
@@ -215,26 +314,52 @@ def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
         row = providers.lock(tx, uuid)
         traits.create(tx, "CUSTOM_GOLD")
         traits.put(tx, row, ["CUSTOM_GOLD"])
-        inventories.put(tx, row, {"MEMORY_MB": {"total": 16384, "reserved": 1000}, "CUSTOM_X": {"total": 5}},
-                        whole=False)
+        inventories.put(
+            tx,
+            row,
+            {"MEMORY_MB": {"total": 16384, "reserved": 1000}, "CUSTOM_X": {"total": 5}},
+            whole=False,
+        )
+
     store.write(set_by_hand)
     store.write(lambda tx: hosts.describe(tx, "host", PARTS))
     row = store.read(lambda tx: providers.show(tx, uuid))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
-    assert (stock["MEMORY_MB"].reserved, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (1000, 4.0, 5)
+    assert (
+        stock["MEMORY_MB"].reserved,
+        stock["VCPU"].allocation_ratio,
+        stock["CUSTOM_X"].total,
+    ) == (1000, 4.0, 5)
     assert store.read(lambda tx: traits.of(tx, [row.id]))[row.id] == ["COMPUTE_NODE", "CUSTOM_GOLD"]
-    store.write(lambda tx: inventories.put(tx, providers.lock(tx, uuid), {"MEMORY_MB": {"total": 16384}}, whole=False))
+    store.write(
+        lambda tx: inventories.put(
+            tx, providers.lock(tx, uuid), {"MEMORY_MB": {"total": 16384}}, whole=False
+        )
+    )
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert stock["MEMORY_MB"].reserved == 512, "left out, it is the host's again"
 
 
 def test_a_ratio_means_the_same_to_searches_and_to_claims(store: Store) -> None:
     """Also on a database whose ordinary fractions have seven digits."""
-    one = make(store, "one", DISK_GB={"total": 10, "allocation_ratio": 0.9},
-               MEMORY_MB={"total": 1000, "allocation_ratio": 1.23456789})
-    [row] = store.read(lambda tx: provider_search.find(tx,
-                                                       ProviderFilters(resources={"DISK_GB": 9, "MEMORY_MB": 1234})))
+    one = make(
+        store,
+        "one",
+        DISK_GB={"total": 10, "allocation_ratio": 0.9},
+        MEMORY_MB={"total": 1000, "allocation_ratio": 1.23456789},
+    )
+    [row] = store.read(
+        lambda tx: provider_search.find(
+            tx, ProviderFilters(resources={"DISK_GB": 9, "MEMORY_MB": 1234})
+        )
+    )
     assert row.uuid == one
-    assert store.read(lambda tx: provider_search.find(tx, ProviderFilters(resources={"DISK_GB": 10}))) == []
+    assert (
+        store.read(lambda tx: provider_search.find(tx, ProviderFilters(resources={"DISK_GB": 10})))
+        == []
+    )
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
-    assert (stock["DISK_GB"].allocation_ratio, stock["MEMORY_MB"].allocation_ratio) == (0.9, 1.23456789)
+    assert (stock["DISK_GB"].allocation_ratio, stock["MEMORY_MB"].allocation_ratio) == (
+        0.9,
+        1.23456789,
+    )

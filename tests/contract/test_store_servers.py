@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group commit."""
+"""What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group
+commit."""
+
 from __future__ import annotations
 
 import contextlib
@@ -30,18 +32,50 @@ from tests.api.test_keypairs import SSH
 LIMITS = {"instances": 10, "cores": 20, "ram": 51200, "server_group_members": 10}
 
 
-def creation(name: str = "vm", project: str = "p", key: str | None = None, group: str | None = None, **columns: Any
-             ) -> Creation:
+def creation(
+    name: str = "vm",
+    project: str = "p",
+    key: str | None = None,
+    group: str | None = None,
+    **columns: Any,
+) -> Creation:
     """One server of one VCPU and 64 MiB."""
+
     def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         server, action = ids.new(), ids.new()
         common = {"project_id": project, "user_id": "u"}
-        return [{**common, "id": server, "name": name, "hostname": name, "vm_state": "building", "action": action,
-                 "flavor": {"id": "1"}, "flavor_id": "1", "vcpus": 1, "memory_mb": 64, "disk_gb": 1,
-                 "meta": {"å": "☃"}, "tags": ["a\"b", "x_y"], "scheduler_hints": {}, "security_groups": [],
-                 "reservation_id": "r", **columns}], [
-            {**common, "id": action, "server_id": server, "request_id": "req", "name": "create", "workflow": "create",
-             "fence": 1}]
+        return [
+            {
+                **common,
+                "id": server,
+                "name": name,
+                "hostname": name,
+                "vm_state": "building",
+                "action": action,
+                "flavor": {"id": "1"},
+                "flavor_id": "1",
+                "vcpus": 1,
+                "memory_mb": 64,
+                "disk_gb": 1,
+                "meta": {"å": "☃"},
+                "tags": ['a"b', "x_y"],
+                "scheduler_hints": {},
+                "security_groups": [],
+                "reservation_id": "r",
+                **columns,
+            }
+        ], [
+            {
+                **common,
+                "id": action,
+                "server_id": server,
+                "request_id": "req",
+                "name": "create",
+                "workflow": "create",
+                "fence": 1,
+            }
+        ]
+
     return Creation(project, "u", 1, 64, 1, 1, "r", rows, key, "digest", group)
 
 
@@ -52,38 +86,74 @@ def names(store: Store, **wanted: Any) -> list[str]:
 def test_rows_come_as_they_were_written(store: Store) -> None:
     made = Creator(store, LIMITS).create(creation(description=None, config_drive=True))
     row = store.read(lambda tx: servers.show(tx, made.server_id, "p"))
-    assert (servers.loads(row.meta), servers.loads(row.tags)) == ({"å": "☃"}, ["a\"b", "x_y"])
+    assert (servers.loads(row.meta), servers.loads(row.tags)) == ({"å": "☃"}, ['a"b', "x_y"])
     assert (row.config_drive, row.locked, row.deleted, row.image) == (True, False, 0, None)
     assert abs(row.created_at - store.now()) < 60_000_000
     with pytest.raises(errors.NotFound):
         store.read(lambda tx: servers.show(tx, made.server_id, "q"))
 
 
-@pytest.mark.parametrize(("wanted", "found"), [
-    ({"filters": {"name": "^v.$"}}, "v2 v1"), ({"filters": {"name": "1"}}, "v1"), ({"filters": {"name": "100%"}}, ""),
-    ({"filters": {"launch_index": "2"}}, "v2"), ({"filters": {"config_drive": True}}, "v1"),
-    ({"filters": {"launch_index": "99999999999999999999"}}, ""), ({"filters": {"vm_state": ["active", "error"]}}, "v2"),
-    ({"filters": {"kernel_id": "x"}}, ""), ({"states": [("active", (), ("rebooting",))]}, "v2"),
-    ({"states": [("building", ("scheduling",), ())]}, "v1"), ({"states": []}, ""), ({"deleted": True}, "gone"),
-    ({"deleted": None}, "gone other v2 v1"), ({"project_id": "p"}, "v2 v1"),
-    ({"tags": {"tags": ["a\"b"]}}, "other v2 v1"),
-    ({"tags": {"tags": ["xxy"]}}, ""), ({"tags": {"not-tags-any": ["x_y"]}}, ""), ({"changed_before": 0}, ""),
-    ({"sort": [("task_state", False), ("display_name", False)]}, "other v2 v1"),
-    ({"sort": [("launched_at", True), ("display_name", True)]}, "v1 v2 other")], ids=str)
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"filters": {"name": "^v.$"}}, "v2 v1"),
+        ({"filters": {"name": "1"}}, "v1"),
+        ({"filters": {"name": "100%"}}, ""),
+        ({"filters": {"launch_index": "2"}}, "v2"),
+        ({"filters": {"config_drive": True}}, "v1"),
+        ({"filters": {"launch_index": "99999999999999999999"}}, ""),
+        ({"filters": {"vm_state": ["active", "error"]}}, "v2"),
+        ({"filters": {"kernel_id": "x"}}, ""),
+        ({"states": [("active", (), ("rebooting",))]}, "v2"),
+        ({"states": [("building", ("scheduling",), ())]}, "v1"),
+        ({"states": []}, ""),
+        ({"deleted": True}, "gone"),
+        ({"deleted": None}, "gone other v2 v1"),
+        ({"project_id": "p"}, "v2 v1"),
+        ({"tags": {"tags": ['a"b']}}, "other v2 v1"),
+        ({"tags": {"tags": ["xxy"]}}, ""),
+        ({"tags": {"not-tags-any": ["x_y"]}}, ""),
+        ({"changed_before": 0}, ""),
+        ({"sort": [("task_state", False), ("display_name", False)]}, "other v2 v1"),
+        ({"sort": [("launched_at", True), ("display_name", True)]}, "v1 v2 other"),
+    ],
+    ids=str,
+)
 def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], found: str) -> None:
     creator = Creator(store, LIMITS)
-    made = [creator.create(creation("v1", task_state="scheduling", launch_index=1, config_drive=True, launched_at=5)),
-            creator.create(creation("v2", vm_state="active", launch_index=2, launched_at=3)),
-            creator.create(creation("other", "q")), creator.create(creation("gone", "q", deleted=1))]
-    with store.begin() as tx:                                  # a clock of milliseconds might not tell them apart
+    made = [
+        creator.create(
+            creation(
+                "v1", task_state="scheduling", launch_index=1, config_drive=True, launched_at=5
+            )
+        ),
+        creator.create(creation("v2", vm_state="active", launch_index=2, launched_at=3)),
+        creator.create(creation("other", "q")),
+        creator.create(creation("gone", "q", deleted=1)),
+    ]
+    with store.begin() as tx:  # a clock of milliseconds might not tell them apart
         for number, one in enumerate(made):
-            tx.execute(sa.update(schema.servers).where(schema.servers.c.id == one.server_id).values(created_at=number))
+            tx.execute(
+                sa.update(schema.servers)
+                .where(schema.servers.c.id == one.server_id)
+                .values(created_at=number)
+            )
     assert names(store, **wanted) == found.split()
 
 
-@pytest.mark.parametrize(("pattern", "found"), [
-    ("(a+)+$", "aa"), ("^w", "web-1"), ("[[:digit:]]$", "web-1"), ("(web|db)-[0-9]{1,3}", "web-1"), (r"a{2}", "aa"),
-    (r"w.b\-", "web-1"), ("☃+$", "☃"), (".*.*.*.*.*.*1", "web-1")])
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("(a+)+$", "aa"),
+        ("^w", "web-1"),
+        ("[[:digit:]]$", "web-1"),
+        ("(web|db)-[0-9]{1,3}", "web-1"),
+        (r"a{2}", "aa"),
+        (r"w.b\-", "web-1"),
+        ("☃+$", "☃"),
+        (".*.*.*.*.*.*1", "web-1"),
+    ],
+)
 def test_a_pattern_finds_the_same_everywhere(store: Store, pattern: str, found: str) -> None:
     for name in ("web-1", "aa", "☃"):
         Creator(store, LIMITS).create(creation(name))
@@ -105,25 +175,48 @@ def test_what_is_no_pattern_is_refused_and_named(store: Store, pattern: str) -> 
         names(store, filters={"display_name": pattern})
 
 
-@pytest.mark.parametrize("pattern", [
-    "(a+)+$", "(.*a){20}$", "(a|aa)*$", "([a-b]{1,255}){3}" * 15, "a{1000}" * 36, "(?:a?){90}" * 25, ".*" * 127])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(.*a){20}$",
+        "(a|aa)*$",
+        "([a-b]{1,255}){3}" * 15,
+        "a{1000}" * 36,
+        "(?:a?){90}" * 25,
+        ".*" * 127,
+    ],
+)
 def test_no_pattern_takes_long(store: Store, pattern: str) -> None:
     """Names of the worst kind; MariaDB's engine alone would take seconds for twenty of them."""
     for _ in range(20):
         Creator(store, {**LIMITS, "instances": 20}).create(creation("a" * 254 + "!", hostname="a"))
     begun = time.monotonic()
-    with contextlib.suppress(errors.BadRequest):        # PostgreSQL counts to 255 only
+    with contextlib.suppress(errors.BadRequest):  # PostgreSQL counts to 255 only
         names(store, filters={"name": pattern})
     assert time.monotonic() - begun < 1
 
 
-@pytest.mark.parametrize("sort", [(), (("task_state", False),), (("launched_at", True),), (("locked", True),),
-                                  (("display_name", False), ("vm_state", True))])
+@pytest.mark.parametrize(
+    "sort",
+    [
+        (),
+        (("task_state", False),),
+        (("launched_at", True),),
+        (("locked", True),),
+        (("display_name", False), ("vm_state", True)),
+    ],
+)
 def test_pages_hold_every_row_once_though_keys_are_null(store: Store, sort: Any) -> None:
     creator = Creator(store, LIMITS)
     for number in range(7):
-        creator.create(creation(f"s{number % 3}", task_state=[None, "a", "b"][number % 3],
-                                launched_at=[None, 5][number % 2]))
+        creator.create(
+            creation(
+                f"s{number % 3}",
+                task_state=[None, "a", "b"][number % 3],
+                launched_at=[None, 5][number % 2],
+            )
+        )
     whole = [row.id for row in store.read(lambda tx: servers.page(tx, ServerFilters(sort=sort)))]
     paged: list[str] = []
     while True:
@@ -145,6 +238,7 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
             return creators[number % 2].create(creation(f"s{number}", "pq"[number // 2 % 2]))
         except errors.Problem as problem:
             return problem
+
     with ThreadPoolExecutor(16) as pool:
         outcomes = list(pool.map(one, range(48)))
     assert sum(isinstance(outcome, Created) for outcome in outcomes) == 20
@@ -156,23 +250,37 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
 
 def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
     """Of a resource that no row has a column for."""
-    limits = UnifiedLimits({"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits())
+    limits = UnifiedLimits(
+        {"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits()
+    )
     flavor = to_wire(Flavor("1", "gold", 1, 64, 1, extra_specs={"resources:CUSTOM_GOLD": "2"}))
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
 
     def one(number: int) -> Created | errors.Problem:
         try:
-            return creators[number % 2].create(replace(
-                creation(f"s{number}", flavor=flavor), limits=lambda tx: limits,
-                classes={"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1, "CUSTOM_GOLD": 2}))
+            return creators[number % 2].create(
+                replace(
+                    creation(f"s{number}", flavor=flavor),
+                    limits=lambda tx: limits,
+                    classes={"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1, "CUSTOM_GOLD": 2},
+                )
+            )
         except errors.Problem as problem:
             return problem
+
     with ThreadPoolExecutor(16) as pool:
         outcomes = list(pool.map(one, range(32)))
     assert sum(isinstance(outcome, Created) for outcome in outcomes) == 10
     assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 22
-    assert store.read(lambda tx: limits.used(tx, "p")) == {"": {
-        "servers": 10, "class:VCPU": 10, "class:MEMORY_MB": 640, "class:DISK_GB": 10, "class:CUSTOM_GOLD": 20}}
+    assert store.read(lambda tx: limits.used(tx, "p")) == {
+        "": {
+            "servers": 10,
+            "class:VCPU": 10,
+            "class:MEMORY_MB": 640,
+            "class:DISK_GB": 10,
+            "class:CUSTOM_GOLD": 20,
+        }
+    }
 
 
 def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None:
@@ -184,16 +292,18 @@ def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None
         if statement.startswith("INSERT INTO keypairs") and not inserted.is_set():
             inserted.set()
             assert go.wait(20)
+
     sa.event.listen(cloud.store.engine, "after_cursor_execute", hold)
 
     def make(name: str, token: str) -> int:
         body = {"keypair": {"name": name, "type": "ssh", "public_key": SSH, "user_id": "u1"}}
         return int(cloud.call("POST", "/os-keypairs", body, mv="2.10", token=token).status_code)
+
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(make, "one", "user")
         assert inserted.wait(20)
         second = pool.submit(make, "two", "admin")
-        with pytest.raises(NotYet):           # it waits for the user's line; on SQLite to write at all
+        with pytest.raises(NotYet):  # it waits for the user's line; on SQLite to write at all
             second.result(timeout=0.5)
         go.set()
         assert (first.result(timeout=20), second.result(timeout=20)) == (201, 403)
@@ -203,15 +313,20 @@ def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None
 def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store) -> None:
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda number: creators[number % 2].create(creation(key="k")), range(8)))
+        made = list(
+            pool.map(lambda number: creators[number % 2].create(creation(key="k")), range(8))
+        )
     assert len({one.server_id for one in made}) == 1
     assert sorted(one.repeated for one in made) == [False] + [True] * 7
     assert len(names(store)) == 1
 
 
 def test_members_of_a_group_and_the_rest(store: Store) -> None:
-    group = store.write(lambda tx: server_groups.create(tx, {
-        "project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}})).id
+    group = store.write(
+        lambda tx: server_groups.create(
+            tx, {"project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}
+        )
+    ).id
     made = Creator(store, LIMITS).create(creation(group=group))
     assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: [made.server_id]}
     assert store.read(lambda tx: server_groups.of_server(tx, made.server_id)) == [group]
@@ -223,8 +338,16 @@ def test_members_of_a_group_and_the_rest(store: Store) -> None:
 def test_metadata_is_changed_under_the_server_s_lock(store: Store) -> None:
     made = Creator(store, LIMITS).create(creation(meta={}))
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: store.write(lambda tx: servers.change_json(
-            tx, made.server_id, "meta", lambda old: {**old, str(number): "x"})), range(16)))
+        list(
+            pool.map(
+                lambda number: store.write(
+                    lambda tx: servers.change_json(
+                        tx, made.server_id, "meta", lambda old: {**old, str(number): "x"}
+                    )
+                ),
+                range(16),
+            )
+        )
     row = store.read(lambda tx: servers.show(tx, made.server_id))
     assert len(servers.loads(row.meta)) == 16
 
@@ -235,27 +358,47 @@ def test_limits_are_set_and_forgotten(store: Store) -> None:
     store.write(lambda tx: quotas.put(tx, "p", "u", {"cores": 2}))
     store.write(lambda tx: quotas.put(tx, quotas.CLASS, "", {"ram": -1}))
     limits = store.read(lambda tx: quotas.limits(tx, "p", LIMITS))
-    assert (limits.of("cores"), limits.of("cores", "u"), limits.of("ram"), limits.of("instances")) == (6, 2, -1, 10)
+    assert (
+        limits.of("cores"),
+        limits.of("cores", "u"),
+        limits.of("ram"),
+        limits.of("instances"),
+    ) == (6, 2, -1, 10)
     store.write(lambda tx: quotas.forget(tx, "p", "u"))
     assert store.read(lambda tx: quotas.limits(tx, "p", LIMITS)).of("cores", "u") == 6
 
 
 def test_flavors_and_key_pairs(store: Store) -> None:
-    values = {"name": "f", "vcpus": 1, "memory_mb": 1, "root_gb": 0, "is_public": True, "rxtx_factor": 1.0}
+    values = {
+        "name": "f",
+        "vcpus": 1,
+        "memory_mb": 1,
+        "root_gb": 0,
+        "is_public": True,
+        "rxtx_factor": 1.0,
+    }
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda number: _outcome(store, values, number), range(4)))
     assert sorted(made) == ["Conflict"] * 3 + ["Row"], "a name is taken once"
-    private = store.write(lambda tx: flavors.create(tx, {**values, "flavorid": "x", "name": "g", "is_public": False}))
+    private = store.write(
+        lambda tx: flavors.create(tx, {**values, "flavorid": "x", "name": "g", "is_public": False})
+    )
 
     def seen(project: str | None) -> list[str]:
-        return [row.name for row in store.read(lambda tx: flavors.page(tx, project_id=project, sort_key="name"))]
+        return [
+            row.name
+            for row in store.read(lambda tx: flavors.page(tx, project_id=project, sort_key="name"))
+        ]
+
     assert (seen(None), seen("p")) == (["f", "g"], ["f"])
     store.write(lambda tx: flavors.grant(tx, private, "p"))
     assert seen("p") == ["f", "g"]
     store.write(lambda tx: flavors.set_extra_specs(tx, "x", {"a": "1"}))
     assert store.read(lambda tx: flavors.show(tx, "x")).extra_specs == {"a": "1"}
-    assert [row.name for row in store.read(lambda tx: flavors.page(tx, project_id=None, name="^g",
-                                                                   marker=None))] == ["g"]
+    assert [
+        row.name
+        for row in store.read(lambda tx: flavors.page(tx, project_id=None, name="^g", marker=None))
+    ] == ["g"]
     store.write(lambda tx: flavors.delete(tx, "x"))
     assert seen("p") == ["f"]
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
@@ -267,6 +410,8 @@ def test_flavors_and_key_pairs(store: Store) -> None:
 
 def _outcome(store: Store, values: dict[str, Any], number: int) -> str:
     try:
-        return type(store.write(lambda tx: flavors.create(tx, {**values, "flavorid": str(number)}))).__name__
+        return type(
+            store.write(lambda tx: flavors.create(tx, {**values, "flavorid": str(number)}))
+        ).__name__
     except errors.Conflict:
         return "Conflict"

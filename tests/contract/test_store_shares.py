@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers on SQLite, PostgreSQL and MariaDB: what is counted with them, and who needs a rule."""
+"""Shares of servers on SQLite, PostgreSQL and MariaDB: what is counted with them, and who needs a
+rule."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -25,12 +27,39 @@ def add_server(store: Store, host: str = "h1") -> str:
     server = ids.new()
 
     def work(tx: Any) -> None:
-        hosts.register(tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100, f"192.0.2.{host[1:]}",
-                                                    traits=list(shares.TRAITS)))
-        tx.execute(sa.insert(schema.servers).values(
-            id=server, project_id="p", user_id="u", name="s", hostname="s", vm_state=states.STOPPED, fence=3, host=host,
-            flavor={"vcpus": 1, "memory_mb": 1}, flavor_id="1", vcpus=1, memory_mb=1, disk_gb=1, meta={}, tags=[],
-            scheduler_hints={}, security_groups=[], reservation_id="r", created_at=now(), updated_at=now()))
+        hosts.register(
+            tx,
+            host,
+            "boot",
+            HostInventory(
+                "memory", 1, host, 8, 4096, 100, f"192.0.2.{host[1:]}", traits=list(shares.TRAITS)
+            ),
+        )
+        tx.execute(
+            sa.insert(schema.servers).values(
+                id=server,
+                project_id="p",
+                user_id="u",
+                name="s",
+                hostname="s",
+                vm_state=states.STOPPED,
+                fence=3,
+                host=host,
+                flavor={"vcpus": 1, "memory_mb": 1},
+                flavor_id="1",
+                vcpus=1,
+                memory_mb=1,
+                disk_gb=1,
+                meta={},
+                tags=[],
+                scheduler_hints={},
+                security_groups=[],
+                reservation_id="r",
+                created_at=now(),
+                updated_at=now(),
+            )
+        )
+
     store.write(work)
     return server
 
@@ -38,35 +67,60 @@ def add_server(store: Store, host: str = "h1") -> str:
 def attach(store: Store, server: str, share: str = SHARE, tag: str = "data") -> Any:
     """Ask for a share, and be done with it; its row."""
     wanted = {"share_id": share, "tag": tag, "protocol": "NFS", "export_location": "192.0.2.9:/one"}
-    store.write(lambda tx: shares.attach(tx, ATTACH, server, context=CALLER, project_id="p", share=wanted))
+    store.write(
+        lambda tx: shares.attach(tx, ATTACH, server, context=CALLER, project_id="p", share=wanted)
+    )
     free(store, server)
     return store.read(lambda tx: shares.show(tx, server, share))
 
 
 def detach(store: Store, server: str, share: str = SHARE) -> None:
-    store.write(lambda tx: shares.detach(tx, DETACH, server, context=CALLER, project_id="p", share_id=share))
+    store.write(
+        lambda tx: shares.detach(tx, DETACH, server, context=CALLER, project_id="p", share_id=share)
+    )
     free(store, server)
 
 
 def free(store: Store, server: str) -> None:
     """The action is over."""
-    store.write(lambda tx: (
-        tx.execute(sa.update(schema.actions).where(schema.actions.c.server_id == server).values(
-            state="done", due_at=None)),
-        tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(action=None))))
+    store.write(
+        lambda tx: (
+            tx.execute(
+                sa.update(schema.actions)
+                .where(schema.actions.c.server_id == server)
+                .values(state="done", due_at=None)
+            ),
+            tx.execute(
+                sa.update(schema.servers).where(schema.servers.c.id == server).values(action=None)
+            ),
+        )
+    )
 
 
 def counted(store: Store, server: str) -> int:
-    return int(store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.shares).where(
-        schema.servers.c.id == server))) or 0)
+    return int(
+        store.read(
+            lambda tx: tx.scalar(
+                sa.select(schema.servers.c.shares).where(schema.servers.c.id == server)
+            )
+        )
+        or 0
+    )
 
 
 def test_a_server_counts_its_shares(store: Store) -> None:
     server = add_server(store)
     for number, (share, tag) in enumerate(((SHARE, "data"), (OTHER, "more")), 1):
         row = attach(store, server, share, tag)
-        assert (row.status, row.access_to, counted(store, server)) == (shares.ATTACHING, "192.0.2.1", number)
-    assert [row.tag for row in store.read(lambda tx: shares.list_of(tx, server))] == ["data", "more"]
+        assert (row.status, row.access_to, counted(store, server)) == (
+            shares.ATTACHING,
+            "192.0.2.1",
+            number,
+        )
+    assert [row.tag for row in store.read(lambda tx: shares.list_of(tx, server))] == [
+        "data",
+        "more",
+    ]
     for share, tag in ((SHARE, "new"), (ids.new(), "more")):
         with pytest.raises(errors.Conflict, match="already associated"):
             attach(store, server, share, tag)
@@ -85,7 +139,11 @@ def test_what_shares_forbid_is_refused(store: Store) -> None:
 
 def test_a_rule_is_needed_by_the_servers_of_one_host(store: Store) -> None:
     def used() -> list[bool]:
-        return [store.read(lambda tx, host=host: shares.is_used(tx, SHARE, f"192.0.2.{host}")) for host in (1, 2)]
+        return [
+            store.read(lambda tx, host=host: shares.is_used(tx, SHARE, f"192.0.2.{host}"))
+            for host in (1, 2)
+        ]
+
     one, two, elsewhere = add_server(store), add_server(store), add_server(store, "h2")
     assert used() == [False, False]
     for server in (one, two, elsewhere):
@@ -96,8 +154,11 @@ def test_a_rule_is_needed_by_the_servers_of_one_host(store: Store) -> None:
     store.write(lambda tx: shares.put(tx, [row.uuid], shares.ERROR))
     assert used() == [True, False]
     assert store.write(lambda tx: shares.leaving(tx, [two, one])) == {
-        server: [shares.as_args(store.read(lambda tx, server=server: shares.show(tx, server, SHARE)))]
-        for server in (one, two)}
+        server: [
+            shares.as_args(store.read(lambda tx, server=server: shares.show(tx, server, SHARE)))
+        ]
+        for server in (one, two)
+    }
     assert used() == [False, False]
     store.write(lambda tx: shares.remove(tx, [row.uuid]))
     assert store.read(lambda tx: shares.list_of(tx, one)) == []
@@ -110,8 +171,17 @@ def test_a_server_that_counts_wrong_is_found(store: Store) -> None:
 
     def found() -> list[str]:
         return [one.subject for one in store.read(doctor.check) if one.invariant == "shares"]
+
     assert found() == []
-    store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(shares=2)))
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == server).values(shares=2)
+        )
+    )
     assert found() == [server]
-    store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == gone).values(deleted=1)))
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == gone).values(deleted=1)
+        )
+    )
     assert sorted(found()) == sorted([server, gone])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What projects have used, as SQLite, PostgreSQL and MariaDB add it up."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -26,14 +27,41 @@ FLAVORS = (Flavor("1", "m1.nano", 1, 128, 1), Flavor("2", "m1.öre", 2, 256, 2))
 def store(upgraded_url: str) -> Iterator[Store]:
     """Servers of two projects: before, across, within and after the period; ended, or not yet."""
     made = Store(upgraded_url)
-    rows = [{"id": ids.new(), "project_id": project, "user_id": "u", "name": "s", "hostname": "s", "flavor_id": "1",
-             "vm_state": states.ACTIVE, "flavor": to_wire(flavor), "vcpus": 1, "disk_gb": 1, "memory_mb": 128,
-             "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [], "reservation_id": "r",
-             "launched_at": None if launched is None else AT + launched * SECOND,
-             "terminated_at": None if ended is None else AT + ended * SECOND}
-            for project in ("p", "q") for flavor in FLAVORS
-            for launched, ended in ((-50, None), (-50, -10), (-50, 0), (-50, 50), (10, 20), (10, 200), (100, None),
-                                    (150, 160), (None, None))]
+    rows = [
+        {
+            "id": ids.new(),
+            "project_id": project,
+            "user_id": "u",
+            "name": "s",
+            "hostname": "s",
+            "flavor_id": "1",
+            "vm_state": states.ACTIVE,
+            "flavor": to_wire(flavor),
+            "vcpus": 1,
+            "disk_gb": 1,
+            "memory_mb": 128,
+            "meta": {},
+            "tags": [],
+            "scheduler_hints": {},
+            "security_groups": [],
+            "reservation_id": "r",
+            "launched_at": None if launched is None else AT + launched * SECOND,
+            "terminated_at": None if ended is None else AT + ended * SECOND,
+        }
+        for project in ("p", "q")
+        for flavor in FLAVORS
+        for launched, ended in (
+            (-50, None),
+            (-50, -10),
+            (-50, 0),
+            (-50, 50),
+            (10, 20),
+            (10, 200),
+            (100, None),
+            (150, 160),
+            (None, None),
+        )
+    ]
     with made.begin() as tx:
         servers.insert(tx, rows)
     yield made
@@ -57,7 +85,11 @@ def test_pages_hold_each_server_once(store: Store) -> None:
     paged: list[str] = []
 
     def page(tx: Connection) -> list[str]:
-        return [one.id for one in usage.of_servers(tx, PERIOD, marker=paged[-1] if paged else None, limit=3)]
+        return [
+            one.id
+            for one in usage.of_servers(tx, PERIOD, marker=paged[-1] if paged else None, limit=3)
+        ]
+
     while found := store.read(page):
         paged += found
     assert paged == every and len(set(every)) == 16

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny image keeps its promises on a plain QEMU: networks, metadata, SSH, a prompt on the screen.
+"""The tiny image keeps its promises on a plain QEMU: networks, metadata, SSH, a prompt on the
+screen.
 
 Other tests rely on them through hosts and clouds; here nothing of ours stands around the guest.
 """
+
 from __future__ import annotations
 
 import base64
@@ -25,7 +27,8 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.kvm_or_tcg
 TOOLS = ("qemu-system-x86_64", "ssh", "ssh-keygen", "mkfs.vfat", "mcopy")
 SAYS = "kilonova tiny guest: "
-#: User data of a guest that plays the network's host: DHCP with a route of its own, and the metadata service.
+#: User data of a guest that plays the network's host: DHCP with a route of its own, and the
+#: metadata service.
 HOST = """#!/bin/sh
 ip addr add 192.168.77.1/24 dev eth0
 ip addr add 169.254.169.254/32 dev lo
@@ -55,23 +58,47 @@ httpd -p 169.254.169.254:80 -h /tmp/www
 
 
 class PlainGuest:
-    """One emulated guest; ``arguments`` are QEMU's, after those that give it a disk and a serial console."""
+    """One emulated guest; ``arguments`` are QEMU's, after those that give it a disk and a serial
+    console."""
 
     def __init__(self, folder: Path, image: Path, *arguments: str) -> None:
         folder.mkdir()
         self._console, self._monitor = folder / "console", folder / "monitor"
         self._process = subprocess.Popen(
-            ["qemu-system-x86_64", "-machine", "pc", "-accel", "tcg", "-m", "128", "-snapshot", "-display", "none",
-             "-drive", f"file={image},if=virtio,format=qcow2", "-nodefaults", "-vga", "std",
-             "-serial", f"file:{self._console}", "-qmp", f"unix:{self._monitor},server=on,wait=off", *arguments])
+            [
+                "qemu-system-x86_64",
+                "-machine",
+                "pc",
+                "-accel",
+                "tcg",
+                "-m",
+                "128",
+                "-snapshot",
+                "-display",
+                "none",
+                "-drive",
+                f"file={image},if=virtio,format=qcow2",
+                "-nodefaults",
+                "-vga",
+                "std",
+                "-serial",
+                f"file:{self._console}",
+                "-qmp",
+                f"unix:{self._monitor},server=on,wait=off",
+                *arguments,
+            ]
+        )
 
     def console(self) -> str:
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
     def await_word(self, *words: str) -> None:
         """Until the console has shown all of them."""
-        await_true(lambda: all(word in self.console() for word in words), BOOT_SECONDS,
-                   lambda: f"not all of {words} in: {self.console()[-2000:]}")
+        await_true(
+            lambda: all(word in self.console() for word in words),
+            BOOT_SECONDS,
+            lambda: f"not all of {words} in: {self.console()[-2000:]}",
+        )
 
     def monitor(self, *commands: dict[str, object]) -> list[object]:
         """What QEMU answers to each."""
@@ -82,7 +109,9 @@ class PlainGuest:
             for command in ({"execute": "qmp_capabilities"}, *commands):
                 stream.write(json.dumps(command) + "\n")
                 stream.flush()
-                answers.append(next(answer for answer in map(json.loads, stream) if "event" not in answer))
+                answers.append(
+                    next(answer for answer in map(json.loads, stream) if "event" not in answer)
+                )
         return [answer["return"] for answer in answers[1:]]
 
     def stop(self) -> None:
@@ -104,13 +133,28 @@ def start(tmp_path: Path, bootable: Path) -> Iterator[Callable[..., PlainGuest]]
         guest.stop()
 
 
-def drive(folder: Path, name: str, key: str, user_data: str = "", *, disk: bool = False) -> tuple[str, ...]:
+def drive(
+    folder: Path, name: str, key: str, user_data: str = "", *, disk: bool = False
+) -> tuple[str, ...]:
     """QEMU's arguments for a config drive: a CD-ROM, or a ``disk``."""
-    spec = GuestSpec(server=str(uuid.uuid4()), fence=1, name=name, flavor=Flavor("1", "m1.nano", 1, 128, 1),
-                     image=None, config_drive=True, user_data=base64.b64encode(user_data.encode()).decode() or None,
-                     instance={"hostname": name, "keys": [{"name": "a \" key", "type": "ssh", "data": f"{key}\n"}]})
+    spec = GuestSpec(
+        server=str(uuid.uuid4()),
+        fence=1,
+        name=name,
+        flavor=Flavor("1", "m1.nano", 1, 128, 1),
+        image=None,
+        config_drive=True,
+        user_data=base64.b64encode(user_data.encode()).decode() or None,
+        instance={
+            "hostname": name,
+            "keys": [{"name": 'a " key', "type": "ssh", "data": f"{key}\n"}],
+        },
+    )
     ConfigDrives(VFAT if disk else ISO9660).build(spec, folder / name)
-    return "-drive", f"file={folder / name},format=raw,{'if=virtio' if disk else 'if=ide,media=cdrom'}"
+    return (
+        "-drive",
+        f"file={folder / name},format=raw,{'if=virtio' if disk else 'if=ide,media=cdrom'}",
+    )
 
 
 def new_key(folder: Path) -> tuple[Path, str]:
@@ -121,48 +165,108 @@ def new_key(folder: Path) -> tuple[Path, str]:
 
 
 def ssh(port: int, *words: str) -> subprocess.CompletedProcess[str]:
-    options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=30"]
-    return subprocess.run(["ssh", "-F", "none", *(f"-o{option}" for option in options), "-p", str(port), *words],
-                          capture_output=True, text=True, check=False, timeout=BOOT_SECONDS, stdin=subprocess.DEVNULL)
+    options = [
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "ConnectTimeout=30",
+    ]
+    return subprocess.run(
+        ["ssh", "-F", "none", *(f"-o{option}" for option in options), "-p", str(port), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BOOT_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
+def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(
+    start: Callable[..., PlainGuest], tmp_path: Path
+) -> None:
     private, public = new_key(tmp_path)
     port = free_ports(1)
-    guest = start("-netdev", f"user,id=first,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net,netdev=first",
-                  *drive(tmp_path, "web-1", public))
-    guest.await_word(f"{SAYS}eth0 10.0.2.15/24", f"{SAYS}eth0 fec0:", f"{SAYS}metadata from config drive",
-                     f"{SAYS}name web-1", f"{SAYS}ssh ready", f"{SAYS}ready")
+    guest = start(
+        "-netdev",
+        f"user,id=first,hostfwd=tcp:127.0.0.1:{port}-:22",
+        "-device",
+        "virtio-net,netdev=first",
+        *drive(tmp_path, "web-1", public),
+    )
+    guest.await_word(
+        f"{SAYS}eth0 10.0.2.15/24",
+        f"{SAYS}eth0 fec0:",
+        f"{SAYS}metadata from config drive",
+        f"{SAYS}name web-1",
+        f"{SAYS}ssh ready",
+        f"{SAYS}ready",
+    )
     with_key = ("-i", str(private), "-oIdentitiesOnly=yes", "root@127.0.0.1")
-    logged_in = ssh(port, *with_key, "hostname; cat /etc/resolv.conf; ip neigh; which arping nc udhcpd httpd ping")
+    logged_in = ssh(
+        port,
+        *with_key,
+        "hostname; cat /etc/resolv.conf; ip neigh; which arping nc udhcpd httpd ping",
+    )
     assert logged_in.returncode == 0, logged_in.stderr
     assert logged_in.stdout.splitlines()[:2] == ["web-1", "nameserver 10.0.2.3"]
     assert "10.0.2.2 dev eth0" in logged_in.stdout and "/bin/httpd" in logged_in.stdout
-    refused = ssh(port, "-oPreferredAuthentications=none,password", "-oNumberOfPasswordPrompts=0", "root@127.0.0.1")
+    refused = ssh(
+        port,
+        "-oPreferredAuthentications=none,password",
+        "-oNumberOfPasswordPrompts=0",
+        "root@127.0.0.1",
+    )
     assert "Permission denied (publickey)" in refused.stderr
 
-    guest.monitor({"execute": "netdev_add", "arguments": {"type": "user", "id": "second", "net": "10.7.0.0/24"}},
-                  {"execute": "device_add", "arguments": {"driver": "virtio-net", "netdev": "second", "id": "nic"}})
+    guest.monitor(
+        {
+            "execute": "netdev_add",
+            "arguments": {"type": "user", "id": "second", "net": "10.7.0.0/24"},
+        },
+        {
+            "execute": "device_add",
+            "arguments": {"driver": "virtio-net", "netdev": "second", "id": "nic"},
+        },
+    )
     guest.await_word(f"{SAYS}eth1 10.7.0.15/24")
     both = ssh(port, *with_key, "ip route | grep ^default")
     assert [line.split()[4] for line in both.stdout.splitlines()] == ["eth0", "eth1"]
     guest.monitor({"execute": "device_del", "arguments": {"id": "nic"}})
     guest.await_word(f"{SAYS}eth1 is gone")
-    changed = ssh(port, *with_key, "ip link set eth0 address 02:00:00:00:00:07 && ip link show eth0")
+    changed = ssh(
+        port, *with_key, "ip link set eth0 address 02:00:00:00:00:07 && ip link show eth0"
+    )
     assert "02:00:00:00:00:07" in changed.stdout
 
 
 @pytest.mark.slice("guests")
-def test_dhcp_routes_and_the_metadata_service_are_heeded(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
+def test_dhcp_routes_and_the_metadata_service_are_heeded(
+    start: Callable[..., PlainGuest], tmp_path: Path
+) -> None:
     """Two guests on one wire: one plays the network's host."""
     wire = f"addr.type=unix,addr.path={tmp_path}/wire"
-    start("-netdev", f"stream,id=wire,server=on,{wire}", "-device", "virtio-net,netdev=wire,mac=02:00:00:00:00:01",
-          *drive(tmp_path, "host", "ssh-ed25519 AAAA", HOST, disk=True))
+    start(
+        "-netdev",
+        f"stream,id=wire,server=on,{wire}",
+        "-device",
+        "virtio-net,netdev=wire,mac=02:00:00:00:00:01",
+        *drive(tmp_path, "host", "ssh-ed25519 AAAA", HOST, disk=True),
+    )
     await_true((tmp_path / "wire").exists, 10, lambda: "QEMU made no socket")
-    guest = start("-netdev", f"stream,id=wire,server=off,{wire}",
-                  "-device", "virtio-net,netdev=wire,mac=02:00:00:00:00:02")
-    guest.await_word(f"{SAYS}eth0 192.168.77.10/24", f"{SAYS}metadata from 169.254.169.254", f"{SAYS}name host",
-                     f"{SAYS}public keys 1", f"{SAYS}ssh ready", f"{SAYS}user data ended with 0")
+    guest = start(
+        "-netdev",
+        f"stream,id=wire,server=off,{wire}",
+        "-device",
+        "virtio-net,netdev=wire,mac=02:00:00:00:00:02",
+    )
+    guest.await_word(
+        f"{SAYS}eth0 192.168.77.10/24",
+        f"{SAYS}metadata from 169.254.169.254",
+        f"{SAYS}name host",
+        f"{SAYS}public keys 1",
+        f"{SAYS}ssh ready",
+        f"{SAYS}user data ended with 0",
+    )
     said = guest.console()
     assert "route 10.9.0.0/16 via 192.168.77.1 dev eth0" in said
     assert "default []" in said, "a gateway counts for nothing beside classless routes (RFC 3442)"
@@ -170,30 +274,59 @@ def test_dhcp_routes_and_the_metadata_service_are_heeded(start: Callable[..., Pl
 
 
 @pytest.mark.slice("guests")
-def test_what_is_written_to_tmp_survives_a_reset(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
-    user_data = "#!/bin/sh\necho \"tmp has [$(cat /tmp/mark)]\"\necho left > /tmp/mark\nsync\n"
+def test_what_is_written_to_tmp_survives_a_reset(
+    start: Callable[..., PlainGuest], tmp_path: Path
+) -> None:
+    user_data = '#!/bin/sh\necho "tmp has [$(cat /tmp/mark)]"\necho left > /tmp/mark\nsync\n'
     guest = start(*drive(tmp_path, "web-1", "ssh-ed25519 AAAA", user_data))
     guest.await_word("tmp has []", f"{SAYS}user data ended with 0", f"{SAYS}ready")
     guest.monitor({"execute": "system_reset"})
     guest.await_word("tmp has [left]")
 
 
-def test_guest_without_a_nic_is_ready_and_shows_a_prompt_on_its_screen(start: Callable[..., PlainGuest],
-                                                                       tmp_path: Path) -> None:
+def test_guest_without_a_nic_is_ready_and_shows_a_prompt_on_its_screen(
+    start: Callable[..., PlainGuest], tmp_path: Path
+) -> None:
     guest = start()
     guest.await_word(f"{SAYS}metadata from nowhere", f"{SAYS}ready")
     assert "ssh ready" not in guest.console() and "eth0" not in guest.console()
     screen = tmp_path / "screen"
-    look: dict[str, object] = {"execute": "pmemsave", "arguments": {"val": 0xb8000, "size": 80 * 25 * 2,
-                                                                     "filename": str(screen)}}
+    look: dict[str, object] = {
+        "execute": "pmemsave",
+        "arguments": {"val": 0xB8000, "size": 80 * 25 * 2, "filename": str(screen)},
+    }
 
     def shown() -> str:
         guest.monitor(look)
         return screen.read_bytes()[::2].decode("cp437")
 
     await_true(lambda: f"{SAYS}ready" in shown() and "/ #" in shown(), 10, shown)
-    for key in ("e", "c", "h", "o", "spc", "s", "e", "e", "n", "spc", "shift-dot", "slash", "d", "e", "v", "slash",
-                "c", "o", "n", "s", "o", "l", "e", "ret"):
+    for key in (
+        "e",
+        "c",
+        "h",
+        "o",
+        "spc",
+        "s",
+        "e",
+        "e",
+        "n",
+        "spc",
+        "shift-dot",
+        "slash",
+        "d",
+        "e",
+        "v",
+        "slash",
+        "c",
+        "o",
+        "n",
+        "s",
+        "o",
+        "l",
+        "e",
+        "ret",
+    ):
         pressed = [{"type": "qcode", "data": code} for code in key.split("-")]
         guest.monitor({"execute": "send-key", "arguments": {"keys": pressed, "hold-time": 20}})
     guest.await_word("seen")

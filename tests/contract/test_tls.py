@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broker and databases over TLS: a server that cannot be proved is told nothing, and nobody falls back to plain text.
+"""Broker and databases over TLS: a server that cannot be proved is told nothing, and nobody falls
+back to plain text.
 
-Each client meets servers under a wrong authority, under another's name, with a certificate that has expired, and one
-that speaks no TLS.
+Each client meets servers under a wrong authority, under another's name, with a certificate that has
+expired, and one that speaks no TLS.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -37,10 +39,13 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def proofs(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls | None]:
     """What a server shows that is dialled at 127.0.0.1."""
     others = Authority(tmp_path_factory.mktemp("others"))
-    return {"another authority's": others.issue("server", "127.0.0.1"),
-            "another name": ours.issue("elsewhere", "127.0.0.2", "localhost"),
-            "expired": ours.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
-            "plain": None, "good": ours.issue("server", "127.0.0.1")}
+    return {
+        "another authority's": others.issue("server", "127.0.0.1"),
+        "another name": ours.issue("elsewhere", "127.0.0.2", "localhost"),
+        "expired": ours.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
+        "plain": None,
+        "good": ours.issue("server", "127.0.0.1"),
+    }
 
 
 @pytest.fixture
@@ -50,6 +55,7 @@ def load(ours: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOp
         sections = {"tls": f"ca_file = {ours.path}", **sections}
         path.write_text("".join(f"[{name}]\n{lines}\n" for name, lines in sections.items()))
         return config.load(str(path))
+
     yield read
     config.CONF.clear()
     with suppress(cfg.NoSuchGroupError):
@@ -67,7 +73,9 @@ def through_kombu(conf: Any, url: str) -> Iterator[None]:
 @contextmanager
 def through_oslo(conf: Any, url: str) -> Iterator[None]:
     transport = Transport(conf, url)
-    threading.Thread(target=lambda: transport.cast("kilonova-conductor", "wake"), daemon=True).start()
+    threading.Thread(
+        target=lambda: transport.cast("kilonova-conductor", "wake"), daemon=True
+    ).start()
     yield
     transport.close()
 
@@ -89,9 +97,17 @@ def through_store(conf: Any, url: str) -> Iterator[None]:
 CLIENTS = {
     "kombu": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", through_kombu),
     "oslo.messaging": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", through_oslo),
-    "postgresql": ("postgresql", "postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/k?sslmode=disable",
-                   through_store),
-    "mariadb": ("mariadb", "mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/k?ssl_disabled=true", through_store)}
+    "postgresql": (
+        "postgresql",
+        "postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/k?sslmode=disable",
+        through_store,
+    ),
+    "mariadb": (
+        "mariadb",
+        "mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/k?ssl_disabled=true",
+        through_store,
+    ),
+}
 
 
 def meets(conf: cfg.ConfigOpts, client: str, proof: Tls | None, seconds: float) -> Peer:
@@ -107,7 +123,11 @@ def meets(conf: cfg.ConfigOpts, client: str, proof: Tls | None, seconds: float) 
 def test_a_server_that_is_not_proved_is_told_nothing(load, proofs, client: str, shown: str) -> None:
     met = meets(load(), client, proofs[shown], 0.3 if client == "oslo.messaging" else 0)
     assert not met.is_proved.is_set()
-    assert PASSWORD.encode() not in met.heard and b"kilonova" not in met.heard and b"AMQP" not in met.heard
+    assert (
+        PASSWORD.encode() not in met.heard
+        and b"kilonova" not in met.heard
+        and b"AMQP" not in met.heard
+    )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -118,11 +138,13 @@ def test_a_server_that_is_proved_is_spoken_to(load, proofs, client: str) -> None
 def test_of_several_brokers_each_is_held_to_its_own_name(load, ours: Authority) -> None:
     one, two = ours.issue("one", "127.0.0.1"), ours.issue("two", "localhost")
     with peer("broker", one) as first, peer("broker", two) as second:
+
         def meet(url: str) -> None:
             connect = opener(load(), url)
             for _ in range(2):
                 with pytest.raises(BROKEN), connect() as connection:
                     connection.default_channel  # noqa: B018  # connects
+
         meet(f"rabbit://h:x@localhost:{first.port},h:x@127.0.0.1:{second.port}/")
         assert not first.is_proved.is_set() and not second.is_proved.is_set()
         meet(f"rabbit://h:x@127.0.0.1:{first.port},h:x@localhost:{second.port}/")
@@ -130,17 +152,36 @@ def test_of_several_brokers_each_is_held_to_its_own_name(load, ours: Authority) 
 
 
 # --- refused at start ---
-@pytest.mark.parametrize(("sections", "said"), [
-    ({}, "broker.example is no loopback address and"),
-    ({"tls": "allow_plain_text = false"}, r"Set \[tls\] ca_file, cert_file and key_file; or \[tls\] allow_plain_text"),
-    ({"oslo_messaging_rabbit": "ssl = true"}, "no authority to verify"),
-    ({"tls": "ca_file = {ca}", "oslo_messaging_rabbit": "ssl = false"}, "broker.example is no loopback address and "
-                                                                        r"\[oslo_messaging_rabbit\] ssl is false"),
-    ({"tls": "ca_file = {ca}", "oslo_messaging_rabbit": "ssl_enforce_hostname_verification = false"},
-     "always verified"),
-    ({"tls": "ca_file = {ca}.gone"}, "give PEM files")])
-def test_a_broker_elsewhere_without_tls_is_refused(load, ours, sections: dict[str, str], said: str) -> None:
-    conf = load(**{"tls": "", **{name: lines.format(ca=ours.path) for name, lines in sections.items()}})
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({}, "broker.example is no loopback address and"),
+        (
+            {"tls": "allow_plain_text = false"},
+            r"Set \[tls\] ca_file, cert_file and key_file; or \[tls\] allow_plain_text",
+        ),
+        ({"oslo_messaging_rabbit": "ssl = true"}, "no authority to verify"),
+        (
+            {"tls": "ca_file = {ca}", "oslo_messaging_rabbit": "ssl = false"},
+            "broker.example is no loopback address and "
+            r"\[oslo_messaging_rabbit\] ssl is false",
+        ),
+        (
+            {
+                "tls": "ca_file = {ca}",
+                "oslo_messaging_rabbit": "ssl_enforce_hostname_verification = false",
+            },
+            "always verified",
+        ),
+        ({"tls": "ca_file = {ca}.gone"}, "give PEM files"),
+    ],
+)
+def test_a_broker_elsewhere_without_tls_is_refused(
+    load, ours, sections: dict[str, str], said: str
+) -> None:
+    conf = load(
+        **{"tls": "", **{name: lines.format(ca=ours.path) for name, lines in sections.items()}}
+    )
     for connect in (opener, Transport):
         with pytest.raises(config.ConfigError, match=said):
             connect(conf, "rabbit://h:x@127.0.0.1:5672,h:x@broker.example:5672/")
@@ -151,31 +192,53 @@ def test_a_url_cannot_turn_the_brokers_tls_off(load) -> None:
         Transport(load(), "rabbit://h:x@127.0.0.1:5671/?ssl=0")
 
 
-@pytest.mark.parametrize("url", [
-    "postgresql+psycopg://k:x@db.example/k", "mysql+pymysql://k:x@10.0.0.7/k", "mysql+pymysql://k:x@0.0.0.0/k",
-    "postgresql+psycopg://k:x@/k?host=127.0.0.1:5432,db.example:5432", "postgresql+psycopg://k:x@[2001:db8::1]/k",
-    "postgresql+psycopg://k:x@localhost/k?hostaddr=10.0.0.7"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://k:x@db.example/k",
+        "mysql+pymysql://k:x@10.0.0.7/k",
+        "mysql+pymysql://k:x@0.0.0.0/k",
+        "postgresql+psycopg://k:x@/k?host=127.0.0.1:5432,db.example:5432",
+        "postgresql+psycopg://k:x@[2001:db8::1]/k",
+        "postgresql+psycopg://k:x@localhost/k?hostaddr=10.0.0.7",
+    ],
+)
 def test_a_database_elsewhere_without_tls_is_refused(load, url: str) -> None:
     for more in ({"tls": "", "database": ""}, {"database": "tls = false"}):
         conf = load(**{**more, "database": f"url = {url}\n{more['database']}"})
-        with pytest.raises(config.ConfigError, match=r"\[database\] url: .* is no loopback address"):
+        with pytest.raises(
+            config.ConfigError, match=r"\[database\] url: .* is no loopback address"
+        ):
             Store.opened(conf)
     conf = load(tls="allow_plain_text = true", database=f"url = {url}")
     Store.opened(conf).close()
 
 
-@pytest.mark.parametrize("url", [
-    "postgresql+psycopg://k:x@127.0.0.1/k", "mysql+pymysql://k:x@localhost/k", "postgresql+psycopg://k:x@[::1]/k",
-    "postgresql+psycopg://k:x@/k?host=/run/postgresql", "sqlite:///:memory:"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://k:x@127.0.0.1/k",
+        "mysql+pymysql://k:x@localhost/k",
+        "postgresql+psycopg://k:x@[::1]/k",
+        "postgresql+psycopg://k:x@/k?host=/run/postgresql",
+        "sqlite:///:memory:",
+    ],
+)
 def test_on_one_machine_nothing_need_be_set_up(load, url: str) -> None:
     conf = load(tls="", database=f"url = {url}")
     Store.opened(conf).close()
     opener(conf, "rabbit://h:x@localhost:5672/")
 
 
-@pytest.mark.parametrize(("lines", "said"), [
-    ("cert_file = {cert}", "set both or none"), ("cert_file = {cert}\nkey_file = {key}", "ca_file is not"),
-    ("ca_file = {key}", "give PEM files"), ("ca_file = {ca}\ncert_file = {key}\nkey_file = {cert}", "give PEM files")])
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("cert_file = {cert}", "set both or none"),
+        ("cert_file = {cert}\nkey_file = {key}", "ca_file is not"),
+        ("ca_file = {key}", "give PEM files"),
+        ("ca_file = {ca}\ncert_file = {key}\nkey_file = {cert}", "give PEM files"),
+    ],
+)
 def test_files_that_do_not_fit_are_refused(load, ours: Authority, lines: str, said: str) -> None:
     mine = ours.issue("server", "127.0.0.1")
     conf = load(tls=lines.format(ca=mine.ca, cert=mine.cert, key=mine.key))

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata service, image gateway and consoles over TLS: both ways, for many at once, and for nobody else.
+"""Metadata service, image gateway and consoles over TLS: both ways, for many at once, and for
+nobody else.
 
-Transfers are tests/unit/compute_agent/test_transfer_tls.py's, live migrations tests/contract/test_virt_live_tls.py's.
+Transfers are tests/unit/compute_agent/test_transfer_tls.py's, live migrations
+tests/contract/test_virt_live_tls.py's.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -59,7 +62,9 @@ Server("test", "127.0.0.1", int(port), lambda: application, lambda: None, thread
 def service(ours: Authority) -> Iterator[int]:  # noqa: F811
     """The port of a service of ours with four threads, with the server's half of TLS."""
     port, proof = free_ports(1), ours.issue("service", "127.0.0.1")
-    process = subprocess.Popen([sys.executable, "-c", APPLICATION, str(port), proof.cert, proof.key, proof.ca])
+    process = subprocess.Popen(
+        [sys.executable, "-c", APPLICATION, str(port), proof.cert, proof.key, proof.ca]
+    )
     await_true(lambda: answers(port), story="it listens")
     yield port
     process.send_signal(signal.SIGTERM)
@@ -84,8 +89,14 @@ def test_what_is_sent_and_answered_passes_whole(service: int, ours, length: int)
 
 
 def test_many_ask_at_once(service: int, ours: Authority) -> None:  # noqa: F811
-    upstream, lengths = MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path)), list[int]()
-    threads = [threading.Thread(target=lambda: lengths.append(len(ask(upstream, b"x" * 20_000)))) for _ in range(12)]
+    upstream, lengths = (
+        MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path)),
+        list[int](),
+    )
+    threads = [
+        threading.Thread(target=lambda: lengths.append(len(ask(upstream, b"x" * 20_000))))
+        for _ in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -106,7 +117,10 @@ def test_who_stalls_in_the_handshake_holds_up_nobody(service: int, ours: Authori
         for _ in range(10):
             client = stalled.enter_context(socket.create_connection(("127.0.0.1", service), 10))
             client.sendall(b"\x16\x03\x01")
-        assert len(ask(MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path)))) == LARGE
+        assert (
+            len(ask(MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path))))
+            == LARGE
+        )
 
 
 # --- who asks tells nothing to whom it cannot prove ---
@@ -117,7 +131,11 @@ def by_proxy(port: int, ca: str) -> None:
 
 def by_agent(port: int, ca: str) -> None:
     with pytest.raises(errors.Unavailable):
-        list(ImageGatewayAccess(lambda url: ca).download(Access(f"https://127.0.0.1:{port}", SECRET), "image"))
+        list(
+            ImageGatewayAccess(lambda url: ca).download(
+                Access(f"https://127.0.0.1:{port}", SECRET), "image"
+            )
+        )
 
 
 def by_console_service(port: int, ca: str) -> None:
@@ -126,7 +144,10 @@ def by_console_service(port: int, ca: str) -> None:
 
 
 ASKING: dict[str, Callable[[int, str], None]] = {
-    "the proxy": by_proxy, "an agent": by_agent, "the console service": by_console_service}
+    "the proxy": by_proxy,
+    "an agent": by_agent,
+    "the console service": by_console_service,
+}
 
 
 @pytest.mark.parametrize("who", ASKING)
@@ -139,16 +160,25 @@ def test_nothing_is_told_to_who_is_not_proved(ours, proofs, who: str, shown: str
 
 # --- consoles ---
 def sessions_of(proof: Tls | None) -> Any:
-    return ConsoleSessions(None, None, None, None,  # type: ignore[arg-type]  # it connects only
-                           most=9, per_server=9, per_user=9,
-                    seconds=9,
-                    protect=lambda host: proof)
+    return ConsoleSessions(
+        None,
+        None,
+        None,
+        None,  # type: ignore[arg-type]  # it connects only
+        most=9,
+        per_server=9,
+        per_user=9,
+        seconds=9,
+        protect=lambda host: proof,
+    )
 
 
 @pytest.fixture
 def relay(ours: Authority) -> Iterator[Consoles]:  # noqa: F811
     driver = MemoryDriver()
-    driver.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET)
+    driver.ensure_guest(
+        GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET
+    )
     made = Consoles(driver.console, "127.0.0.1", tls=ours.issue("host", "127.0.0.1"))
     thread = made.start()
     yield made
@@ -158,7 +188,9 @@ def relay(ours: Authority) -> Iterator[Consoles]:  # noqa: F811
 
 def test_a_console_passes_both_ways_at_once(relay: Consoles, ours: Authority) -> None:  # noqa: F811
     everything, offer = bytes(range(256)) * 8192, relay.offer(SERVER, SERIAL)
-    console = sessions_of(ours.issue("console", "127.0.0.9"))._connected(offer["host"], offer["port"])
+    console = sessions_of(ours.issue("console", "127.0.0.9"))._connected(
+        offer["host"], offer["port"]
+    )
     console.sendall(offer["secret"].encode())
     console.settimeout(20)
     writer = threading.Thread(target=console.sendall, args=(everything,))
@@ -175,7 +207,9 @@ def test_a_console_passes_both_ways_at_once(relay: Consoles, ours: Authority) ->
 
 @pytest.mark.parametrize("shown", ["nothing", "no certificate", "another authority's", "expired"])
 def test_a_console_is_not_opened_for_who_is_not_proved(relay, ours, proofs, shown: str) -> None:  # noqa: F811
-    proof = {"nothing": None, "no certificate": Tls("", "", str(ours.path))}.get(shown) or proofs.get(shown)
+    proof = {"nothing": None, "no certificate": Tls("", "", str(ours.path))}.get(
+        shown
+    ) or proofs.get(shown)
     proof = proof and Tls(proof.cert, proof.key, str(ours.path))
     offer = relay.offer(SERVER, SERIAL)
     with pytest.raises(OSError):
@@ -193,7 +227,9 @@ def test_images_are_not_fetched_over_plain_http_from_elsewhere(load, ours: Autho
     for more, tls in (({}, True), ({"tls": ""}, False)):
         conf = load(**more)
         images = ImageGatewayAccess(lambda url, conf=conf: of_url(conf, "[image_gateway] url", url))
-        with pytest.raises(errors.Unavailable, match=r"gateway.example is no loopback .* \[image_gateway\] url"):
+        with pytest.raises(
+            errors.Unavailable, match=r"gateway.example is no loopback .* \[image_gateway\] url"
+        ):
             list(images.download(Access("http://gateway.example:9293", SECRET), "image"))
         assert of_url(conf, "x", "https://gateway.example") == (str(ours.path) if tls else True)
         assert of_url(conf, "x", "http://127.0.0.1:9293") is True
@@ -202,19 +238,28 @@ def test_images_are_not_fetched_over_plain_http_from_elsewhere(load, ours: Autho
     assert of_url(load(tls="allow_plain_text = true"), "x", "http://10.0.0.7:9293") is True
 
 
-@pytest.mark.parametrize(("uri", "address", "encrypted", "plain"), [
-    ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", True, ""),
-    ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", False, "native_tls is false"),
-    ("qemu+tcp://10.0.0.7:16598/system", "10.0.0.7", True, "ca_file is not set there"),
-    ("qemu+tcp://127.0.0.1/system", "127.0.0.1", False, ""), ("qemu+tcp://h7/system", "127.0.0.1", False, "there"),
-    ("qemu+tls://127.0.0.1/system", "10.0.0.7", False, "native_tls")])
-def test_servers_do_not_move_as_plain_text(uri: str, address: str, encrypted: bool, plain: str) -> None:
+@pytest.mark.parametrize(
+    ("uri", "address", "encrypted", "plain"),
+    [
+        ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", True, ""),
+        ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", False, "native_tls is false"),
+        ("qemu+tcp://10.0.0.7:16598/system", "10.0.0.7", True, "ca_file is not set there"),
+        ("qemu+tcp://127.0.0.1/system", "127.0.0.1", False, ""),
+        ("qemu+tcp://h7/system", "127.0.0.1", False, "there"),
+        ("qemu+tls://127.0.0.1/system", "10.0.0.7", False, "native_tls"),
+    ],
+)
+def test_servers_do_not_move_as_plain_text(
+    uri: str, address: str, encrypted: bool, plain: str
+) -> None:
     to, tls = {"uri": uri, "address": address}, Tls("cert", "key", "ca")
     found = MigrationOptions(native_tls=encrypted, tls=tls).plain_text_to(to)
     assert plain in found and bool(plain) == bool(found)
     assert MigrationOptions(native_tls=encrypted, plain_text=True).plain_text_to(to) == ""
     if uri.startswith("qemu+tls") and plain == "":
-        assert MigrationOptions(native_tls=True).plain_text_to(to) == "[tls] ca_file is not set here"
+        assert (
+            MigrationOptions(native_tls=True).plain_text_to(to) == "[tls] ca_file is not set here"
+        )
 
 
 def no_fault(status: int, text: str) -> object:
@@ -224,9 +269,20 @@ def no_fault(status: int, text: str) -> object:
 def test_where_tokens_are_validated_is_judged_as_well(load) -> None:  # noqa: F811
     """Configured, and where the catalogue says that the identity service is."""
     elsewhere = "http://10.0.0.5:5000/v3"
-    with pytest.raises(ConfigError, match=r"\[identity\] auth_url: http://10.0.0.5:5000 is no https://"):
+    with pytest.raises(
+        ConfigError, match=r"\[identity\] auth_url: http://10.0.0.5:5000 is no https://"
+    ):
         authentication.authenticated(None, load(identity=f"auth_url = {elsewhere}"), no_fault)
-    entry = authentication.authenticated(None, load(identity="auth_url = https://identity.example"), no_fault)
-    [middleware] = [cell.cell_contents for cell in entry.__closure__ if isinstance(cell.cell_contents, AuthProtocol)]
-    with pytest.raises(ConnectFailure, match="the identity service's endpoint in the catalogue: http://10.0.0.5:5000"):
+    entry = authentication.authenticated(
+        None, load(identity="auth_url = https://identity.example"), no_fault
+    )
+    [middleware] = [
+        cell.cell_contents
+        for cell in entry.__closure__
+        if isinstance(cell.cell_contents, AuthProtocol)
+    ]
+    with pytest.raises(
+        ConnectFailure,
+        match="the identity service's endpoint in the catalogue: http://10.0.0.5:5000",
+    ):
         middleware._session.get(f"{elsewhere}/auth/tokens", connect_retries=0)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ, PostgreSQL and MariaDB over TLS, as an operator sets them up: what is said goes through it."""
+"""RabbitMQ, PostgreSQL and MariaDB over TLS, as an operator sets them up: what is said goes through
+it."""
+
 from __future__ import annotations
 
 import tempfile
@@ -21,9 +23,11 @@ from tests.contract.test_rpc import Told
 from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slice("guests")
-ENCRYPTED = {"postgresql": "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
-             "mariadb": "SELECT variable_value FROM information_schema.session_status "
-                        "WHERE variable_name = 'Ssl_version'"}
+ENCRYPTED = {
+    "postgresql": "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
+    "mariadb": "SELECT variable_value FROM information_schema.session_status "
+    "WHERE variable_name = 'Ssl_version'",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,9 @@ def test_processes_and_hosts_speak_through_tls(load, urls: dict[str, str]) -> No
 @pytest.mark.parametrize("own", [False, True], ids=["without a certificate", "with one"])
 def test_the_database_is_spoken_to_through_tls(load, ours, urls, kind: str, own: bool) -> None:  # noqa: F811
     mine = ours.issue("conductor", "127.0.0.1")
-    lines = f"ca_file = {ours.path}\n" + (f"cert_file = {mine.cert}\nkey_file = {mine.key}" if own else "")
+    lines = f"ca_file = {ours.path}\n" + (
+        f"cert_file = {mine.cert}\nkey_file = {mine.key}" if own else ""
+    )
     store = Store.opened(load(tls=lines, database=f"url = {urls[kind]}"))
     assert store.read(lambda tx: str(tx.scalar(sa.text(ENCRYPTED[kind])))) in ("TLSv1.3", "TLSv1.2")
     store.close()

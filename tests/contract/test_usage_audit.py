@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage audit on three databases: who ran in a period that is over is told once, whoever is killed meanwhile."""
+"""The usage audit on three databases: who ran in a period that is over is told once, whoever is
+killed meanwhile."""
+
 from __future__ import annotations
 
 import threading
@@ -34,9 +36,16 @@ def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def ran(store: Store, since: str, until: str | None = None, **values: object) -> str:
     [server] = add_servers(store)
-    at = {"launched_at": parse(since), "terminated_at": until and parse(until), "deleted": int(until is not None)}
-    store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
-        **at | values)))
+    at = {
+        "launched_at": parse(since),
+        "terminated_at": until and parse(until),
+        "deleted": int(until is not None),
+    }
+    store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == server).values(**at | values)
+        )
+    )
     return server
 
 
@@ -46,9 +55,13 @@ def audit(store: Store, periods: str = "month") -> None:
 
 
 def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
-    used = {ran(april, "2026-03-31T23:00:00Z"), ran(april, "2025-01-01T00:00:00Z"), ran(april, "2026-03-02T00:00:00Z"),
-            ran(april, "2026-02-01T00:00:00Z", "2026-03-01T00:00:01Z"),
-            ran(april, "2026-02-01T00:00:00Z", "2026-04-01T00:00:01Z")}
+    used = {
+        ran(april, "2026-03-31T23:00:00Z"),
+        ran(april, "2025-01-01T00:00:00Z"),
+        ran(april, "2026-03-02T00:00:00Z"),
+        ran(april, "2026-02-01T00:00:00Z", "2026-03-01T00:00:01Z"),
+        ran(april, "2026-02-01T00:00:00Z", "2026-04-01T00:00:01Z"),
+    }
     ran(april, "2026-02-01T00:00:00Z", "2026-02-28T00:00:00Z")
     ran(april, "2026-04-01T00:00:01Z")
     ran(april, "2026-02-01T00:00:00Z", vm_state=states.SHELVED_OFFLOADED)
@@ -63,7 +76,9 @@ def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
     assert {(*row.body["about"]["period"],) for row in rows} == {MARCH}
 
 
-def test_an_audit_goes_on_where_its_conductor_was_killed(april: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_goes_on_where_its_conductor_was_killed(
+    april: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another goes on, and ends the period that was begun before it looks at the next."""
     used = sorted(ran(april, "2026-03-02T00:00:00Z") for _ in range(5))
     assert april.write(lambda tx: usage_audit.step(tx, Periods()))
@@ -74,7 +89,9 @@ def test_an_audit_goes_on_where_its_conductor_was_killed(april: Store, monkeypat
     audit(april)
     assert [row.key for row in all_told(april)] == used * 2
     assert [row.body["about"]["period"][1] for row in all_told(april)] == [
-        *[MARCH[1]] * 5, *[parse("2026-05-01T00:00:00Z")] * 5]
+        *[MARCH[1]] * 5,
+        *[parse("2026-05-01T00:00:00Z")] * 5,
+    ]
 
 
 def test_two_conductors_tell_each_server_once(april: Store) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic vendor data over real HTTP: what targets are asked, and that none of them keeps a boot waiting or gets in
-what a guest cannot be given."""
+"""Dynamic vendor data over real HTTP: what targets are asked, and that none of them keeps a boot
+waiting or gets in what a guest cannot be given."""
+
 from __future__ import annotations
 
 import json
@@ -21,13 +22,21 @@ from common.clients import vendor_data
 from common.clients.vendor_data import MOST_BYTES, MOST_DEPTH, Dynamic, Target
 from common.config import ConfigError
 
-FACTS = {"project-id": "p", "instance-id": "s1", "image-id": "i", "user-data": None, "hostname": "web",
-         "metadata": {"a": "b"}, "boot-roles": "member,reader"}
+FACTS = {
+    "project-id": "p",
+    "instance-id": "s1",
+    "image-id": "i",
+    "user-data": None,
+    "hostname": "web",
+    "metadata": {"a": "b"},
+    "boot-roles": "member,reader",
+}
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Service(ThreadingHTTPServer):
-    """A target, and the identity service of the token; it answers as the test says, and remembers what it was asked."""
+    """A target, and the identity service of the token; it answers as the test says, and remembers
+    what it was asked."""
 
     daemon_threads = True
 
@@ -35,7 +44,7 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, dict[str, str], Any]] = []
         self.answer: Answer = says(b"{}")
-        self.over = threading.Event()          # what hangs ends with the test
+        self.over = threading.Event()  # what hangs ends with the test
 
     def url(self, path: str = "/") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -57,15 +66,25 @@ class _Handler(BaseHTTPRequestHandler):
         say(self, b'{"version": {"id": "v3.14", "links": [{"rel": "self", "href": "x"}]}}')
 
     def _token(self) -> None:
-        body = {"token": {"methods": ["password"], "expires_at": "2199-01-01T00:00:00Z", "user": {
-            "id": "u", "name": "vd", "domain": {"id": "default", "name": "Default"}}}}
+        body = {
+            "token": {
+                "methods": ["password"],
+                "expires_at": "2199-01-01T00:00:00Z",
+                "user": {"id": "u", "name": "vd", "domain": {"id": "default", "name": "Default"}},
+            }
+        }
         say(self, json.dumps(body).encode(), 201, {"X-Subject-Token": "the token"})
 
     def log_message(self, *arguments: Any) -> None:
         """Quiet."""
 
 
-def say(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+def say(
+    handler: BaseHTTPRequestHandler,
+    body: bytes,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> None:
     handler.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
         handler.send_header(name, value)
@@ -88,12 +107,19 @@ def service() -> Iterator[Service]:
 
 
 def opened(service: Service, *names: str, **more: Any) -> Dynamic:
-    return Dynamic([Target(name, service.url(f"/{name}")) for name in names or ("t",)], session.Session(), **more)
+    return Dynamic(
+        [Target(name, service.url(f"/{name}")) for name in names or ("t",)],
+        session.Session(),
+        **more,
+    )
 
 
 def test_each_target_is_asked_what_nova_asks(service: Service) -> None:
     service.answer = says(b'{"a": [1, "\\u00e4"]}')
-    assert opened(service, "one", "two").of(FACTS) == {"one": {"a": [1, "ä"]}, "two": {"a": [1, "ä"]}}
+    assert opened(service, "one", "two").of(FACTS) == {
+        "one": {"a": [1, "ä"]},
+        "two": {"a": [1, "ä"]},
+    }
     assert [(path, body) for path, _, body in service.asked] == [("/one", FACTS), ("/two", FACTS)]
     headers = service.asked[0][1]
     assert (headers["Content-Type"], headers["Accept"]) == ("application/json", "application/json")
@@ -106,11 +132,13 @@ def never(service: Service) -> Answer:
 
 def drip(service: Service, head: bytes) -> Answer:
     """A byte after the other, each soon enough for the time-out of one read."""
+
     def answer(handler: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):
             handler.wfile.write(head)
             while not service.over.wait(0.02):
                 handler.wfile.write(b" ")
+
     return answer
 
 
@@ -119,15 +147,22 @@ def deep(levels: int) -> bytes:
 
 
 BODIES = {
-    "not JSON": (b"<html>", "not JSON"), "half": (b'{"a": ', "not JSON"), "no text": (b'"\xff"', "not JSON"),
-    "half a pair": (b'{"a": "\\ud800"}', "not JSON"), "NaN": (b"[NaN]", "no number"), "large": (
-        b'"' + b"x" * MOST_BYTES + b'"', "longer than"),
-    "deep": (deep(MOST_DEPTH + 1), "deeper than"), "very deep": (deep(MOST_BYTES // 2), "deeper than"),
-    "a long number": (b"9" * 5000, "not JSON")}
+    "not JSON": (b"<html>", "not JSON"),
+    "half": (b'{"a": ', "not JSON"),
+    "no text": (b'"\xff"', "not JSON"),
+    "half a pair": (b'{"a": "\\ud800"}', "not JSON"),
+    "NaN": (b"[NaN]", "no number"),
+    "large": (b'"' + b"x" * MOST_BYTES + b'"', "longer than"),
+    "deep": (deep(MOST_DEPTH + 1), "deeper than"),
+    "very deep": (deep(MOST_BYTES // 2), "deeper than"),
+    "a long number": (b"9" * 5000, "not JSON"),
+}
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_no_guest_can_be_given_is_refused(service: Service, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_guest_can_be_given_is_refused(
+    service: Service, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     body, why = BODIES[name]
     service.answer = says(body)
     with caplog.at_level("WARNING"):
@@ -136,8 +171,9 @@ def test_what_no_guest_can_be_given_is_refused(service: Service, name: str, capl
 
 
 @pytest.mark.parametrize("status", [301, 307, 308, 400, 401, 404, 500, 503])
-def test_a_status_that_is_no_success_is_refused(service: Service, status: int, caplog: pytest.LogCaptureFixture
-                                                ) -> None:
+def test_a_status_that_is_no_success_is_refused(
+    service: Service, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     service.answer = says(b'{"a": 1}', status, {"Location": service.url("/elsewhere")})
     with caplog.at_level("WARNING"):
         assert opened(service).of(FACTS) == {"t": {}}
@@ -159,8 +195,13 @@ def test_as_deep_and_as_long_as_allowed_is_taken(service: Service) -> None:
 
 
 @pytest.mark.parametrize("how", ["never", "body", "head"])
-def test_no_boot_waits_longer_than_the_time_outs(service: Service, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    heads = {"body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", "head": b"HTTP/1.1 200 OK\r\nX-Long:"}
+def test_no_boot_waits_longer_than_the_time_outs(
+    service: Service, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads = {
+        "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n",
+        "head": b"HTTP/1.1 200 OK\r\nX-Long:",
+    }
     service.answer = drip(service, heads[how]) if how in heads else never(service)
     began = time.monotonic()
     with caplog.at_level("WARNING"):
@@ -169,12 +210,15 @@ def test_no_boot_waits_longer_than_the_time_outs(service: Service, how: str, cap
     assert "vendor data of t" in caplog.text
 
 
-def test_calls_that_never_end_are_not_more_than_so_many(service: Service, monkeypatch: pytest.MonkeyPatch,
-                                                        caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_that_never_end_are_not_more_than_so_many(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(vendor_data, "AT_ONCE", 2)
     service.answer = drip(service, b"HTTP/1.1 200 OK\r\nX-Long:")
     with caplog.at_level("WARNING"):
-        assert opened(service, "a", "b", "c", "d", connect=0.1, read=0.1).of(FACTS) == dict.fromkeys("abcd", {})
+        assert opened(service, "a", "b", "c", "d", connect=0.1, read=0.1).of(
+            FACTS
+        ) == dict.fromkeys("abcd", {})
     assert [path for path, _, _ in service.asked] == ["/a", "/b"]
     assert caplog.text.count("2 calls of this process have not been answered yet") == 2
 
@@ -200,23 +244,38 @@ def test_where_a_failure_is_fatal_it_is_said(service: Service) -> None:
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
     """A configuration of its own: what keystoneauth adds stays in it."""
+
     def read(*lines: str) -> Any:
         path, conf = tmp_path / "k.conf", cfg.ConfigOpts()
         path.write_text("\n".join(("[vendor_data]", *lines)))
         config.register(conf)
         conf(args=[], default_config_files=[str(path)], default_config_dirs=[])
         return conf
+
     return read
 
 
-def test_targets_are_told_who_asks_as_configured(service: Service, load: Callable[..., Any]) -> None:
-    conf = load("providers = static, dynamic", f"dynamic_targets = a@{service.url('/a')}, b@{service.url('/b')}",
-                "[vendordata_dynamic_auth]", "auth_type = v3password", f"auth_url = {service.url('/v3')}",
-                "username = vd", "password = secret", "user_domain_name = Default")
+def test_targets_are_told_who_asks_as_configured(
+    service: Service, load: Callable[..., Any]
+) -> None:
+    conf = load(
+        "providers = static, dynamic",
+        f"dynamic_targets = a@{service.url('/a')}, b@{service.url('/b')}",
+        "[vendordata_dynamic_auth]",
+        "auth_type = v3password",
+        f"auth_url = {service.url('/v3')}",
+        "username = vd",
+        "password = secret",
+        "user_domain_name = Default",
+    )
     dynamic = vendor_data.configured(conf)
     assert dynamic is not None and vendor_data.static(conf) == {}
     assert dynamic.of(FACTS) == {"a": {}, "b": {}}
-    asked = [(path, headers.get("X-Auth-Token")) for path, headers, _ in service.asked if path in ("/a", "/b")]
+    asked = [
+        (path, headers.get("X-Auth-Token"))
+        for path, headers, _ in service.asked
+        if path in ("/a", "/b")
+    ]
     assert asked == [("/a", "the token"), ("/b", "the token")]
 
 
@@ -226,27 +285,59 @@ def test_without_the_provider_nobody_is_asked(load: Callable[..., Any]) -> None:
     assert vendor_data.static(conf) is None and vendor_data.configured(conf) is not None
 
 
-@pytest.mark.parametrize("targets", ["", "a", "@http://h/", "a@ftp://h/", "static@http://h/", "a b@http://h/",
-                                     "a@http://h/, a@http://i/", "a@http://user:hidden@h/", "a@http://[::/", "a@http:///x",
-                                     ", ".join(f"a{number}@http://h/" for number in range(17))])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        "",
+        "a",
+        "@http://h/",
+        "a@ftp://h/",
+        "static@http://h/",
+        "a b@http://h/",
+        "a@http://h/, a@http://i/",
+        "a@http://user:hidden@h/",
+        "a@http://[::/",
+        "a@http:///x",
+        ", ".join(f"a{number}@http://h/" for number in range(17)),
+    ],
+)
 def test_a_wrong_target_is_refused_at_start(load: Callable[..., Any], targets: str) -> None:
     with pytest.raises(ConfigError, match=r"\[vendor_data\] dynamic_targets") as refused:
         vendor_data.configured(load("providers = dynamic", f"dynamic_targets = {targets}"))
     assert "hidden" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("option", "lines"), [
-    (r"\[vendor_data\] dynamic_targets: a", ["dynamic_targets = a@http://10.0.0.5/"]),
-    (r"\[vendordata_dynamic_auth\] auth_url", [
-        "dynamic_targets = a@https://t/", "[vendordata_dynamic_auth]", "auth_type = v3password",
-        "auth_url = http://10.0.0.5/v3", "username = u", "password = p", "user_domain_name = Default"])])
-def test_none_is_asked_for_as_plain_text_elsewhere(load: Callable[..., Any], option: str, lines: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "lines"),
+    [
+        (r"\[vendor_data\] dynamic_targets: a", ["dynamic_targets = a@http://10.0.0.5/"]),
+        (
+            r"\[vendordata_dynamic_auth\] auth_url",
+            [
+                "dynamic_targets = a@https://t/",
+                "[vendordata_dynamic_auth]",
+                "auth_type = v3password",
+                "auth_url = http://10.0.0.5/v3",
+                "username = u",
+                "password = p",
+                "user_domain_name = Default",
+            ],
+        ),
+    ],
+)
+def test_none_is_asked_for_as_plain_text_elsewhere(
+    load: Callable[..., Any], option: str, lines: list[str]
+) -> None:
     with pytest.raises(ConfigError, match=f"{option}: http://10.0.0.5 is no https://"):
         vendor_data.configured(load("providers = dynamic", *lines))
 
 
 def test_a_user_who_is_half_named_is_refused_at_start(load: Callable[..., Any]) -> None:
-    conf = load("providers = dynamic", "dynamic_targets = a@https://h/", "[vendordata_dynamic_auth]",
-                "auth_type = no-such-plugin")
+    conf = load(
+        "providers = dynamic",
+        "dynamic_targets = a@https://h/",
+        "[vendordata_dynamic_auth]",
+        "auth_type = no-such-plugin",
+    )
     with pytest.raises(ConfigError, match=r"\[vendordata_dynamic_auth\]"):
         vendor_data.configured(conf)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The screen and the serial console of a guest, on the hypervisors that have one."""
+
 from __future__ import annotations
 
 import socket
@@ -24,7 +25,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def read(console: socket.socket, until: bytes) -> bytes:
-    """What it says up to these bytes, or to its end; a QEMU that ends with bytes of ours unread resets it."""
+    """What it says up to these bytes, or to its end; a QEMU that ends with bytes of ours unread
+    resets it."""
     said, deadline = b"", time.monotonic() + SECONDS
     console.settimeout(SECONDS)
     with suppress(ConnectionResetError):
@@ -43,17 +45,24 @@ def test_screen_speaks_rfb_to_several_at_once(rig: Rig) -> None:
 
 def test_serial_console_is_a_terminal_and_its_log_goes_on(rig: Rig) -> None:
     spec = rig.ready()
-    for said in (b"first", b"second"):          # the second reader comes when the first has gone
+    for said in (b"first", b"second"):  # the second reader comes when the first has gone
         with rig.driver.console(spec.server, SERIAL) as console:
             console.sendall(b"echo " + said + b"\n")
             assert said in read(console, said)
     if rig.real:
-        await_true(lambda: "echo second" in rig.console(spec.server), SECONDS, lambda: rig.console(spec.server)[-500:])
+        await_true(
+            lambda: "echo second" in rig.console(spec.server),
+            SECONDS,
+            lambda: rig.console(spec.server)[-500:],
+        )
 
 
 def test_consoles_end_with_the_guest(rig: Rig) -> None:
     spec = rig.boot(ready=True)
-    with rig.driver.console(spec.server, VNC) as screen, rig.driver.console(spec.server, SERIAL) as serial:
+    with (
+        rig.driver.console(spec.server, VNC) as screen,
+        rig.driver.console(spec.server, SERIAL) as serial,
+    ):
         rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
         for console in (screen, serial):
             assert not read(console, b"never said").endswith(b"never said")
@@ -65,7 +74,9 @@ def test_consoles_are_there_again(rig: Rig, by: str) -> None:
     if by == "reboot":
         rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)
         rig.await_boots(spec.server, 2)
-        assert not rig.real or f"id {spec.server}" in rig.console(spec.server), "it is another guest"
+        assert not rig.real or f"id {spec.server}" in rig.console(spec.server), (
+            "it is another guest"
+        )
     else:
         rig.driver.ensure_suspended(spec.server, 2, QUIET)
         with pytest.raises(VerbFailed):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk stands on what it was made on, whatever image its server is said to be of, and no other bytes are started.
+"""A disk stands on what it was made on, whatever image its server is said to be of, and no other
+bytes are started.
 
-An unshelved server, one whose rebuild was refused, one whose image has changed: the image of the request is another one
-than lies under the disk. Here it is always a raw one of other bytes.
+An unshelved server, one whose rebuild was refused, one whose image has changed: the image of the
+request is another one than lies under the disk. Here it is always a raw one of other bytes.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -25,7 +27,9 @@ from tests.disks import base
 
 OTHER = b"other" * 4000
 #: The image that the server is said to be of.
-ANOTHER = ImageRef(str(uuid.UUID(int=8)), "raw", len(OTHER), "sha512", hashlib.sha512(OTHER).hexdigest())
+ANOTHER = ImageRef(
+    str(uuid.UUID(int=8)), "raw", len(OTHER), "sha512", hashlib.sha512(OTHER).hexdigest()
+)
 
 
 def read_other(image: str) -> Iterator[bytes]:
@@ -41,8 +45,19 @@ def same_bytes(pair: Pair, spec: GuestSpec) -> bool:
     source, destination = pair.source.driver, pair.destination.driver
     if isinstance(source, MemoryDriver) and isinstance(destination, MemoryDriver):
         return source.host.guests[spec.server].disk == destination.host.files[spec.server].disk
-    told = subprocess.run(["qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2",
-                           *(home(rig, spec) / "disk" for rig in pair.rigs)], check=False)
+    told = subprocess.run(
+        [
+            "qemu-img",
+            "compare",
+            "-q",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            *(home(rig, spec) / "disk" for rig in pair.rigs),
+        ],
+        check=False,
+    )
     return told.returncode == 0
 
 
@@ -64,11 +79,16 @@ def test_disk_moves_with_what_it_was_made_on(pair: Pair) -> None:
 def test_running_guest_moves_with_what_its_disk_was_made_on(live: Pair) -> None:
     spec = replace(live.counting(), image=ANOTHER)
     cpu = live.source.driver.inventory().cpu_info
-    to = live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET)
+    to = live.destination.driver.prepare_incoming(
+        spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET
+    )
     live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     live.destination.driver.finish_incoming(spec, QUIET)
     if live.source.real:
-        assert base(home(live.destination, spec)).name == f"base.sha512-{live.source.image.hash_value}.qcow2"
+        assert (
+            base(home(live.destination, spec)).name
+            == f"base.sha512-{live.source.image.hash_value}.qcow2"
+        )
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     boots = live.destination.boots(spec.server)
     live.destination.driver.ensure_running(spec.server, 4, QUIET)
@@ -82,6 +102,7 @@ def test_guest_that_is_described_anew_keeps_what_its_disk_was_made_on(rig: Rig) 
     def stopped() -> GuestSpec:
         rig.driver.ensure_stopped(spec.server, next(fences), 0, QUIET)
         return replace(spec, fence=next(fences), flavor=LARGER)
+
     resized = stopped()
     assert rig.driver.resize_here(resized, True, QUIET).power_state == RUNNING
     assert rig.has_canary(spec.server, boots := boots + 1), "resized"
@@ -100,8 +121,21 @@ def test_disk_of_an_earlier_release_goes_on_and_moves(pair: Pair) -> None:
     rig, spec = pair.source, replace(pair.off_with_canary(), image=ANOTHER)
     folder = home(rig, spec)
     named = base(folder)
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", folder / "base", "-F", rig.image.disk_format,
-                    folder / "disk"], check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            "-b",
+            folder / "base",
+            "-F",
+            rig.image.disk_format,
+            folder / "disk",
+        ],
+        check=True,
+    )
     named.rename(folder / "base")
     assert rig.driver.install(replace(spec, fence=1), True, QUIET).power_state == RUNNING
     assert rig.has_canary(spec.server, rig.boots(spec.server) or 1)
@@ -130,8 +164,21 @@ def unlinked(path: Path) -> None:
 
 def renamed(path: Path) -> None:
     disk = path.with_name("disk")
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", path.with_name("base"), "-F",
-                    path.name.rpartition(".")[2], disk], check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            "-b",
+            path.with_name("base"),
+            "-F",
+            path.name.rpartition(".")[2],
+            disk,
+        ],
+        check=True,
+    )
     path.with_name("base").write_bytes(path.read_bytes())
 
 
@@ -142,8 +189,11 @@ def test_nothing_starts_over_other_bytes(pair: Pair, damage: Callable[[Path], No
     folder = home(rig, spec)
     kept = {path: path.read_bytes() for path in (folder / "disk", base(folder))}
     damage(base(folder))
-    starts = [lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
-              lambda: rig.driver.reboot(spec.server, 3, 0, QUIET), lambda: rig.driver.install(spec, True, QUIET)]
+    starts = [
+        lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
+        lambda: rig.driver.reboot(spec.server, 3, 0, QUIET),
+        lambda: rig.driver.install(spec, True, QUIET),
+    ]
     for start in starts[:2] if damage is renamed else starts:
         with pytest.raises(VerbFailed, match="server is not started|not on this host's storage"):
             start()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do, on three hypervisors: memory, libvirt's own mock-up, real QEMU guests."""
+"""What every virt driver must do, on three hypervisors: memory, libvirt's own mock-up, real QEMU
+guests."""
+
 from __future__ import annotations
 
 import contextlib
@@ -51,7 +53,13 @@ def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:
         assert f"id {spec.server}" in rig.console(spec.server).replace(": ", " ")
     if rig.real:
         text = rig.console(spec.server)
-        for told in ("name web <1>", "public keys 1", "user data runs", "user data: web-1", "user data ended with 0"):
+        for told in (
+            "name web <1>",
+            "public keys 1",
+            "user data runs",
+            "user data: web-1",
+            "user data ended with 0",
+        ):
             assert told in text, text
 
 
@@ -67,6 +75,7 @@ def test_console_is_read_from_its_end(rig: Rig) -> None:
         nonlocal whole, end
         whole, end = rig.console(spec.server), rig.driver.console_output(spec.server, 10)
         return end == whole.encode()[-10:].decode()
+
     await_true(agree, 5, lambda: f"{end!r} is not the end of {whole[-100:]!r}")
     assert "guest: booting" in whole and len(end) == 10
     assert rig.driver.console_output(spec.server, 0) == ""
@@ -87,11 +96,16 @@ def test_console_log_that_was_turned_over_reads_as_one(tmp_path: Path) -> None:
 def test_stop_asks_the_guest_first_and_may_be_repeated(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     for _ in range(2):
-        assert rig.driver.ensure_stopped(spec.server, 2, BOOT_SECONDS, QUIET) == DomainState(spec.server, SHUTDOWN, 2)
+        assert rig.driver.ensure_stopped(spec.server, 2, BOOT_SECONDS, QUIET) == DomainState(
+            spec.server, SHUTDOWN, 2
+        )
     assert rig.state(spec.server) == (SHUTDOWN, 2)
     if rig.real:
-        await_true(lambda: "power button, going down" in rig.console(spec.server), 10,
-                   lambda: rig.console(spec.server)[-500:])
+        await_true(
+            lambda: "power button, going down" in rig.console(spec.server),
+            10,
+            lambda: rig.console(spec.server)[-500:],
+        )
 
 
 def test_stop_without_time_pulls_the_plug(rig: Rig) -> None:
@@ -105,7 +119,9 @@ def test_start_may_be_repeated(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for _ in range(2):
-        assert rig.driver.ensure_running(spec.server, 3, QUIET) == DomainState(spec.server, RUNNING, 3)
+        assert rig.driver.ensure_running(spec.server, 3, QUIET) == DomainState(
+            spec.server, RUNNING, 3
+        )
     assert rig.state(spec.server) == (RUNNING, 3)
 
 
@@ -113,7 +129,9 @@ def test_start_may_be_repeated(rig: Rig) -> None:
 def test_reboot_happens_once_for_each_fence(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     for fence, boots in ((2, 2), (2, 2), (3, 3)):
-        assert rig.driver.reboot(spec.server, fence, BOOT_SECONDS, QUIET) == DomainState(spec.server, RUNNING, fence)
+        assert rig.driver.reboot(spec.server, fence, BOOT_SECONDS, QUIET) == DomainState(
+            spec.server, RUNNING, fence
+        )
         rig.await_boots(spec.server, boots)
         if rig.has_console:
             assert rig.boots(spec.server) == boots
@@ -133,7 +151,11 @@ def test_guest_that_powers_itself_off_is_seen_within_seconds(rig: Rig) -> None:
     rig.driver.watch(lambda server: seen.append((server, rig.state(server))))
     spec = rig.boot(user_data="#!/bin/sh\necho off by itself\npoweroff -f\n")
     if rig.real:
-        await_true(lambda: "off by itself" in rig.console(spec.server), BOOT_SECONDS, lambda: rig.console(spec.server))
+        await_true(
+            lambda: "off by itself" in rig.console(spec.server),
+            BOOT_SECONDS,
+            lambda: rig.console(spec.server),
+        )
     rig.power_off_inside(spec.server)
     await_true(lambda: (spec.server, (SHUTDOWN, 1)) in seen, 20, lambda: f"not told, only {seen}")
 
@@ -181,8 +203,9 @@ BROKEN = ("<guest/>", "<guest id='not an id' fence='x'/>", "<guest id='" + "9" *
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_guest_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                                    broken: str) -> None:
+def test_a_guest_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
     libvirt = pytest.importorskip("libvirt")
     rig = libvirt_test_rig(tmp_path)
     lost, kept = rig.boot(), rig.boot()
@@ -201,13 +224,17 @@ def test_a_guest_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pyte
 
 
 def test_no_disk_shows_what_another_guest_wrote(tmp_path: Path) -> None:
-    """Each disk is a file made anew, so nothing of one that was removed is in the next (CVE-2012-5625)."""
+    """Each disk is a file made anew, so nothing of one that was removed is in the next
+    (CVE-2012-5625)."""
     pytest.importorskip("libvirt")
     rig = libvirt_test_rig(tmp_path)
     first = rig.boot()
     [disk] = [path for path in rig.files(first.server) if path.name == "disk"]
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -P {ord('c')} {CANARY_AT} 64k", disk], check=True,
-                   capture_output=True)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", f"write -P {ord('c')} {CANARY_AT} 64k", disk],
+        check=True,
+        capture_output=True,
+    )
     assert holds_canary(disk)
     rig.driver.ensure_absent(first.server, 2)
     for _ in range(3):
@@ -253,20 +280,27 @@ def test_hanging_image_service_lets_go_within_five_seconds(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["backing file", "data file", "vmdk", "too large", "checksum"])
-def test_hostile_image_is_refused_before_any_tool_opens_it(rig: Rig, kind: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_image_is_refused_before_any_tool_opens_it(
+    rig: Rig, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if rig.kind == "memory" and kind != "checksum":
         pytest.skip("memory reads no formats")
     content, reason = hostile(kind, tmp_path)
-    image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512",
-                     "0" * 128 if kind == "checksum" else hashlib.sha512(content).hexdigest())
+    image = ImageRef(
+        str(uuid.uuid4()),
+        "qcow2",
+        len(content),
+        "sha512",
+        "0" * 128 if kind == "checksum" else hashlib.sha512(content).hexdigest(),
+    )
     ran: list[str] = []
     execute = Helpers.execute
 
     def watched(helpers: Helpers, program: Sequence[str], *given: Any, **more: Any) -> HelperResult:
         ran.append(program[0])
         return execute(helpers, ["/usr/bin/false"], *given, **more)
-    monkeypatch.setattr(Helpers, "execute", watched)        # the one door for programs
+
+    monkeypatch.setattr(Helpers, "execute", watched)  # the one door for programs
     spec = rig.spec(image=image)
     with pytest.raises(VerbFailed, match=reason):
         rig.driver.ensure_guest(spec, lambda name: iter([content]), QUIET)
@@ -283,15 +317,25 @@ def hostile(kind: str, folder: Path) -> tuple[bytes, str]:
     """(content, why it is refused), made by qemu-img itself."""
     path = folder / "hostile"
     if kind == "vmdk":
-        return b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 1 FLAT "/etc/shadow" 0\n'.ljust(4096), "vmdk"
+        return (
+            b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 1 FLAT "/etc/shadow" 0\n'.ljust(
+                4096
+            ),
+            "vmdk",
+        )
     options, reason = {
-        "backing file": (["-u", "-b", "/etc/shadow", "-F", "raw"], "not safe to use: .*backing file"),
+        "backing file": (
+            ["-u", "-b", "/etc/shadow", "-F", "raw"],
+            "not safe to use: .*backing file",
+        ),
         "data file": (["-o", f"data_file={folder}/outside"], "not safe to use: .*data_file"),
         "too large": ([], "100.00 GiB does not fit .* 1 GiB"),
         "checksum": ([], "checksum"),
     }[kind]
     size = "100G" if kind == "too large" else "1M"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), size], check=True)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), size], check=True
+    )
     return path.read_bytes(), reason
 
 
@@ -343,7 +387,9 @@ def test_guests_and_driver_outlive_libvirtd(rig: Rig, private_libvirtd: Path) ->
     await_true(lambda: says(rig, spec.server) == ((RUNNING, 1),), 20, lambda: "libvirtd not back")
     kill_daemon(private_libvirtd)
     seen.clear()
-    assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET) == DomainState(spec.server, SHUTDOWN, 2)
+    assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET) == DomainState(
+        spec.server, SHUTDOWN, 2
+    )
     await_true(lambda: spec.server in seen, 20, lambda: "no events after libvirtd came back")
 
 
@@ -360,7 +406,7 @@ def kill_daemon(folder: Path) -> None:
     serving = (folder / "lock").read_text().strip()
     (first,) = Path(f"/proc/{serving}/task/{serving}/children").read_text().split()
     for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
-        with contextlib.suppress(FileNotFoundError):    # another child that ends meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another child that ends meanwhile
             if Path(f"/proc/{child}/comm").read_text().strip() == "libvirtd":
                 os.kill(int(child), signal.SIGKILL)
                 return

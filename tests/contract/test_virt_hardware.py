@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host says that it has, and the hardware that a flavor and an image ask for: on three hypervisors.
+"""What a host says that it has, and the hardware that a flavor and an image ask for: on three
+hypervisors.
 
 libvirt's mock-up takes every definition and runs nothing; real guests say what they see.
 """
+
 from __future__ import annotations
 
 import subprocess
@@ -18,7 +20,15 @@ import pytest
 
 from common.command_progress import CommandPhase, CommandProgress
 from common.hardware import LOCAL_DISKS
-from common.models import AssignedNumaNode, DomainState, Flavor, GuestSpec, HardwareAssignment, HostInventory, ImageRef
+from common.models import (
+    AssignedNumaNode,
+    DomainState,
+    Flavor,
+    GuestSpec,
+    HardwareAssignment,
+    HostInventory,
+    ImageRef,
+)
 from common.wire import from_wire, to_wire
 from compute_agent.virt.driver import RUNNING, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
@@ -28,19 +38,38 @@ from tests.phases import Phases
 from tests.waiting import await_true
 
 TWO = replace(NANO, vcpus=2, extra_specs={"hw:cpu_sockets": "1", "hw:cpu_cores": "2"})
-#: Extra specs and properties that every hypervisor here can carry out, and where in the XML each is found.
-SPECS = {"quota:cpu_shares": "512", "quota:disk_read_iops_sec": "100", "hw:watchdog_action": "poweroff",
-         "hw_rng:rate_bytes": "1024", "hw:boot_menu": "yes"}
-PROPERTIES = {"hw_vif_model": "e1000", "hw_video_model": "cirrus", "hw_cdrom_bus": "ide", "hw_time_hpet": "no",
-              "hw_pointer_model": "usbtablet"}
-FOUND = {"cputune/shares": "512", "devices/disk/iotune/read_iops_sec": "100", "devices/watchdog@action": "poweroff",
-         "devices/rng/rate@bytes": "1024", "os/bootmenu@enable": "yes", "devices/video/model@type": "cirrus",
-         "clock/timer@present": "no", "devices/input[@type='tablet']@bus": "usb"}
+#: Extra specs and properties that every hypervisor here can carry out, and where in the XML each is
+#: found.
+SPECS = {
+    "quota:cpu_shares": "512",
+    "quota:disk_read_iops_sec": "100",
+    "hw:watchdog_action": "poweroff",
+    "hw_rng:rate_bytes": "1024",
+    "hw:boot_menu": "yes",
+}
+PROPERTIES = {
+    "hw_vif_model": "e1000",
+    "hw_video_model": "cirrus",
+    "hw_cdrom_bus": "ide",
+    "hw_time_hpet": "no",
+    "hw_pointer_model": "usbtablet",
+}
+FOUND = {
+    "cputune/shares": "512",
+    "devices/disk/iotune/read_iops_sec": "100",
+    "devices/watchdog@action": "poweroff",
+    "devices/rng/rate@bytes": "1024",
+    "os/bootmenu@enable": "yes",
+    "devices/video/model@type": "cirrus",
+    "clock/timer@present": "no",
+    "devices/input[@type='tablet']@bus": "usb",
+}
 
 
 def described(rig: Rig, server: str) -> Element:
     """The domain as libvirt tells it: of the active guest, if it is active."""
     from compute_agent.virt.libvirt.driver import LibvirtDriver
+
     assert isinstance(rig.driver, LibvirtDriver)
     return ElementTree.fromstring(rig.driver._libvirt.describe(server))
 
@@ -64,30 +93,53 @@ def image(rig: Rig, **properties: str) -> ImageRef:
 def test_a_host_says_what_it_has_and_says_it_alike(rig: Rig) -> None:
     told = rig.driver.inventory()
     assert told == rig.driver.inventory() == from_wire(HostInventory, to_wire(told))
-    assert set(told.traits) - set(os_traits.get_traits()) == {LOCAL_DISKS} and told.traits == sorted(set(told.traits))
-    assert {"COMPUTE_NODE", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_NET_ATTACH_INTERFACE"} <= set(told.traits)
+    assert set(told.traits) - set(os_traits.get_traits()) == {
+        LOCAL_DISKS
+    } and told.traits == sorted(set(told.traits))
+    assert {"COMPUTE_NODE", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_NET_ATTACH_INTERFACE"} <= set(
+        told.traits
+    )
     assert "COMPUTE_STATUS_DISABLED" not in told.traits, "that is the operator's to say"
-    assert told.facts["supported_instances"] and all(len(one) == 3 for one in told.facts["supported_instances"])
+    assert told.facts["supported_instances"] and all(
+        len(one) == 3 for one in told.facts["supported_instances"]
+    )
     assert told.vcpus > 0 and told.pcpus == 0 and told.memory_mb > 0
     numbers = [cpu for numa_node in told.numa_nodes for cpu in [*numa_node.cpus, *numa_node.pcpus]]
     assert len(numbers) == len(set(numbers)) and len(numbers) in (0, told.vcpus)
-    assert all(size.isdecimal() and count > 0 for numa_node in told.numa_nodes
-               for size, count in numa_node.pages.items())
+    assert all(
+        size.isdecimal() and count > 0
+        for numa_node in told.numa_nodes
+        for size, count in numa_node.pages.items()
+    )
 
 
 def test_a_real_host_promises_what_its_emulator_has(rig: Rig) -> None:
     if not rig.real:
         pytest.skip("no emulator")
     told = rig.driver.inventory()
-    assert {"HW_CPU_X86_SSE2", "HW_ARCH_X86_64", "COMPUTE_STORAGE_BUS_VIRTIO", "COMPUTE_STORAGE_BUS_SCSI",
-            "COMPUTE_GRAPHICS_MODEL_VGA", "COMPUTE_NET_VIF_MODEL_VIRTIO"} <= set(told.traits)
+    assert {
+        "HW_CPU_X86_SSE2",
+        "HW_ARCH_X86_64",
+        "COMPUTE_STORAGE_BUS_VIRTIO",
+        "COMPUTE_STORAGE_BUS_SCSI",
+        "COMPUTE_GRAPHICS_MODEL_VGA",
+        "COMPUTE_NET_VIF_MODEL_VIRTIO",
+    } <= set(told.traits)
     assert ["x86_64", "qemu", "hvm"] in told.facts["supported_instances"]
-    assert told.numa_nodes and told.numa_nodes[0].memory_mb > 0 and told.cpu_info["topology"]["cores"] > 0
+    assert (
+        told.numa_nodes
+        and told.numa_nodes[0].memory_mb > 0
+        and told.cpu_info["topology"]["cores"] > 0
+    )
 
 
 # --- what a guest gets ---
 def spec_of_all(rig: Rig) -> GuestSpec:
-    return rig.spec(flavor=flavor(extra_specs=SPECS), image=image(rig, **PROPERTIES), interfaces=[rig.interface()])
+    return rig.spec(
+        flavor=flavor(extra_specs=SPECS),
+        image=image(rig, **PROPERTIES),
+        interfaces=[rig.interface()],
+    )
 
 
 def has_it_all(rig: Rig, spec: GuestSpec) -> None:
@@ -137,14 +189,28 @@ def test_a_guest_that_asks_for_nothing_has_nothing_of_it(rig: Rig) -> None:
         assert rig.driver.host.guests[spec.server].options == {}
         return
     domain = described(rig, spec.server)
-    assert not [where for where in ("cputune", "numatune", "memoryBacking", "cpu/topology", "cpu/numa",
-                                    "devices/watchdog", "devices/disk/iotune", "os/bootmenu", "devices/hostdev")
-                if domain.find(where) is not None]
+    assert not [
+        where
+        for where in (
+            "cputune",
+            "numatune",
+            "memoryBacking",
+            "cpu/topology",
+            "cpu/numa",
+            "devices/watchdog",
+            "devices/disk/iotune",
+            "os/bootmenu",
+            "devices/hostdev",
+        )
+        if domain.find(where) is not None
+    ]
 
 
 def test_what_no_host_carries_out_is_refused_and_leaves_nothing(rig: Rig) -> None:
-    for spec, said in ((rig.spec(image=image(rig, hw_firmware_type="uefi")), "hw_firmware_type"),
-                       (rig.spec(flavor=flavor(extra_specs={"hw:cpu_policy": "dedicated"})), "none are claimed")):
+    for spec, said in (
+        (rig.spec(image=image(rig, hw_firmware_type="uefi")), "hw_firmware_type"),
+        (rig.spec(flavor=flavor(extra_specs={"hw:cpu_policy": "dedicated"})), "none are claimed"),
+    ):
         with pytest.raises(VerbFailed, match=said):
             rig.driver.ensure_guest(spec, rig.read_image, QUIET)
         assert rig.state(spec.server) is None and rig.files(spec.server) == []
@@ -152,7 +218,9 @@ def test_what_no_host_carries_out_is_refused_and_leaves_nothing(rig: Rig) -> Non
 
 def test_a_rebuild_to_hardware_that_cannot_be_leaves_the_guest_alone(rig: Rig) -> None:
     spec = rig.boot()
-    wrong = replace(spec, fence=2, image=replace(another(rig), properties={"hw_disk_bus": "floppy"}))
+    wrong = replace(
+        spec, fence=2, image=replace(another(rig), properties={"hw_disk_bus": "floppy"})
+    )
     with pytest.raises(VerbFailed, match="hw_disk_bus"):
         rig.driver.rebuild(wrong, rig.read_image, True, QUIET)
     assert rig.state(spec.server) == (RUNNING, 1)
@@ -160,10 +228,19 @@ def test_a_rebuild_to_hardware_that_cannot_be_leaves_the_guest_alone(rig: Rig) -
 
 def fitted(rig: Rig, **numa_node: Any) -> GuestSpec:
     """A guest whose two CPUs have one of the host's each, on the host's first NUMA node."""
-    own = AssignedNumaNode(**{"numa_node": 0, "cpus": [0, 1], "pins": {"0": 1, "1": 0}, "memory_mb": NANO.memory_mb,
-                              **numa_node})
-    return rig.spec(flavor=replace(TWO, extra_specs={"hw:cpu_policy": "dedicated"}),
-                    assignment=HardwareAssignment([own]))
+    own = AssignedNumaNode(
+        **{
+            "numa_node": 0,
+            "cpus": [0, 1],
+            "pins": {"0": 1, "1": 0},
+            "memory_mb": NANO.memory_mb,
+            **numa_node,
+        }
+    )
+    return rig.spec(
+        flavor=replace(TWO, extra_specs={"hw:cpu_policy": "dedicated"}),
+        assignment=HardwareAssignment([own]),
+    )
 
 
 def test_a_guest_runs_on_the_parts_of_the_host_that_are_its_own(rig: Rig) -> None:
@@ -171,10 +248,16 @@ def test_a_guest_runs_on_the_parts_of_the_host_that_are_its_own(rig: Rig) -> Non
     rig.driver.ensure_guest(spec, rig.read_image, QUIET)
     if isinstance(rig.driver, MemoryDriver):
         assert rig.driver.host.guests[spec.server].assignment == spec.assignment
-        assert MemoryHost(state_file=rig.folder / "guests").guests[spec.server].assignment == spec.assignment
+        assert (
+            MemoryHost(state_file=rig.folder / "guests").guests[spec.server].assignment
+            == spec.assignment
+        )
         return
     domain = described(rig, spec.server)
-    assert {pin.get("vcpu"): pin.get("cpuset") for pin in domain.iterfind("cputune/vcpupin")} == {"0": "1", "1": "0"}
+    assert {pin.get("vcpu"): pin.get("cpuset") for pin in domain.iterfind("cputune/vcpupin")} == {
+        "0": "1",
+        "1": "0",
+    }
     assert value(domain, "cputune/emulatorpin@cpuset") == "0-1"
     assert value(domain, "numatune/memory@nodeset") == "0"
     assert [numa_node.get("cpus") for numa_node in domain.iterfind("cpu/numa/cell")] == ["0-1"]
@@ -184,12 +267,19 @@ def test_a_guest_runs_on_the_parts_of_the_host_that_are_its_own(rig: Rig) -> Non
 
 def test_guest_cpus_without_one_of_their_own_share_those_of_the_host_s_cell(rig: Rig) -> None:
     spec = fitted(rig, pins={"0": 1})
-    spec = replace(spec, flavor=replace(spec.flavor, extra_specs={"hw:cpu_policy": "mixed",
-                                                                  "hw:cpu_dedicated_mask": "0"}))
+    spec = replace(
+        spec,
+        flavor=replace(
+            spec.flavor, extra_specs={"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0"}
+        ),
+    )
     rig.driver.ensure_guest(spec, rig.read_image, QUIET)
     if rig.kind == "memory":
         return
-    pins = {pin.get("vcpu"): pin.get("cpuset") for pin in described(rig, spec.server).iterfind("cputune/vcpupin")}
+    pins = {
+        pin.get("vcpu"): pin.get("cpuset")
+        for pin in described(rig, spec.server).iterfind("cputune/vcpupin")
+    }
     shared = rig.driver.inventory().numa_nodes[0].cpus
     assert pins == {"0": "1", "1": f"{shared[0]}-{shared[-1]}"}
 
@@ -218,7 +308,11 @@ echo "disks: $(ls /sys/block | tr '\\n' ' ')end"
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_real_guest_sees_one_socket_with_two_cores(rig: Rig) -> None:
     spec = rig.boot(ready=True, flavor=TWO, user_data=LOOK)
-    await_true(lambda: "disks: " in rig.console(spec.server), BOOT_SECONDS, lambda: rig.console(spec.server))
+    await_true(
+        lambda: "disks: " in rig.console(spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server),
+    )
     assert "cpus: 2, cores: 2" in rig.console(spec.server), rig.console(spec.server)
 
 
@@ -228,21 +322,43 @@ def test_a_real_guest_sees_one_socket_with_two_cores(rig: Rig) -> None:
 def test_a_real_guest_has_two_cells(rig: Rig) -> None:
     numa_nodes = [AssignedNumaNode(0, [cpu], {}, NANO.memory_mb // 2) for cpu in (0, 1)]
     two = replace(NANO, vcpus=2, extra_specs={"hw:numa_nodes": "2"})
-    spec = rig.boot(ready=True, flavor=two, assignment=HardwareAssignment(numa_nodes), user_data=LOOK)
-    await_true(lambda: "disks: " in rig.console(spec.server), BOOT_SECONDS, lambda: rig.console(spec.server))
+    spec = rig.boot(
+        ready=True, flavor=two, assignment=HardwareAssignment(numa_nodes), user_data=LOOK
+    )
+    await_true(
+        lambda: "disks: " in rig.console(spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server),
+    )
     assert "nodes: 2" in rig.console(spec.server), rig.console(spec.server)
 
 
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-@pytest.mark.parametrize("properties", [
-    {"hw_machine_type": "q35", "hw_cdrom_bus": "scsi"}, {"hw_machine_type": "q35", "hw_disk_bus": "sata"},
-    {"hw_disk_bus": "scsi"}, {"hw_disk_bus": "scsi", "hw_scsi_model": "lsilogic"}, {"hw_disk_bus": "ide"},
-    {"hw_disk_bus": "usb", "hw_cdrom_bus": "usb"}, {"hw_disk_bus": "sata", "hw_cdrom_bus": "sata"},
-    {"hw_video_model": "qxl"}, {"hw_video_model": "none"}, {"hw_video_model": "virtio"}, {"hw_video_model": "bochs"},
-    {"hw_qemu_guest_agent": "no"}, {"os_type": "windows"}, {"hw_pmu": "no", "img_hide_hypervisor_id": "yes"},
-    *({"hw_vif_model": model} for model in ("e1000e", "rtl8139", "ne2k_pci", "pcnet", "vmxnet3"))],
-    ids=lambda properties: "-".join(properties.values()))
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"hw_machine_type": "q35", "hw_cdrom_bus": "scsi"},
+        {"hw_machine_type": "q35", "hw_disk_bus": "sata"},
+        {"hw_disk_bus": "scsi"},
+        {"hw_disk_bus": "scsi", "hw_scsi_model": "lsilogic"},
+        {"hw_disk_bus": "ide"},
+        {"hw_disk_bus": "usb", "hw_cdrom_bus": "usb"},
+        {"hw_disk_bus": "sata", "hw_cdrom_bus": "sata"},
+        {"hw_video_model": "qxl"},
+        {"hw_video_model": "none"},
+        {"hw_video_model": "virtio"},
+        {"hw_video_model": "bochs"},
+        {"hw_qemu_guest_agent": "no"},
+        {"os_type": "windows"},
+        {"hw_pmu": "no", "img_hide_hypervisor_id": "yes"},
+        *(
+            {"hw_vif_model": model}
+            for model in ("e1000e", "rtl8139", "ne2k_pci", "pcnet", "vmxnet3")
+        ),
+    ],
+    ids=lambda properties: "-".join(properties.values()),
+)
 def test_a_real_guest_begins_to_boot_from_it(rig: Rig, properties: dict[str, str]) -> None:
     """The firmware finds the disk on every bus: the kernel's first words come from it."""
     spec = rig.boot(image=image(rig, **properties), interfaces=[rig.interface()])
@@ -253,16 +369,22 @@ def test_a_real_guest_begins_to_boot_from_it(rig: Rig, properties: dict[str, str
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_bandwidth_is_a_rule_of_the_host_s_kernel(rig: Rig) -> None:
-    limited = flavor(extra_specs={"quota:vif_outbound_average": "1000", "quota:vif_inbound_average": "2000"})
+    limited = flavor(
+        extra_specs={"quota:vif_outbound_average": "1000", "quota:vif_inbound_average": "2000"}
+    )
     nic = rig.interface()
     try:
         spec = rig.boot(flavor=limited, interfaces=[nic])
     except VerbFailed as refused:
         assert "tc" in refused.details, refused.details
         pytest.skip(f"this kernel limits no bandwidth: {refused.details[:200]}")
-    told = subprocess.run(["tc", "-s", "qdisc", "show", "dev", nic.device], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["tc", "-s", "qdisc", "show", "dev", nic.device], capture_output=True, text=True, check=True
+    )
     assert "htb" in told.stdout and "ingress" in told.stdout, told.stdout
-    assert value(described(rig, spec.server), "devices/interface/bandwidth/outbound@average") == "1000"
+    assert (
+        value(described(rig, spec.server), "devices/interface/bandwidth/outbound@average") == "1000"
+    )
 
 
 def test_an_image_that_demands_stillness_is_not_copied_from_a_guest_without_agent(rig: Rig) -> None:
@@ -287,8 +409,12 @@ def test_an_image_fetched_ahead_is_not_fetched_for_the_guest(rig: Rig) -> None:
 
     def nothing(image: str) -> Iterator[bytes]:
         raise AssertionError("fetched again")
+
     spec = rig.spec()
-    assert rig.driver.ensure_guest(spec, nothing, VerbContext(phases, lambda: False)).power_state == RUNNING
+    assert (
+        rig.driver.ensure_guest(spec, nothing, VerbContext(phases, lambda: False)).power_state
+        == RUNNING
+    )
     assert not [phase for phase in phases if "fetching" in phase]
 
 
@@ -297,7 +423,9 @@ def test_who_must_wait_to_fetch_says_so(rig: Rig) -> None:
     if rig.real:
         pytest.skip("the mock-up fetches as the real one does")
     gate, waits, third = threading.Event(), threading.Event(), []
-    images = [ImageRef(f"0000000{number}-0000-4000-8000-000000000000", "raw", 7) for number in range(3)]
+    images = [
+        ImageRef(f"0000000{number}-0000-4000-8000-000000000000", "raw", 7) for number in range(3)
+    ]
 
     def slow(image: str) -> Iterator[bytes]:
         assert gate.wait(10)
@@ -307,17 +435,25 @@ def test_who_must_wait_to_fetch_says_so(rig: Rig) -> None:
         third.append(progress.phase)
         if progress.phase is CommandPhase.WAITING_TO_FETCH:
             waits.set()
+
     fetching = threading.Barrier(3)
 
     def meet(progress: CommandProgress) -> None:
         if progress == CommandProgress(CommandPhase.FETCHING_IMAGE):
             fetching.wait(10)
-    first = [threading.Thread(target=rig.driver.ensure_image, args=(one, slow, VerbContext(meet, lambda: False)))
-             for one in images[:2]]
+
+    first = [
+        threading.Thread(
+            target=rig.driver.ensure_image, args=(one, slow, VerbContext(meet, lambda: False))
+        )
+        for one in images[:2]
+    ]
     for thread in first:
         thread.start()
     fetching.wait(10)
-    last = threading.Thread(target=rig.driver.ensure_image, args=(images[2], slow, VerbContext(report, lambda: False)))
+    last = threading.Thread(
+        target=rig.driver.ensure_image, args=(images[2], slow, VerbContext(report, lambda: False))
+    )
     last.start()
     assert waits.wait(10)
     assert third == [CommandPhase.WAITING_TO_FETCH]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every hostile image on every path by which bytes of others come to a host, and what leaves it again.
+"""Every hostile image on every path by which bytes of others come to a host, and what leaves it
+again.
 
-Each is refused with a reason and leaves nothing, or is used as the bytes that it is. A canary stands in a file of the
-host to which the images refer: it is in no file that the host makes, and in nothing that it says or gives away.
+Each is refused with a reason and leaves nothing, or is used as the bytes that it is. A canary
+stands in a file of the host to which the images refer: it is in no file that the host makes, and in
+nothing that it says or gives away.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -46,16 +49,21 @@ class Peer:
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
         content = self._files[name]
-        return ((at, content[at:at + (1 << 20)]) for at in range(0, len(content), 1 << 20))
+        return ((at, content[at : at + (1 << 20)]) for at in range(0, len(content), 1 << 20))
 
 
 def image_of(one: Hostile) -> ImageRef:
-    return ImageRef(str(uuid.uuid4()), one.declared, len(one.content), "sha512",
-                    hashlib.sha512(one.content).hexdigest())
+    return ImageRef(
+        str(uuid.uuid4()),
+        one.declared,
+        len(one.content),
+        "sha512",
+        hashlib.sha512(one.content).hexdigest(),
+    )
 
 
 def reader(content: bytes) -> Callable[[str], Iterator[bytes]]:
-    return lambda image: (content[at:at + 4096] for at in range(0, len(content), 4096))
+    return lambda image: (content[at : at + 4096] for at in range(0, len(content), 4096))
 
 
 Way = Callable[[Rig, Driver, Hostile, GuestSpec], object]
@@ -68,15 +76,21 @@ def boot(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
 
 def prefetch(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
     driver.ensure_image(image_of(one), reader(one.content), QUIET)
-    return boot(rig, driver, one, there)    # what is too large for a flavor may be fetched before its flavor is known
+    return boot(
+        rig, driver, one, there
+    )  # what is too large for a flavor may be fetched before its flavor is known
 
 
 def rebuild(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    return driver.rebuild(replace(there, fence=there.fence + 1, image=image_of(one)), reader(one.content), True, QUIET)
+    return driver.rebuild(
+        replace(there, fence=there.fence + 1, image=image_of(one)), reader(one.content), True, QUIET
+    )
 
 
 def rescue(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    made = driver.rescue(replace(there, fence=there.fence + 1), image_of(one), reader(one.content), QUIET)
+    made = driver.rescue(
+        replace(there, fence=there.fence + 1), image_of(one), reader(one.content), QUIET
+    )
     driver.unrescue(replace(there, fence=there.fence + 2), QUIET)
     return made
 
@@ -100,22 +114,44 @@ def receive(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
 
 
 def receive_its_disk(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    """It is the server's own disk, and stands on nothing; whatever it was declared as, a disk is qcow2."""
+    """It is the server's own disk, and stands on nothing; whatever it was declared as, a disk is
+    qcow2."""
     return driver.receive(rig.spec(image=None), Peer("", b"", one.content), reader(b""), QUIET)
 
 
-WAYS: list[Way] = [boot, prefetch, rebuild, rescue, arrive, arrive_with_the_image, receive, receive_its_disk]
+WAYS: list[Way] = [
+    boot,
+    prefetch,
+    rebuild,
+    rescue,
+    arrive,
+    arrive_with_the_image,
+    receive,
+    receive_its_disk,
+]
 
 
-#: What does no harm by that way: how large a server's own disk is its source says, and what is no base is not fetched.
-NOT_HOSTILE = {(receive_its_disk, "4 TiB with all its tables"), (arrive, "vmdk, as what it is"),
-               (arrive_with_the_image, "vmdk, as what it is")}
+#: What does no harm by that way: how large a server's own disk is its source says, and what is no
+#: base is not fetched.
+NOT_HOSTILE = {
+    (receive_its_disk, "4 TiB with all its tables"),
+    (arrive, "vmdk, as what it is"),
+    (arrive_with_the_image, "vmdk, as what it is"),
+}
 
 
-@pytest.mark.parametrize(("rig", "way"), [
-    *(("test", way) for way in WAYS),
-    *(pytest.param("qemu", way, marks=pytest.mark.kvm_or_tcg) for way in (boot, rebuild, rescue))],
-    indirect=["rig"], ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("rig", "way"),
+    [
+        *(("test", way) for way in WAYS),
+        *(
+            pytest.param("qemu", way, marks=pytest.mark.kvm_or_tcg)
+            for way in (boot, rebuild, rescue)
+        ),
+    ],
+    indirect=["rig"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_hostile_images_come_in_by_no_way(rig: Rig, canary: Path, way: Way) -> None:
     there, wrong = rig.boot(paused=True), {}
     said: list[str] = []
@@ -153,28 +189,62 @@ def shown_in(folder: Path) -> list[Path]:
 
 
 #: What a guest writes at the beginning of its own disk.
-WRITTEN = {"qcow2": lambda canary: standing_on(str(canary)), "vmdk": lambda canary: (
-    f'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n').encode().ljust(4096, b"\0")}
+WRITTEN = {
+    "qcow2": lambda canary: standing_on(str(canary)),
+    "vmdk": lambda canary: (
+        (f'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n')
+        .encode()
+        .ljust(4096, b"\0")
+    ),
+}
 
 
 @libvirt_rigs
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_what_a_guest_writes_is_bytes_wherever_it_goes(rig: Rig, canary: Path, kind: str, tmp_path: Path) -> None:
-    """Snapshot, backup and shelve give it to the image service; resized it grows; it boots again."""
+def test_what_a_guest_writes_is_bytes_wherever_it_goes(
+    rig: Rig, canary: Path, kind: str, tmp_path: Path
+) -> None:
+    """Snapshot, backup and shelve give it to the image service; resized it grows; it boots
+    again."""
     spec = rig.boot(paused=True)
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
-    (tmp_path / "written").write_bytes(WRITTEN[kind](canary)[:64 << 10])
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -s {tmp_path}/written 0 4096",
-                    rig.folder / "instances" / spec.server / "disk"], check=True, capture_output=True)
+    (tmp_path / "written").write_bytes(WRITTEN[kind](canary)[: 64 << 10])
+    subprocess.run(
+        [
+            "qemu-io",
+            "-f",
+            "qcow2",
+            "-c",
+            f"write -s {tmp_path}/written 0 4096",
+            rig.folder / "instances" / spec.server / "disk",
+        ],
+        check=True,
+        capture_output=True,
+    )
     given: list[bytes] = []
     rig.driver.snapshot(spec.server, 2, given.extend, QUIET)
     copy = tmp_path / "copy"
     copy.write_bytes(b"".join(given))
-    told = subprocess.run(["qemu-img", "info", "-f", "qcow2", "--output=json", copy], check=True, capture_output=True)
+    told = subprocess.run(
+        ["qemu-img", "info", "-f", "qcow2", "--output=json", copy], check=True, capture_output=True
+    )
     assert b"backing" not in told.stdout and SECRET not in copy.read_bytes()
     raw = tmp_path / "raw"
-    subprocess.run(["qemu-img", "dd", "-f", "qcow2", "-O", "raw", "bs=4096", "count=1", f"if={copy}", f"of={raw}"],
-                   check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "dd",
+            "-f",
+            "qcow2",
+            "-O",
+            "raw",
+            "bs=4096",
+            "count=1",
+            f"if={copy}",
+            f"of={raw}",
+        ],
+        check=True,
+    )
     assert raw.read_bytes() == WRITTEN[kind](canary)[:4096]
     larger = replace(spec, fence=3, flavor=replace(spec.flavor, root_gb=2))
     rig.driver.resize_here(larger, False, QUIET)

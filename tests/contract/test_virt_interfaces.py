@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces, on the same hypervisors: what a guest has when it starts, while it runs and when it was off.
+"""Network interfaces, on the same hypervisors: what a guest has when it starts, while it runs and
+when it was off.
 
 A real guest says itself which interfaces it has and in which order; its bridges lead nowhere.
 """
+
 from __future__ import annotations
 
 import subprocess
@@ -38,8 +40,14 @@ def test_guest_has_its_interfaces_in_their_order_until_it_is_gone(rig: Rig) -> N
     rig.await_nics(spec.server, *nics)
     counted = rig.driver.diagnostics(spec.server)
     assert counted["num_nics"] == 3
-    assert set(counted["nic_details"][0]) == {"mac_address", *(
-        f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop", "rate"))}
+    assert set(counted["nic_details"][0]) == {
+        "mac_address",
+        *(
+            f"{way}_{what}"
+            for way in ("rx", "tx")
+            for what in ("octets", "packets", "errors", "drop", "rate")
+        ),
+    }
     devices = [Path("/sys/class/net", nic.device) for nic in nics]
     if rig.real:
         for nic, device in zip(nics, devices, strict=True):
@@ -54,10 +62,14 @@ def test_running_guest_gets_an_interface_and_lets_go_of_it(plugging: Rig) -> Non
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(ready=True, user_data=NICS, interfaces=[first])
     for _ in range(2):
-        assert driver.attach_interface(spec.server, 2, second, QUIET) == DomainState(spec.server, RUNNING, 2)
+        assert driver.attach_interface(spec.server, 2, second, QUIET) == DomainState(
+            spec.server, RUNNING, 2
+        )
     rig.await_nics(spec.server, first, second)
     for _ in range(2):
-        assert driver.detach_interface(spec.server, 3, first, QUIET) == DomainState(spec.server, RUNNING, 3)
+        assert driver.detach_interface(spec.server, 3, first, QUIET) == DomainState(
+            spec.server, RUNNING, 3
+        )
     rig.await_nics(spec.server, second)
     assert not Path("/sys/class/net", first.device).exists()
     driver.attach_interface(spec.server, 4, third, QUIET)
@@ -71,12 +83,16 @@ def test_stopped_guest_has_the_change_from_its_next_start_on(plugging: Rig) -> N
     spec = rig.boot(interfaces=[first])
     driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for _ in range(2):
-        assert driver.attach_interface(spec.server, 3, second, QUIET) == DomainState(spec.server, SHUTDOWN, 3)
+        assert driver.attach_interface(spec.server, 3, second, QUIET) == DomainState(
+            spec.server, SHUTDOWN, 3
+        )
     driver.ensure_running(spec.server, 4, QUIET)
     assert rig.nics(spec.server) == [first.mac, second.mac]
     driver.ensure_stopped(spec.server, 5, 0, QUIET)
     for _ in range(2):
-        assert driver.detach_interface(spec.server, 6, first, QUIET) == DomainState(spec.server, SHUTDOWN, 6)
+        assert driver.detach_interface(spec.server, 6, first, QUIET) == DomainState(
+            spec.server, SHUTDOWN, 6
+        )
     driver.ensure_running(spec.server, 7, QUIET)
     assert rig.nics(spec.server) == [second.mac]
 
@@ -112,8 +128,9 @@ def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
 def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvirtd: Path) -> None:
     from compute_agent.virt.libvirt import interfaces
     from compute_agent.virt.libvirt.connection import Connection
+
     nic, libvirt = rig.interface(), Connection(libvirtd.uri(private_libvirtd))
-    spec = rig.boot(interfaces=[nic], image=None)      # its firmware finds nothing to boot
+    spec = rig.boot(interfaces=[nic], image=None)  # its firmware finds nothing to boot
     began = time.monotonic()
     with pytest.raises(VerbFailed, match=f"did not let go of the interface {nic.mac}.* stays"):
         interfaces.detach(libvirt, spec.server, 2, nic.mac, QUIET, seconds=5)
@@ -121,7 +138,9 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
     for stored in (False, True):
         assert set(interface_xml.found(libvirt.describe(spec.server, stored=stored))) == {nic.mac}
     with pytest.raises(Cancelled):
-        rig.driver.detach_interface(spec.server, 3, nic, VerbContext(lambda name: None, lambda: True))
+        rig.driver.detach_interface(
+            spec.server, 3, nic, VerbContext(lambda name: None, lambda: True)
+        )
     assert rig.state(spec.server) == (RUNNING, 1)
     libvirt.close()
 
@@ -131,17 +150,29 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
     from compute_agent.virt.libvirt.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection
+
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     nics = [rig.interface() for _ in range(3)]
     spec = rig.boot(interfaces=nics[:1])
     for nic, part in ((nics[1], AFFECT_LIVE), (nics[2], AFFECT_CONFIG)):
-        libvirt.attach(spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part)
+        libvirt.attach(
+            spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part
+        )
         rig.driver.attach_interface(spec.server, 2, nic, QUIET)
-    both = [interface_xml.addresses(libvirt.describe(spec.server, stored=stored)) for stored in (False, True)]
+    both = [
+        interface_xml.addresses(libvirt.describe(spec.server, stored=stored))
+        for stored in (False, True)
+    ]
     assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]
     rig.await_boots(spec.server, 1)
-    left = interface_xml.text(interface_xml.found(libvirt.describe(spec.server, stored=True))[nics[1].mac])
-    libvirt.on(spec.server, "cut a detach short", lambda domain: domain.detachDeviceFlags(left, AFFECT_CONFIG))
+    left = interface_xml.text(
+        interface_xml.found(libvirt.describe(spec.server, stored=True))[nics[1].mac]
+    )
+    libvirt.on(
+        spec.server,
+        "cut a detach short",
+        lambda domain: domain.detachDeviceFlags(left, AFFECT_CONFIG),
+    )
     rig.driver.detach_interface(spec.server, 3, nics[1], QUIET)
     assert rig.nics(spec.server) == [nics[0].mac, nics[2].mac]
     libvirt.close()
@@ -166,7 +197,9 @@ def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) ->
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(ready=True, interfaces=[first, second])
     changed = replace(spec, fence=2, interfaces=[second, third])
-    assert driver.ensure_guest(changed, rig.read_image, QUIET) == DomainState(spec.server, RUNNING, 2)
+    assert driver.ensure_guest(changed, rig.read_image, QUIET) == DomainState(
+        spec.server, RUNNING, 2
+    )
     assert set(rig.nics(spec.server)) == {second.mac, third.mac}
     driver.ensure_stopped(spec.server, 3, 0, QUIET)
     driver.ensure_guest(replace(changed, fence=4, interfaces=[first]), rig.read_image, QUIET)
@@ -177,8 +210,10 @@ def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) ->
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
-        rig: Rig, private_libvirtd: Path) -> None:
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt.connection import Connection
+
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(interfaces=[first])
@@ -197,13 +232,17 @@ def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
 def test_guest_may_be_started_with_its_processors_paused(rig: Rig) -> None:
     spec = rig.spec(user_data=NICS, interfaces=[rig.interface()], paused=True)
     for _ in range(2):
-        assert rig.driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(spec.server, PAUSED, 1)
+        assert rig.driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(
+            spec.server, PAUSED, 1
+        )
     assert rig.state(spec.server) == (PAUSED, 1)
     if rig.real:
         assert rig.boots(spec.server) == 0
         assert Path("/sys/class/net", spec.interfaces[0].device).exists()
     for _ in range(2):
-        assert rig.driver.ensure_running(spec.server, 2, QUIET) == DomainState(spec.server, RUNNING, 2)
+        assert rig.driver.ensure_running(spec.server, 2, QUIET) == DomainState(
+            spec.server, RUNNING, 2
+        )
     rig.await_nics(spec.server, *spec.interfaces)
     assert rig.driver.ensure_guest(spec, rig.read_image, QUIET).power_state == RUNNING
     rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
@@ -221,11 +260,15 @@ def test_guest_waits_for_its_bridge(plugging: Rig) -> None:
     missing = rig.name_bridge()
     spec = rig.spec(interfaces=[rig.interface(), rig.interface(missing)])
     with pytest.raises(Cancelled):
-        rig.driver.ensure_guest(spec, rig.read_image,
-                                VerbContext(phases, lambda: "waiting for the network" in phases))
+        rig.driver.ensure_guest(
+            spec, rig.read_image, VerbContext(phases, lambda: "waiting for the network" in phases)
+        )
     assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     phases.clear()
-    assert rig.driver.ensure_guest(spec, rig.read_image, VerbContext(told, lambda: False)).power_state == RUNNING
+    assert (
+        rig.driver.ensure_guest(spec, rig.read_image, VerbContext(told, lambda: False)).power_state
+        == RUNNING
+    )
     assert phases.count("waiting for the network") == 2
     missing, phases[:] = rig.name_bridge(), []
     late = rig.interface(missing)
@@ -245,14 +288,20 @@ def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
         phases.append(phase := str(progress))
         if phase == "waiting for the network":
             rig.make_bridge(bridge)
-    assert rig.driver.ensure_running(spec.server, 3, VerbContext(told, lambda: False)).power_state == RUNNING
+
+    assert (
+        rig.driver.ensure_running(spec.server, 3, VerbContext(told, lambda: False)).power_state
+        == RUNNING
+    )
     assert "waiting for the network" in phases
 
 
 def remove_bridge(rig: Rig, name: str) -> None:
     if rig.real:
         subprocess.run(["ip", "link", "delete", name], check=True)
-        await_true(lambda: not Path("/sys/class/net", name).exists(), 5, lambda: f"{name} is still there")
+        await_true(
+            lambda: not Path("/sys/class/net", name).exists(), 5, lambda: f"{name} is still there"
+        )
     else:
         rig.driver.host.missing_bridges.add(name)  # type: ignore[attr-defined]
 
@@ -267,9 +316,11 @@ def test_port_that_cannot_be_plugged_costs_nothing(rig: Rig, kind: str) -> None:
     assert rig.state(spec.server) is None and rig.files(spec.server) == []
     good = rig.boot()
     anew = replace(good, fence=2, interfaces=[bad])
-    for attempt in (lambda: rig.driver.attach_interface(good.server, 2, bad, QUIET),
-                    lambda: rig.driver.rebuild(anew, rig.read_image, True, QUIET),
-                    lambda: rig.driver.rescue(anew, rig.image, rig.read_image, QUIET)):
+    for attempt in (
+        lambda: rig.driver.attach_interface(good.server, 2, bad, QUIET),
+        lambda: rig.driver.rebuild(anew, rig.read_image, True, QUIET),
+        lambda: rig.driver.rescue(anew, rig.image, rig.read_image, QUIET),
+    ):
         with pytest.raises(VerbFailed, match=bad.port):
             attempt()
         assert rig.state(good.server) == (RUNNING, 1) and rig.nics(good.server) == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing starts on a host whose lease has run out while the verb was at work, whatever the driver."""
+"""Nothing starts on a host whose lease has run out while the verb was at work, whatever the
+driver."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +20,9 @@ LATE = replace(QUIET, may_start=lambda: False)
 #: Each verb that starts a guest which is off.
 STARTS: dict[str, Callable[[Rig, GuestSpec, VerbContext], object]] = {
     "ensure_guest": lambda rig, spec, run: rig.driver.ensure_guest(spec, rig.read_image, run),
-    "ensure_running": lambda rig, spec, run: rig.driver.ensure_running(spec.server, spec.fence, run),
+    "ensure_running": lambda rig, spec, run: rig.driver.ensure_running(
+        spec.server, spec.fence, run
+    ),
     "reboot": lambda rig, spec, run: rig.driver.reboot(spec.server, spec.fence, 0, run),
     "install": lambda rig, spec, run: rig.driver.install(spec, True, run),
     "resize_here": lambda rig, spec, run: rig.driver.resize_here(spec, True, run),
@@ -51,11 +55,16 @@ def test_a_new_guest_is_not_started_without_a_lease(rig: Rig) -> None:
 @pytest.mark.parametrize("rest", ["paused", "suspended"])
 def test_a_guest_does_not_go_on_without_a_lease(rig: Rig, rest: str) -> None:
     spec = rig.ready()
-    (rig.driver.ensure_paused if rest == "paused" else rig.driver.ensure_suspended)(spec.server, 1, QUIET)
+    (rig.driver.ensure_paused if rest == "paused" else rig.driver.ensure_suspended)(
+        spec.server, 1, QUIET
+    )
     before = rig.state(spec.server)
     with pytest.raises(errors.Unavailable):
         rig.driver.ensure_running(spec.server, 2, LATE)
-    assert before is not None and (rig.state(spec.server) or ())[0] == before[0] in (PAUSED, SHUTDOWN)
+    assert before is not None and (rig.state(spec.server) or ())[0] == before[0] in (
+        PAUSED,
+        SHUTDOWN,
+    )
     assert rig.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
 
 
@@ -64,14 +73,19 @@ def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
     cpu = live.source.driver.inventory().cpu_info
 
     def prepare(run: VerbContext) -> dict[str, object]:
-        return live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, cpu,
-                                                       live.destination.read_image, run)
+        return live.destination.driver.prepare_incoming(
+            spec, live.peer(spec.server), live.shared, cpu, live.destination.read_image, run
+        )
+
     with pytest.raises(errors.Unavailable):
         prepare(LATE)
     to = prepare(QUIET)
     with pytest.raises(errors.Unavailable):
         live.source.driver.live_migrate(spec, to, live.shared, LATE)
-    assert live.source.state(spec.server) == (RUNNING, 1) and live.destination.state(spec.server) is None
+    assert (
+        live.source.state(spec.server) == (RUNNING, 1)
+        and live.destination.state(spec.server) is None
+    )
     live.source.driver.live_migrate(spec, prepare(QUIET), live.shared, QUIET)
     live.destination.driver.finish_incoming(spec, QUIET)
     assert live.destination.state(spec.server) == (RUNNING, 2)

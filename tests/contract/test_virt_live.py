@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests that move while they run, between two libvirtds: what only libvirt and QEMU can get wrong.
+"""Real guests that move while they run, between two libvirtds: what only libvirt and QEMU can get
+wrong.
 
-One guest counts in its memory and changes it all the time; every way in which a migration may fail must leave it
-counting where it is. What both drivers owe is in test_virt_moves.
+One guest counts in its memory and changes it all the time; every way in which a migration may fail
+must leave it counting where it is. What both drivers owe is in test_virt_moves.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -25,9 +27,20 @@ from common import errors
 from common.command_progress import CommandProgress
 from common.models import DomainState, FailureReason, GuestSpec
 from common.wire import to_wire
-from compute_agent.virt.driver import PAUSED, RUNNING, SERIAL, Cancelled, MigrationAborted, VerbFailed
+from compute_agent.virt.driver import (
+    PAUSED,
+    RUNNING,
+    SERIAL,
+    Cancelled,
+    MigrationAborted,
+    VerbFailed,
+)
 from compute_agent.virt.libvirt import jobs, live_migration
-from compute_agent.virt.libvirt.connection import JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE, Connection
+from compute_agent.virt.libvirt.connection import (
+    JOB_OPERATION_MIGRATION_OUT,
+    JOB_OPERATION_SAVE,
+    Connection,
+)
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 from tests.contract.test_virt_driver import kill_daemon, says
 from tests.contract.virt_pairs import Machines
@@ -80,29 +93,62 @@ def test_wish_to_abort_leaves_it_where_it_is(busy: Traveller) -> None:
     busy.stayed()
 
 
-@pytest.mark.parametrize("when", [lambda told: True, lambda told: told["disk_total"] and not told["disk_remaining"]],
-                         ids=["at once", "once its disk is there"])
-def test_wish_to_abort_is_heard_whenever_it_comes(busy: Traveller, when: Callable[[Mapping[str, int]], bool]) -> None:
+@pytest.mark.parametrize(
+    "when",
+    [lambda told: True, lambda told: told["disk_total"] and not told["disk_remaining"]],
+    ids=["at once", "once its disk is there"],
+)
+def test_wish_to_abort_is_heard_whenever_it_comes(
+    busy: Traveller, when: Callable[[Mapping[str, int]], bool]
+) -> None:
     """Also just when QEMU sets up the journey of its memory."""
     for _ in range(3):
         with pytest.raises(MigrationAborted):
-            busy.leaves(run=Steered("abort", when=lambda told: when(told) or told["memory_processed"] > 0).run,
-                        bandwidth=SLOW)
+            busy.leaves(
+                run=Steered(
+                    "abort", when=lambda told: when(told) or told["memory_processed"] > 0
+                ).run,
+                bandwidth=SLOW,
+            )
         busy.stayed()
 
 
-@pytest.mark.parametrize(("ends", "told"), [
-    (False, {"operation": JOB_OPERATION_MIGRATION_OUT}),
-    (True, {"operation": JOB_OPERATION_MIGRATION_OUT, "disk_total": 9 << 20, "disk_processed": 1 << 20,
-            "disk_remaining": 8 << 20}),
-    (False, {"operation": JOB_OPERATION_MIGRATION_OUT, "disk_total": 9 << 20, "disk_processed": 9 << 20,
-             "disk_remaining": 0}),
-    (True, {"operation": JOB_OPERATION_MIGRATION_OUT, "disk_total": 9 << 20, "disk_processed": 9 << 20,
-            "memory_processed": 1 << 20}),
-    (False, {"operation": JOB_OPERATION_SAVE, "memory_processed": 0}),
-    (True, {"operation": JOB_OPERATION_SAVE, "memory_processed": 1 << 20}),
-    (True, {"operation": 0}),
-])
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (False, {"operation": JOB_OPERATION_MIGRATION_OUT}),
+        (
+            True,
+            {
+                "operation": JOB_OPERATION_MIGRATION_OUT,
+                "disk_total": 9 << 20,
+                "disk_processed": 1 << 20,
+                "disk_remaining": 8 << 20,
+            },
+        ),
+        (
+            False,
+            {
+                "operation": JOB_OPERATION_MIGRATION_OUT,
+                "disk_total": 9 << 20,
+                "disk_processed": 9 << 20,
+                "disk_remaining": 0,
+            },
+        ),
+        (
+            True,
+            {
+                "operation": JOB_OPERATION_MIGRATION_OUT,
+                "disk_total": 9 << 20,
+                "disk_processed": 9 << 20,
+                "memory_processed": 1 << 20,
+            },
+        ),
+        (False, {"operation": JOB_OPERATION_SAVE, "memory_processed": 0}),
+        (True, {"operation": JOB_OPERATION_SAVE, "memory_processed": 1 << 20}),
+        (True, {"operation": 0}),
+    ],
+)
 @pytest.mark.slice("default")
 def test_migration_that_is_only_set_up_is_not_told_to_end(ends: bool, told: dict[str, int]) -> None:
     assert jobs.is_abortable(told) == ends
@@ -112,10 +158,13 @@ def test_cancel_leaves_it_where_it_is(busy: Traveller) -> None:
     steered = Steered(cancels=True)
     with pytest.raises(Cancelled):
         busy.leaves(run=steered.run, bandwidth=SLOW)
-    since = time.monotonic() - next(at for at, told in zip(steered.moments, steered.told, strict=True)
-                                    if told["memory_processed"] > 0)
+    since = time.monotonic() - next(
+        at
+        for at, told in zip(steered.moments, steered.told, strict=True)
+        if told["memory_processed"] > 0
+    )
     assert since < 5
-    busy.prepared()                     # what may still be ending there is in nobody's way
+    busy.prepared()  # what may still be ending there is in nobody's way
     busy.stayed()
 
 
@@ -150,8 +199,9 @@ def post_copy() -> Iterator[None]:
     USERFAULTFD.write_text(before)
 
 
-def test_wish_to_complete_lets_its_memory_follow(busy: Traveller, post_copy: None, caplog: pytest.LogCaptureFixture
-                                                 ) -> None:
+def test_wish_to_complete_lets_its_memory_follow(
+    busy: Traveller, post_copy: None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, live_migration.__name__)
     busy.leaves(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
     assert "paused" not in caplog.text, "it stood still instead"
@@ -187,10 +237,17 @@ def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str,
         LibvirtDriver(uri, folder, migration=MigrationOptions(bandwidth=bandwidth, plain_text=True)).live_migrate(
             from_wire(GuestSpec, spec), to, False, VerbContext(lambda name: None, lambda: False, report_migration=told))
     """)
-    with subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE) as agent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.PIPE,
+    ) as agent:
         assert agent.stdin and agent.stdout
-        json.dump([busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(spec), to, SLOW], agent.stdin)
+        json.dump(
+            [busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(spec), to, SLOW], agent.stdin
+        )
         agent.stdin.close()
         assert agent.stdout.readline() == "moves\n"
         agent.kill()
@@ -217,6 +274,7 @@ def test_migration_that_was_given_up_is_ended_and_not_joined(busy: Traveller) ->
     def looked(told: Mapping[str, int]) -> bool:
         fences.append(found_moving(libvirt, busy))
         return told["memory_processed"] > NANO.memory_mb << 20
+
     busy.leaves(to, Steered("complete", when=looked).run, bandwidth=SLOW)
     assert set(fences) - {0} == {busy.spec.fence}, "the earlier one was joined"
     busy.came()
@@ -238,7 +296,9 @@ def test_answer_that_was_lost_is_given_again(busy: Traveller) -> None:
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: Traveller, has_arrived: bool) -> None:
+def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(
+    busy: Traveller, has_arrived: bool
+) -> None:
     """libvirtd died in the last moments, and has left the guest paused."""
     to, libvirt = busy.prepared(), Connection(busy.uris[busy.at])
     if has_arrived:
@@ -249,8 +309,10 @@ def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: 
     else:
         libvirt.pause(busy.server)
     libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
-    agent = busy.machines.on(busy.machines.names[busy.at], LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at],
-                                                                         patience=1))
+    agent = busy.machines.on(
+        busy.machines.names[busy.at],
+        LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1),
+    )
     with pytest.raises(errors.NoAnswer, match="It is not known"):
         agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://127.0.0.1:1/system"}, False, QUIET)
     found = libvirt.find(busy.server)
@@ -272,6 +334,7 @@ def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
     def moves_memory(told: Mapping[str, int]) -> bool:
         seen.append([found for found in busy.there.driver.domains() if found.server == busy.server])
         return told["memory_processed"] > 0 and len(seen) > 1
+
     with pytest.raises(MigrationAborted):
         busy.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
     assert len(seen) > 1 and not any(seen)
@@ -296,15 +359,21 @@ def test_libvirtd_that_dies_meanwhile_leaves_it_where_it_is(busy: Traveller, whi
             killed.append(1)
             kill_daemon(home)
         return False
+
     with pytest.raises(VerbFailed):
         busy.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
     assert killed
-    await_true(lambda: says(busy.there, busy.server) == (None,), 20,
-               lambda: "the other host still waits for it")
+    await_true(
+        lambda: says(busy.there, busy.server) == (None,),
+        20,
+        lambda: "the other host still waits for it",
+    )
     busy.stayed()
 
 
-def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(busy: Traveller) -> None:
+def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(
+    busy: Traveller,
+) -> None:
     bridge = f"kl{uuid.uuid4().hex[:8]}"
     nic = replace(busy.here.interface(bridge), device=f"kl{uuid.uuid4().hex[:8]}")
     add_bridge(busy.machines.names[busy.at], bridge)
@@ -316,6 +385,7 @@ def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(busy
         if name == "waiting for the network" and name not in phases:
             add_bridge(busy.machines.names[1 - busy.at], bridge)
         phases.append(name)
+
     busy.leaves(busy.prepared(interfaces=[nic]), replace(QUIET, report_progress=report))
     assert "waiting for the network" in phases
     busy.came()
@@ -326,16 +396,22 @@ def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(busy
 
 
 def add_bridge(space: str, name: str) -> None:
-    subprocess.run(["ip", "-n", space, "link", "add", "name", name, "up", "type", "bridge"], check=True)
+    subprocess.run(
+        ["ip", "-n", space, "link", "add", "name", name, "up", "type", "bridge"], check=True
+    )
 
 
-def test_guest_with_its_disk_on_shared_storage_cannot_run_on_both_hosts(machines: Machines, bootable: Path) -> None:
+def test_guest_with_its_disk_on_shared_storage_cannot_run_on_both_hosts(
+    machines: Machines, bootable: Path
+) -> None:
     """Whatever everything else believes: QEMU locks the disk; the lock comes along."""
     shared = Traveller(machines, bootable, shared=True)
     try:
         for _ in range(2):
             with pytest.raises(VerbFailed) as failed:
-                shared.there.driver.install(replace(shared.spec, fence=shared.spec.fence + 1), True, QUIET)
+                shared.there.driver.install(
+                    replace(shared.spec, fence=shared.spec.fence + 1), True, QUIET
+                )
             assert "lock" in failed.value.details
             shared.counts(shared.here)
             shared.leaves()
@@ -353,6 +429,7 @@ def test_removal_wins_over_a_migration(machines: Machines, bootable: Path) -> No
             removed.append(1)
             doomed.here.driver.ensure_absent(doomed.server, doomed.spec.fence + 1)
         return bool(removed)
+
     with contextlib.suppress(Cancelled, VerbFailed):
         doomed.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
     assert removed

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that moves to another host while it runs, whatever happens between.
+"""What every virt driver must do with a guest that moves to another host while it runs, whatever
+happens between.
 
-On pairs of hosts in memory and with real QEMU guests, with storage of their own and with shared storage. A counter in
-the guest's memory tells that it never stopped.
+On pairs of hosts in memory and with real QEMU guests, with storage of their own and with shared
+storage. A counter in the guest's memory tells that it never stopped.
 """
+
 from __future__ import annotations
 
 import time
@@ -14,7 +16,15 @@ import pytest
 
 from common import errors
 from common.models import Control, DomainState, GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, MigrationAborted, VerbContext, VerbFailed
+from compute_agent.virt.driver import (
+    PAUSED,
+    RUNNING,
+    SHUTDOWN,
+    Cancelled,
+    MigrationAborted,
+    VerbContext,
+    VerbFailed,
+)
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.script import Slow
 from tests.contract.virt_pairs import (
@@ -29,8 +39,9 @@ def prepared(pair: Pair, spec: GuestSpec) -> dict[str, object]:
     """What the destination says of itself."""
     told: dict[str, object] = {}
     for _ in range(2):
-        told = pair.destination.driver.prepare_incoming(spec, pair.peer(spec.server), pair.shared, {},
-                                                       pair.destination.read_image, QUIET)
+        told = pair.destination.driver.prepare_incoming(
+            spec, pair.peer(spec.server), pair.shared, {}, pair.destination.read_image, QUIET
+        )
     assert pair.destination.state(spec.server) is None
     return told
 
@@ -40,7 +51,11 @@ def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
     spec = live.counting()
     to = prepared(live, spec)
     told: list[dict[str, int]] = []
-    run = VerbContext(lambda name: None, lambda: False, report_migration=lambda numbers: told.append(dict(numbers)))
+    run = VerbContext(
+        lambda name: None,
+        lambda: False,
+        report_migration=lambda numbers: told.append(dict(numbers)),
+    )
     ticked = ticks(live.source, spec.server)
     moved = live.source.driver.live_migrate(spec, to, live.shared, run)
     assert moved["bytes"] > 0 and 0 <= moved["job_seconds"] < 60
@@ -48,11 +63,16 @@ def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
     for _ in range(2):
         again = live.source.driver.live_migrate(spec, to, live.shared, QUIET)
         assert set(again) == {"bytes", "job_seconds"}
-        assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(spec.server, RUNNING, 2)
+        assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(
+            spec.server, RUNNING, 2
+        )
     assert live.destination.state(spec.server) == (RUNNING, 2)
     live.goes_on(spec, ticked)
-    assert told and set(told[-1]) <= {f"{what}_{part}" for what in ("memory", "disk")
-                                      for part in ("total", "processed", "remaining")}
+    assert told and set(told[-1]) <= {
+        f"{what}_{part}"
+        for what in ("memory", "disk")
+        for part in ("total", "processed", "remaining")
+    }
     live.source.driver.ensure_absent(spec.server, 2, keep_files=live.shared)
     assert live.source.state(spec.server) is None
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
@@ -66,7 +86,9 @@ def test_a_paused_guest_stays_paused(live: Pair) -> None:
     to = prepared(live, spec)
     live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     assert live.source.state(spec.server) is None
-    assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(spec.server, PAUSED, 2)
+    assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(
+        spec.server, PAUSED, 2
+    )
     assert live.destination.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
     live.goes_on(spec, ticked)
 
@@ -77,7 +99,9 @@ def test_an_aborted_migration_leaves_the_guest_as_it_was(live: Pair, when: str) 
     to = prepared(live, spec)
     begun: list[object] = [] if when == "meanwhile" else [True]
     live.dawdle()
-    run = VerbContext(begun.append, lambda: False, lambda: Control.ABORT if begun else None, begun.append)
+    run = VerbContext(
+        begun.append, lambda: False, lambda: Control.ABORT if begun else None, begun.append
+    )
     began = time.monotonic()
     with pytest.raises(MigrationAborted):
         live.source.driver.live_migrate(spec, to, live.shared, run)
@@ -123,20 +147,31 @@ def test_a_cancelled_migration_is_aborted_or_has_happened(live: Pair) -> None:
         return bool(begun)
 
     try:
-        live.source.driver.live_migrate(spec, to, live.shared,
-                                        VerbContext(begun.append, cancelled, report_migration=begun.append))
+        live.source.driver.live_migrate(
+            spec,
+            to,
+            live.shared,
+            VerbContext(begun.append, cancelled, report_migration=begun.append),
+        )
     except Cancelled:
         assert time.monotonic() - asked[0] < 5
         # A busy hypervisor may still be ending what was aborted, or hear of it too late.
-        await_true(lambda: live.source.state(spec.server) in ((RUNNING, 1), None), 20,
-                   lambda: f"it is {live.source.state(spec.server)}")
-    if live.source.state(spec.server) is None:      # the cancel came too late
-        assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(spec.server, RUNNING, 2)
+        await_true(
+            lambda: live.source.state(spec.server) in ((RUNNING, 1), None),
+            20,
+            lambda: f"it is {live.source.state(spec.server)}",
+        )
+    if live.source.state(spec.server) is None:  # the cancel came too late
+        assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(
+            spec.server, RUNNING, 2
+        )
     else:
         nothing_came(live, spec)
 
 
-def test_a_guest_that_was_handed_over_before_anybody_was_told_is_not_moved_twice(live: Pair) -> None:
+def test_a_guest_that_was_handed_over_before_anybody_was_told_is_not_moved_twice(
+    live: Pair,
+) -> None:
     """The agent dies between the effect and its answer."""
     spec = live.counting()
     to = prepared(live, spec)
@@ -149,7 +184,10 @@ def test_a_guest_that_was_handed_over_before_anybody_was_told_is_not_moved_twice
     else:
         live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     live.source.restart()
-    assert set(live.source.driver.live_migrate(spec, to, live.shared, QUIET)) == {"bytes", "job_seconds"}
+    assert set(live.source.driver.live_migrate(spec, to, live.shared, QUIET)) == {
+        "bytes",
+        "job_seconds",
+    }
     live.destination.driver.finish_incoming(spec, QUIET)
     live.goes_on(spec, ticked)
 
@@ -158,7 +196,9 @@ def test_what_cannot_come_while_it_runs_is_refused_with_its_reason(live: Pair) -
     spec = live.counting()
     driver, read = live.destination.driver, live.destination.read_image
     with pytest.raises(VerbFailed, match="lacks the architecture s390x"):
-        driver.prepare_incoming(spec, live.peer(spec.server), live.shared, {"arch": "s390x"}, read, QUIET)
+        driver.prepare_incoming(
+            spec, live.peer(spec.server), live.shared, {"arch": "s390x"}, read, QUIET
+        )
     stranger = replace(spec, server=str(uuid.uuid4()))
     with pytest.raises((VerbFailed, errors.Forbidden)):
         driver.prepare_incoming(stranger, live.peer(stranger.server), live.shared, {}, read, QUIET)

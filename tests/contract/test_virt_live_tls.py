@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that move while they run over TLS: encrypted between hosts that prove themselves, and otherwise not at all."""
+"""Guests that move while they run over TLS: encrypted between hosts that prove themselves, and
+otherwise not at all."""
+
 from __future__ import annotations
 
 import datetime
@@ -61,9 +63,14 @@ class World:
     def __init__(self, folder: Path, image: Path) -> None:
         self.ours, self.others = Authority(folder / "ours"), Authority(folder / "others")
         self.machines = Machines(folder, self.certified)
-        self.hosts = [self.ours.issue(f"host-{address}", address) for address in self.machines.addresses]
-        self.guest = Traveller(self.machines, image, options=lambda at: {
-            "tls": self.hosts[at], "native_tls": True, "plain_text": False})
+        self.hosts = [
+            self.ours.issue(f"host-{address}", address) for address in self.machines.addresses
+        ]
+        self.guest = Traveller(
+            self.machines,
+            image,
+            options=lambda at: {"tls": self.hosts[at], "native_tls": True, "plain_text": False},
+        )
 
     def certified(self, address: str, name: str) -> Path:
         """What QEMU has there."""
@@ -75,8 +82,13 @@ class World:
         """Of what is tried at the destination's libvirtd from the source, with this certificate."""
         proof = live_migration.lay_proof(self.ours.folder.parent / "pki-thief", shows)
         uri = f"qemu+tls://{self.machines.addresses[1]}:{port}/system?pkipath={proof}"
-        tried = subprocess.run(["ip", "netns", "exec", self.machines.names[0], sys.executable, "-c", ATTEMPTS, uri],
-                               capture_output=True, text=True, timeout=120, check=True)
+        tried = subprocess.run(
+            ["ip", "netns", "exec", self.machines.names[0], sys.executable, "-c", ATTEMPTS, uri],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         return set(tried.stdout.splitlines())
 
 
@@ -95,10 +107,14 @@ def world(bootable: Path) -> Iterator[World]:
 def test_memory_does_not_go_to_a_qemu_that_is_not_proved(world: World, shown: str) -> None:
     name, address = world.machines.names[1][:3], world.machines.addresses[1]
     by, names, more = {
-        "another authority's": (world.others, address, {}), "another name": (world.ours, "10.251.7.77", {}),
-        "expired": (world.ours, address, {"valid": -datetime.timedelta(hours=1)})}[shown]
+        "another authority's": (world.others, address, {}),
+        "another name": (world.ours, "10.251.7.77", {}),
+        "expired": (world.ours, address, {"valid": -datetime.timedelta(hours=1)}),
+    }[shown]
     place = world.ours.folder.parent / f"pki-{name}"
-    certificates.lay(place, by.issue(f"wrong-{shown[:7]}", names, **more), certificates.QEMU, QEMU_GROUP)
+    certificates.lay(
+        place, by.issue(f"wrong-{shown[:7]}", names, **more), certificates.QEMU, QEMU_GROUP
+    )
     try:
         with pytest.raises(VerbFailed) as failed:
             world.guest.leaves()
@@ -111,8 +127,12 @@ def test_memory_does_not_go_to_a_qemu_that_is_not_proved(world: World, shown: st
 @pytest.mark.parametrize("shown", ["another host's", "another authority's"])
 def test_nobody_leaves_in_another_hosts_name(world: World, shown: str) -> None:
     address = world.machines.addresses[0]
-    wrong = {"another host's": world.ours.issue("third", "10.251.7.3"),
-             "another authority's": replace(world.others.issue("wrong", address), ca=str(world.ours.path))}[shown]
+    wrong = {
+        "another host's": world.ours.issue("third", "10.251.7.3"),
+        "another authority's": replace(
+            world.others.issue("wrong", address), ca=str(world.ours.path)
+        ),
+    }[shown]
     with pytest.raises(VerbFailed) as failed:
         world.guest.leaves(tls=wrong)
     assert "move the guest" in str(failed.value)
@@ -133,14 +153,21 @@ def test_nobody_goes_where_nobody_is_proved(world: World) -> None:
     world.guest.stayed()
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ({"native_tls": False}, "native_tls is false"), ({"tls": None}, "ca_file is not set here"),
-    ({"uri": "qemu+tcp"}, "ca_file is not set there")])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"native_tls": False}, "native_tls is false"),
+        ({"tls": None}, "ca_file is not set here"),
+        ({"uri": "qemu+tcp"}, "ca_file is not set there"),
+    ],
+)
 def test_nothing_moves_as_plain_text(world: World, more: dict[str, Any], says: str) -> None:
     guest = world.guest
     to, scheme = guest.prepared(), more.pop("uri", "qemu+tls")
     with pytest.raises(VerbFailed) as failed:
-        guest.leaves({**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **more)
+        guest.leaves(
+            {**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **more
+        )
     assert says in failed.value.details
     guest.stayed()
 

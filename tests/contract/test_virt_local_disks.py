@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a server's ephemeral disks and swap: how they begin, what keeps them, what not.
+"""What every virt driver must do with a server's ephemeral disks and swap: how they begin, what
+keeps them, what not.
 
-On hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary on a disk tells that it is still the same.
+On hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary on a disk tells that it
+is still the same.
 """
+
 from __future__ import annotations
 
 import subprocess
@@ -85,19 +88,26 @@ def kept(rig: Rig, server: str) -> set[str]:
     if isinstance(rig.driver, MemoryDriver):
         local = (rig.driver.host.files | rig.driver.host.guests)[server].local
         return {name for name, disk in local.items() if "canary" in disk["files"]}
-    return {name for name in made(rig, server) if local_disks.is_written(folder(rig, server) / name)}
+    return {
+        name for name in made(rig, server) if local_disks.is_written(folder(rig, server) / name)
+    }
 
 
 # --- where they come from ---
 def test_guest_finds_its_disks_formatted(rig: Rig) -> None:
     spec = boot(rig, SIZES)
     if rig.real:
-        await_true(lambda: "vdc has 131072." in rig.console(spec.server), BOOT_SECONDS,
-                   lambda: rig.console(spec.server)[-2000:])
+        await_true(
+            lambda: "vdc has 131072." in rig.console(spec.server),
+            BOOT_SECONDS,
+            lambda: rig.console(spec.server)[-2000:],
+        )
         assert "vdb has 2097152." in rig.console(spec.server)
         assert "vdd has" not in rig.console(spec.server)
     count = rig.driver.diagnostics(spec.server)["num_disks"]
-    assert count == (3 if rig.kind == "memory" else 4), "root, ephemeral, swap, and what is the config drive"
+    assert count == (3 if rig.kind == "memory" else 4), (
+        "root, ephemeral, swap, and what is the config drive"
+    )
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     assert made(rig, spec.server) == FORMATTED
     write(rig, spec.server)
@@ -134,6 +144,7 @@ def test_rebuild_without_an_image_leaves_them(rig: Rig) -> None:
     def gone(image: str) -> Iterator[bytes]:
         raise VerbFailed("No image was found.")
         yield b""
+
     files = rig.files(spec.server)
     with pytest.raises(VerbFailed, match="No image was found"):
         rig.driver.rebuild(replace(spec, fence=2, image=another(rig)), gone, True, QUIET)
@@ -178,8 +189,12 @@ def test_rescue_that_finds_no_room_on_its_bus_changes_nothing(rig: Rig) -> None:
     image = replace(rig.image, properties={"hw_disk_bus": "ide"})
     spec = rig.boot(image=image, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
     with pytest.raises(VerbFailed, match="cannot make the server's hardware"):
-        rig.driver.rescue(replace(spec, fence=2), replace(another(rig), properties={"hw_rescue_bus": "ide"}),
-                          rig.read_image, QUIET)
+        rig.driver.rescue(
+            replace(spec, fence=2),
+            replace(another(rig), properties={"hw_rescue_bus": "ide"}),
+            rig.read_image,
+            QUIET,
+        )
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
@@ -187,7 +202,9 @@ def test_rescue_that_finds_no_room_on_its_bus_changes_nothing(rig: Rig) -> None:
 def test_snapshot_has_the_root_disk_alone(rig: Rig) -> None:
     spec, content = boot(rig), bytearray()
     files = rig.files(spec.server)
-    assert rig.driver.snapshot(spec.server, 2, lambda chunks: content.extend(b"".join(chunks)), QUIET) == len(content)
+    assert rig.driver.snapshot(
+        spec.server, 2, lambda chunks: content.extend(b"".join(chunks)), QUIET
+    ) == len(content)
     assert content.startswith(b"QFI\xfb")
     assert rig.files(spec.server) == files, "nothing is left of a copy of any disk"
 
@@ -243,7 +260,9 @@ def test_ephemeral_disks_move_with_a_guest_that_is_off(pair: Pair) -> None:
     spec = off(pair.source)
     pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
     there = replace(spec, fence=2, flavor=LARGER, disks=LARGER_DISKS)
-    pair.destination.driver.prepare(there, pair.peer(spec.server), pair.destination.read_image, QUIET)
+    pair.destination.driver.prepare(
+        there, pair.peer(spec.server), pair.destination.read_image, QUIET
+    )
     for _ in range(2):
         pair.received(there)
     assert made(pair.destination, spec.server) == LARGER_FORMATTED
@@ -251,7 +270,10 @@ def test_ephemeral_disks_move_with_a_guest_that_is_off(pair: Pair) -> None:
     assert pair.destination.driver.install(there, True, QUIET).power_state == RUNNING
     assert pair.source.driver.install(replace(spec, fence=3), True, QUIET).power_state == RUNNING
     pair.source.driver.ensure_stopped(spec.server, 4, 0, QUIET)
-    assert (made(pair.source, spec.server), kept(pair.source, spec.server)) == (FORMATTED, {"ephemeral0", "swap"})
+    assert (made(pair.source, spec.server), kept(pair.source, spec.server)) == (
+        FORMATTED,
+        {"ephemeral0", "swap"},
+    )
 
 
 def test_disks_that_a_guest_had_not_are_made_where_it_goes(pair: Pair) -> None:
@@ -287,8 +309,9 @@ def test_disks_on_shared_storage_are_found_there(sharing: Pair) -> None:
 def go(live: Pair, spec: GuestSpec) -> None:
     """It moves while it runs."""
     live.source.driver.offer(spec.server, 1, SECRET, QUIET)
-    to = live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, {},
-                                                 live.destination.read_image, QUIET)
+    to = live.destination.driver.prepare_incoming(
+        spec, live.peer(spec.server), live.shared, {}, live.destination.read_image, QUIET
+    )
     live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     assert live.destination.driver.finish_incoming(spec, QUIET).power_state == RUNNING
 
@@ -306,8 +329,11 @@ def test_running_guest_moves_with_all_its_disks(live: Pair) -> None:
 def written_by_its_guest(rig: Rig) -> GuestSpec:
     """A guest that runs, and has written onto its disks."""
     spec = boot(rig, WRITES)
-    await_true(lambda: "vdc is written." in rig.console(spec.server), BOOT_SECONDS,
-               lambda: rig.console(spec.server)[-2000:])
+    await_true(
+        lambda: "vdc is written." in rig.console(spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server)[-2000:],
+    )
     assert "vdb is written." in rig.console(spec.server)
     return spec
 
@@ -341,8 +367,10 @@ def test_ephemeral_disk_that_is_lost_is_not_made_up(pair: Pair) -> None:
     with pytest.raises(VerbFailed, match="not on its host's storage any more"):
         pair.received(replace(spec, fence=3))
     assert made(pair.destination, spec.server) == {}
-    for start in (lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
-                  lambda: rig.driver.install(replace(spec, fence=2), True, QUIET)):
+    for start in (
+        lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
+        lambda: rig.driver.install(replace(spec, fence=2), True, QUIET),
+    ):
         with pytest.raises(VerbFailed, match="not on this host's storage"):
             start()
 
@@ -351,8 +379,21 @@ def test_ephemeral_disk_that_is_lost_is_not_made_up(pair: Pair) -> None:
 def test_disk_that_stands_on_another_file_is_refused(pair: Pair) -> None:
     rig, spec = pair.source, off(pair.source)
     rig.driver.offer(spec.server, 1, SECRET, QUIET)
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
-                    folder(rig, spec.server) / "ephemeral0"], check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            "-b",
+            "/etc/passwd",
+            "-F",
+            "raw",
+            folder(rig, spec.server) / "ephemeral0",
+        ],
+        check=True,
+    )
     with pytest.raises(VerbFailed, match="not one that this host may open"):
         pair.received(replace(spec, fence=2))
     with pytest.raises(VerbFailed, match="not one that this host may open"):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that moves to another host while it is off, whatever happens between.
+"""What every virt driver must do with a guest that moves to another host while it is off, whatever
+happens between.
 
-On pairs of hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary on the disk tells that it is the
-guest's own.
+On pairs of hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary on the disk
+tells that it is the guest's own.
 """
+
 from __future__ import annotations
 
 import threading
@@ -69,7 +71,10 @@ def test_a_guest_goes_back_to_where_its_files_still_are(pair: Pair) -> None:
     for _ in range(2):
         assert pair.source.driver.install(back, True, QUIET) == DomainState(spec.server, RUNNING, 4)
     assert pair.source.has_canary(spec.server, boots + 1)
-    assert pair.source.driver.diagnostics(spec.server)["memory_details"]["maximum"] == before.flavor.memory_mb
+    assert (
+        pair.source.driver.diagnostics(spec.server)["memory_details"]["maximum"]
+        == before.flavor.memory_mb
+    )
     pair.destination.driver.ensure_absent(spec.server, 4)
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
 
@@ -78,16 +83,22 @@ def test_what_was_off_stays_off_until_it_is_started(pair: Pair) -> None:
     spec = pair.off_with_canary()
     pair.received(spec)
     for _ in range(2):
-        assert pair.destination.driver.install(spec, False, QUIET) == DomainState(spec.server, SHUTDOWN, 2)
+        assert pair.destination.driver.install(spec, False, QUIET) == DomainState(
+            spec.server, SHUTDOWN, 2
+        )
     assert pair.destination.state(spec.server) == (SHUTDOWN, 2)
-    assert pair.destination.driver.ensure_running(spec.server, 3, QUIET) == DomainState(spec.server, RUNNING, 3)
+    assert pair.destination.driver.ensure_running(spec.server, 3, QUIET) == DomainState(
+        spec.server, RUNNING, 3
+    )
 
 
 def test_installed_with_cpus_that_wait(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
     pair.received(spec)
     assert pair.destination.driver.install(spec, True, QUIET) == DomainState(spec.server, PAUSED, 2)
-    assert pair.destination.driver.ensure_running(spec.server, 2, QUIET) == DomainState(spec.server, RUNNING, 2)
+    assert pair.destination.driver.ensure_running(spec.server, 2, QUIET) == DomainState(
+        spec.server, RUNNING, 2
+    )
 
 
 def test_nothing_is_installed_of_files_that_are_not_here(pair: Pair) -> None:
@@ -99,17 +110,21 @@ def test_nothing_is_installed_of_files_that_are_not_here(pair: Pair) -> None:
     assert pair.destination.state(spec.server) is None
 
 
-def test_files_are_given_for_the_right_secret_only_and_only_as_long_as_it_counts(pair: Pair) -> None:
+def test_files_are_given_for_the_right_secret_only_and_only_as_long_as_it_counts(
+    pair: Pair,
+) -> None:
     spec = pair.off_with_canary()
     driver, server = pair.source.driver, spec.server
     for wrong in ("guess", "", SECRET[:-1]):
         refuses(pair, server, wrong)
         with pytest.raises((errors.Forbidden, VerbFailed)):
-            pair.destination.driver.receive(spec, pair.peer(server, wrong), pair.destination.read_image, QUIET)
+            pair.destination.driver.receive(
+                spec, pair.peer(server, wrong), pair.destination.read_image, QUIET
+            )
     assert pair.destination.state(server) is None
     with pytest.raises(errors.NotFound):
         list(driver.read_part(server, SECRET, "../disk"))
-    if pair.source.kind != "test":      # its guests end with the connection
+    if pair.source.kind != "test":  # its guests end with the connection
         driver = pair.source.restart()
         assert driver.parts(server, SECRET), "an agent that begins anew still knows"
     driver.offer(server, 2, ANOTHER, QUIET)
@@ -130,8 +145,14 @@ def refuses(pair: Pair, server: str, secret: str) -> None:
         list(pair.source.driver.read_part(server, secret, "disk"))
 
 
-@pytest.mark.parametrize("problem", [errors.Unavailable("The other host is gone."),
-                                     VerbFailed("Not what was sent.", retryable=True)], ids=["lost", "altered"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        errors.Unavailable("The other host is gone."),
+        VerbFailed("Not what was sent.", retryable=True),
+    ],
+    ids=["lost", "altered"],
+)
 def test_a_copy_that_breaks_off_says_so_and_is_made_again(pair: Pair, problem: Exception) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(type(problem), match=str(problem)):
@@ -161,8 +182,11 @@ def test_a_copy_stops_within_five_seconds(pair: Pair, way: str) -> None:
     began = time.monotonic()
     with pytest.raises(Cancelled):
         stalling = stalled(letting_go, 0.05 if pair.source.kind == "memory" else 60)
-        pair.received(spec, stalling if way == "stalls" else trickling,
-                      VerbContext(lambda name: None, cancelled.is_set))
+        pair.received(
+            spec,
+            stalling if way == "stalls" else trickling,
+            VerbContext(lambda name: None, cancelled.is_set),
+        )
     assert time.monotonic() - began < 5
     letting_go.set()
     assert pair.destination.state(spec.server) is None
@@ -181,14 +205,21 @@ def test_a_running_guest_gives_only_what_it_cannot_change(pair: Pair) -> None:
 # --- what keeps it from coming ---
 def test_what_cannot_come_is_refused_before_the_guest_is_stopped(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    refused = {"GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
-               "CPUs, memory or devices of its own": replace(spec, flavor=Flavor(
-                   "8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"}))}
+    refused = {
+        "GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
+        "CPUs, memory or devices of its own": replace(
+            spec, flavor=Flavor("8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"})
+        ),
+    }
     for reason, asked in refused.items():
         with pytest.raises(VerbFailed, match=reason):
-            pair.destination.driver.prepare(asked, pair.peer(spec.server), pair.destination.read_image, QUIET)
+            pair.destination.driver.prepare(
+                asked, pair.peer(spec.server), pair.destination.read_image, QUIET
+            )
     for _ in range(2):
-        pair.destination.driver.prepare(spec, pair.peer(spec.server), pair.destination.read_image, QUIET)
+        pair.destination.driver.prepare(
+            spec, pair.peer(spec.server), pair.destination.read_image, QUIET
+        )
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
 
 
@@ -213,8 +244,11 @@ def test_a_plug_is_pulled_whatever_the_guest_does(pair: Pair) -> None:
     rig = pair.source
     rig.driver.pull_plug(str(uuid.uuid4()))
     spec = rig.boot(fence=7)
-    for prepare in (lambda: None, lambda: rig.driver.ensure_paused(spec.server, 7, QUIET),
-                    lambda: rig.driver.ensure_suspended(spec.server, 7, QUIET)):
+    for prepare in (
+        lambda: None,
+        lambda: rig.driver.ensure_paused(spec.server, 7, QUIET),
+        lambda: rig.driver.ensure_suspended(spec.server, 7, QUIET),
+    ):
         rig.driver.ensure_running(spec.server, 7, QUIET)
         prepare()
         for _ in range(2):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that is resized where it is: it can go back until that is settled.
+"""What every virt driver must do with a guest that is resized where it is: it can go back until
+that is settled.
 
 On hosts in memory, of libvirt's mock-up and with real QEMU guests.
 """
+
 from __future__ import annotations
 
 import uuid
@@ -19,7 +21,9 @@ from tests.contract.virt_rigs import QUIET, Rig, holds_canary
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["back", "kept"])
-def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(rig: Rig, back: bool) -> None:
+def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(
+    rig: Rig, back: bool
+) -> None:
     spec = rig.off_with_canary()
     files, boots = kept(rig, spec.server), rig.boots(spec.server)
     larger = replace(spec, fence=4, flavor=LARGER)
@@ -33,14 +37,23 @@ def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(r
     if back:
         rig.driver.ensure_stopped(spec.server, 5, 0, QUIET)
         for _ in range(2):
-            assert rig.driver.settle_resize(replace(spec, fence=5), True, 4, QUIET).power_state == SHUTDOWN
+            assert (
+                rig.driver.settle_resize(replace(spec, fence=5), True, 4, QUIET).power_state
+                == SHUTDOWN
+            )
         assert disk_gb(rig, spec.server) == 1
         rig.driver.ensure_running(spec.server, 6, QUIET)
         assert rig.has_canary(spec.server, boots + 2)
-        assert rig.driver.diagnostics(spec.server)["memory_details"]["maximum"] == spec.flavor.memory_mb
+        assert (
+            rig.driver.diagnostics(spec.server)["memory_details"]["maximum"]
+            == spec.flavor.memory_mb
+        )
     else:
         for _ in range(2):
-            assert rig.driver.settle_resize(replace(larger, fence=5), False, 4, QUIET).power_state == RUNNING
+            assert (
+                rig.driver.settle_resize(replace(larger, fence=5), False, 4, QUIET).power_state
+                == RUNNING
+            )
         assert disk_gb(rig, spec.server) == 2
     assert kept(rig, spec.server) == files, "nothing is kept aside any more"
 
@@ -55,7 +68,10 @@ def test_what_is_written_after_a_resize_is_given_up_with_it(rig: Rig) -> None:
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     rig.driver.resize_here(replace(spec, fence=3, flavor=LARGER), False, QUIET)
     rig.write_canary(spec.server)
-    assert rig.driver.resize_here(replace(spec, fence=3, flavor=LARGER), False, QUIET).power_state == SHUTDOWN
+    assert (
+        rig.driver.resize_here(replace(spec, fence=3, flavor=LARGER), False, QUIET).power_state
+        == SHUTDOWN
+    )
     assert has_canary(rig, spec.server), "what was kept aside is still from before"
     rig.driver.settle_resize(replace(spec, fence=4), True, 3, QUIET)
     assert not has_canary(rig, spec.server)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of guests, on the same hypervisors: who has which, and when they are mounted. A real guest reads one."""
+"""Shares of guests, on the same hypervisors: who has which, and when they are mounted. A real guest
+reads one."""
+
 from __future__ import annotations
 
 import base64
@@ -33,15 +35,23 @@ def host(tmp_path: Path) -> LocalMounts:
 
 @pytest.fixture(params=["memory", "test"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path, host: LocalMounts) -> Iterator[Rig]:
-    made = virt_rigs.memory_rig(tmp_path) if request.param == "memory" else libvirt_rig(tmp_path, host)
+    made = (
+        virt_rigs.memory_rig(tmp_path) if request.param == "memory" else libvirt_rig(tmp_path, host)
+    )
     yield made
     made.clean()
 
 
 def libvirt_rig(folder: Path, host: LocalMounts) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    return Rig("test", folder, lambda: LibvirtDriver("test:///default", folder, "test", mounts=host.mounts),
-               b"image" * 1000, "raw")
+
+    return Rig(
+        "test",
+        folder,
+        lambda: LibvirtDriver("test:///default", folder, "test", mounts=host.mounts),
+        b"image" * 1000,
+        "raw",
+    )
 
 
 def mounted(rig: Rig, host: LocalMounts, server: str) -> set[str]:
@@ -120,7 +130,9 @@ def test_a_guest_that_is_gone_has_none(rig: Rig, host: LocalMounts) -> None:
         rig.driver.attach_share(server, 6, one, QUIET)
 
 
-def test_a_share_that_cannot_be_mounted_keeps_its_guest_off(tmp_path: Path, host: LocalMounts) -> None:
+def test_a_share_that_cannot_be_mounted_keeps_its_guest_off(
+    tmp_path: Path, host: LocalMounts
+) -> None:
     rig = libvirt_rig(tmp_path, host)
     server, one, bad = stopped(rig), share(), share("more", "192.0.2.9:/gone")
     host.refuses.add(bad.export_location)
@@ -134,7 +146,9 @@ def test_a_share_that_cannot_be_mounted_keeps_its_guest_off(tmp_path: Path, host
     rig.clean()
 
 
-def test_after_a_reboot_of_the_host_they_are_mounted_again(tmp_path: Path, host: LocalMounts) -> None:
+def test_after_a_reboot_of_the_host_they_are_mounted_again(
+    tmp_path: Path, host: LocalMounts
+) -> None:
     rig = libvirt_rig(tmp_path, host)
     server, one = stopped(rig), share()
     rig.driver.attach_share(server, 3, one, QUIET)
@@ -156,39 +170,61 @@ def test_a_host_never_removes_what_is_on_a_share(tmp_path: Path, host: LocalMoun
     rig.driver.ensure_running(server, 4, QUIET)
     host.busy = True
     rig.driver.ensure_absent(server, 5)
-    assert host.asked[-2:] == [["umount", "--", str(tmp_path / "shares" / server / one.share_id)],
-                               ["umount", "--lazy", "--", str(tmp_path / "shares" / server / one.share_id)]]
+    assert host.asked[-2:] == [
+        ["umount", "--", str(tmp_path / "shares" / server / one.share_id)],
+        ["umount", "--lazy", "--", str(tmp_path / "shares" / server / one.share_id)],
+    ]
     rig.clean()
 
 
 def reading() -> str:
-    """User data that says what is on the share "data", and writes to it; the image has no virtiofs of its own."""
+    """User data that says what is on the share "data", and writes to it; the image has no virtiofs
+    of its own."""
     folder = boot_disk.modules_of(boot_disk.newest_kernel()) / "kernel/fs/fuse"
     modules = [folder / f"{name}.ko" for name in ("fuse", "virtiofs")]
-    load = "".join(f"base64 -d > /tmp/m.ko << 'END'\n{base64.encodebytes(path.read_bytes()).decode()}END\n"
-                   "insmod /tmp/m.ko\n" for path in modules)
-    return (f"#!/bin/sh\n{load}mkdir -p /tmp/share && mount -t virtiofs data /tmp/share && "
-            "echo \"share: $(cat /tmp/share/hello)\" && echo written > /tmp/share/answer && sync && "
-            "echo 'share: done'\n")
+    load = "".join(
+        f"base64 -d > /tmp/m.ko << 'END'\n{base64.encodebytes(path.read_bytes()).decode()}END\n"
+        "insmod /tmp/m.ko\n"
+        for path in modules
+    )
+    return (
+        f"#!/bin/sh\n{load}mkdir -p /tmp/share && mount -t virtiofs data /tmp/share && "
+        'echo "share: $(cat /tmp/share/hello)" && echo written > /tmp/share/answer && sync && '
+        "echo 'share: done'\n"
+    )
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
-def test_a_guest_reads_and_writes_a_share(tmp_path: Path, private_libvirtd: Path, host: LocalMounts) -> None:
+def test_a_guest_reads_and_writes_a_share(
+    tmp_path: Path, private_libvirtd: Path, host: LocalMounts
+) -> None:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
     from deploy import libvirtd
+
     folder = private_libvirtd / "agent"
     image = virt_rigs.tiny_image(tmp_path)
-    rig = Rig("qemu", folder, lambda: LibvirtDriver(libvirtd.uri(private_libvirtd), folder, mounts=host.mounts),
-              image.read_bytes(), "qcow2", private_libvirtd)
+    rig = Rig(
+        "qemu",
+        folder,
+        lambda: LibvirtDriver(libvirtd.uri(private_libvirtd), folder, mounts=host.mounts),
+        image.read_bytes(),
+        "qcow2",
+        private_libvirtd,
+    )
     one = share()
-    assert {"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"} <= set(rig.driver.inventory().traits)
+    assert {"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"} <= set(
+        rig.driver.inventory().traits
+    )
     spec = rig.boot(user_data=reading(), paused=True)
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     rig.driver.attach_share(spec.server, 3, one, QUIET)
     rig.driver.ensure_running(spec.server, 4, QUIET)
-    await_true(lambda: "share: done" in rig.console(spec.server), virt_rigs.BOOT_SECONDS,
-               lambda: rig.console(spec.server)[-2000:])
+    await_true(
+        lambda: "share: done" in rig.console(spec.server),
+        virt_rigs.BOOT_SECONDS,
+        lambda: rig.console(spec.server)[-2000:],
+    )
     assert "share: from the share" in rig.console(spec.server)
     place = folder / "shares" / spec.server / one.share_id
     assert (place / "answer").read_text() == "written\n"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a server's disk, and the agent in its guest that stills the file systems and sets passwords,
-on the hypervisors of test_virt_driver.
+"""Snapshots of a server's disk, and the agent in its guest that stills the file systems and sets
+passwords, on the hypervisors of test_virt_driver.
 
 A canary on the guest's disk tells whether a copy is one.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -54,7 +55,9 @@ def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: P
         content = taken(rig, spec.server, VerbContext(phases, lambda: False))
         assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
         assert rig.state(spec.server) == (RUNNING, 1)
-        image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
+        image = ImageRef(
+            str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest()
+        )
         copy = replace(rig.spec(), image=image, user_data=spec.user_data)
         rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
         assert rig.has_canary(copy.server, 1)
@@ -76,9 +79,12 @@ def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> N
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_copy_that_an_agent_that_died_had_begun_is_made_anew(rig: Rig, private_libvirtd: Path) -> None:
+def test_copy_that_an_agent_that_died_had_begun_is_made_anew(
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt.connection import Connection
     from compute_agent.virt.libvirt.snapshots import backup_xml
+
     spec = rig.boot()
     order = backup_xml("vda", rig.folder / "instances" / spec.server / "snapshot.part")
     dead = Connection(libvirtd.uri(private_libvirtd))
@@ -113,9 +119,12 @@ def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(rig: Rig, private_libvirtd: Path) -> None:
+def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt import jobs
     from compute_agent.virt.libvirt.connection import Connection
+
     spec = rig.boot()
     libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), Phases(), list[bytes]()
     looks = 0
@@ -123,7 +132,10 @@ def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(rig: Ri
     def is_copied() -> bool:
         nonlocal looks
         seen, looks = looks, len(phases)
-        return seen == looks and not jobs.stats_of(libvirt, spec.server)     # what has ended is told no more
+        return seen == looks and not jobs.stats_of(
+            libvirt, spec.server
+        )  # what has ended is told no more
+
     with pytest.raises(Cancelled):
         rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, is_copied))
     assert chunks == [] and phases[-1].startswith("copying disk")
@@ -150,20 +162,31 @@ def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
 
 def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
     spec = rig.boot(ready=True, user_data=AGENT)
-    await_true(lambda: sets_password(rig, spec.server), BOOT_SECONDS, lambda: rig.console(spec.server)[-1000:])
+    await_true(
+        lambda: sets_password(rig, spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server)[-1000:],
+    )
     if isinstance(rig.driver, MemoryDriver):
         assert rig.driver.host.guests[spec.server].knows_password("root", "s3cret")
     if not rig.real:
         return
-    await_true(lambda: "agent: password is s3cret" in rig.console(spec.server), BOOT_SECONDS,
-               lambda: rig.console(spec.server)[-1000:])
-    await_true(lambda: is_refused_nobodys_password(rig, spec.server), BOOT_SECONDS,
-               lambda: rig.console(spec.server)[-1000:])
+    await_true(
+        lambda: "agent: password is s3cret" in rig.console(spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server)[-1000:],
+    )
+    await_true(
+        lambda: is_refused_nobodys_password(rig, spec.server),
+        BOOT_SECONDS,
+        lambda: rig.console(spec.server)[-1000:],
+    )
     taken(rig, spec.server)
 
     def was_still() -> bool:
         told = rig.console(spec.server)
         return -1 < told.find("agent: frozen") < told.rfind("agent: thawed")
+
     await_true(was_still, 10, lambda: rig.console(spec.server)[-1000:])
 
 

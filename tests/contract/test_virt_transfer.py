@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of libvirt that move over the real transfer service: where the base comes from, and what a disk may say.
+"""Guests of libvirt that move over the real transfer service: where the base comes from, and what a
+disk may say.
 
-What every driver must do with guests that move is in test_virt_moves; here is what only files on disks can get wrong.
+What every driver must do with guests that move is in test_virt_moves; here is what only files on
+disks can get wrong.
 """
+
 from __future__ import annotations
 
 import json
@@ -35,14 +38,17 @@ from tests.waiting import await_true
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
 of_files = pytest.mark.parametrize("pair", ["test"], indirect=True)
 sharing_libvirt = pytest.mark.parametrize("sharing", [QEMU_MOVES], indirect=True)
-GONE: list[errors.Problem] = [errors.NotFound("No such image."), errors.Forbidden("It was deactivated."),
-                         errors.Unavailable("The image service does not answer.")]
+GONE: list[errors.Problem] = [
+    errors.NotFound("No such image."),
+    errors.Forbidden("It was deactivated."),
+    errors.Unavailable("The image service does not answer."),
+]
 
 
 @contextmanager
 def served(pair: Pair, spec: GuestSpec, **options: Any) -> Iterator[Peer]:
     """The guest's files as the source's agent gives them to another's."""
-    service = TransferService(pair.source.driver, "127.0.0.1", **options)
+    service = pair.transfer_service(**options)
     yield client.peer(service.start(), spec.server, SECRET)
     service.close()
 
@@ -53,9 +59,11 @@ def home(pair: Pair, spec: GuestSpec) -> Path:
 
 def refusing(problem: Exception) -> Callable[[str], Iterator[bytes]]:
     """An image service that has not the image."""
+
     def read(image: str) -> Iterator[bytes]:
         raise problem
         yield b""
+
     return read
 
 
@@ -68,14 +76,19 @@ def test_guest_moves_when_nobody_but_its_host_has_its_image(pair: Pair) -> None:
     with served(pair, spec) as peer:
         for problem in GONE:
             there.prepare(spec, peer, refusing(problem), QUIET)
-            got = there.receive(spec, peer, refusing(problem),
-                                VerbContext(phases, lambda: False, report_migration=told.append))
+            got = there.receive(
+                spec,
+                peer,
+                refusing(problem),
+                VerbContext(phases, lambda: False, report_migration=told.append),
+            )
     assert got["bytes"] >= disk_bytes(pair, spec)
     assert told[-1]["disk_processed"] == told[-1]["disk_total"] and told[-1]["disk_remaining"] == 0
     assert "copying files 100 %" in phases
     assert pair.booted_there(spec) and disk_gb(pair.destination, spec.server) == 2
-    assert [name for name in names(home(pair, spec)) if not name.startswith(("tty", "console"))] == [
-        "base", "config", "disk"]
+    assert [
+        name for name in names(home(pair, spec)) if not name.startswith(("tty", "console"))
+    ] == ["base", "config", "disk"]
     assert base(home(pair, spec)).samefile(next((pair.destination.folder / "images").iterdir()))
 
 
@@ -85,7 +98,9 @@ def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
 
 @of_files
 @pytest.mark.parametrize("problem", GONE, ids=["missing", "forbidden", "unavailable"])
-def test_what_nobody_has_is_said_as_the_image_service_says_it(pair: Pair, problem: errors.Problem) -> None:
+def test_what_nobody_has_is_said_as_the_image_service_says_it(
+    pair: Pair, problem: errors.Problem
+) -> None:
     spec = pair.off_with_canary()
     base(pair.source.folder / "instances" / spec.server).unlink()
     expected = errors.Unavailable if isinstance(problem, errors.Unavailable) else VerbFailed
@@ -104,12 +119,30 @@ def test_base_that_its_host_altered_is_no_base(pair: Pair) -> None:
 
 
 @of_files
-@pytest.mark.parametrize("options", [["-b", "/etc/passwd", "-F", "raw"], ["-b", ""],
-                                     ["-b", "/x/instances/00000000-0000-4000-8000-000000000000/base", "-F", "raw"]])
-def test_disk_that_names_what_is_not_the_servers_is_not_opened(pair: Pair, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-b", "/etc/passwd", "-F", "raw"],
+        ["-b", ""],
+        ["-b", "/x/instances/00000000-0000-4000-8000-000000000000/base", "-F", "raw"],
+    ],
+)
+def test_disk_that_names_what_is_not_the_servers_is_not_opened(
+    pair: Pair, options: list[str]
+) -> None:
     spec = pair.off_with_canary()
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", *options,
-                    pair.source.folder / "instances" / spec.server / "disk"], check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            *options,
+            pair.source.folder / "instances" / spec.server / "disk",
+        ],
+        check=True,
+    )
     with served(pair, spec) as peer, pytest.raises(VerbFailed, match="may open"):
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
     assert names(home(pair, spec)) == []
@@ -120,7 +153,11 @@ def test_disk_that_names_what_is_not_the_servers_is_not_opened(pair: Pair, optio
 @of_files
 def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    for name in ("disk.part", f"{base(pair.source.folder / 'instances' / spec.server).name}.part", "config.part"):
+    for name in (
+        "disk.part",
+        f"{base(pair.source.folder / 'instances' / spec.server).name}.part",
+        "config.part",
+    ):
         home(pair, spec).mkdir(exist_ok=True)
         (home(pair, spec) / name).write_bytes(b"half")
     with served(pair, spec) as peer:
@@ -131,7 +168,8 @@ def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None
     assert pair.destination.files(spec.server) == []
 
 
-#: An agent that receives, in a process of its own: node, state folder, address, secret, guest as JSON.
+#: An agent that receives, in a process of its own: node, state folder, address, secret, guest as
+#: JSON.
 RECEIVER = """
 import json, sys
 from common.models import GuestSpec
@@ -150,15 +188,36 @@ LibvirtDriver(uri, home, "test").receive(spec, client.peer(address, spec.server,
 @of_files
 def test_killed_agent_leaves_nothing_that_looks_whole(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 5 200M 16M",
-                    pair.source.folder / "instances" / spec.server / "disk"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "qemu-io",
+            "-f",
+            "qcow2",
+            "-c",
+            "write -P 5 200M 16M",
+            pair.source.folder / "instances" / spec.server / "disk",
+        ],
+        check=True,
+        capture_output=True,
+    )
     service = TransferService(pair.source.driver, "127.0.0.1", rate=4)
-    command = [sys.executable, "-c", RECEIVER, "test:///default", pair.destination.folder, service.start(), SECRET,
-               json.dumps(to_wire(spec))]
+    command = [
+        sys.executable,
+        "-c",
+        RECEIVER,
+        "test:///default",
+        pair.destination.folder,
+        service.start(),
+        SECRET,
+        json.dumps(to_wire(spec)),
+    ]
     with subprocess.Popen(command, cwd=REPOSITORY) as agent:
         disk = home(pair, spec) / "disk.part"
-        await_true(lambda: agent.poll() is not None or (disk.exists() and disk.stat().st_blocks > 2048), 30,
-                   lambda: "it receives nothing")
+        await_true(
+            lambda: agent.poll() is not None or (disk.exists() and disk.stat().st_blocks > 2048),
+            30,
+            lambda: "it receives nothing",
+        )
         agent.kill()
     left = names(home(pair, spec))
     assert "disk.part" in left and "disk" not in left
@@ -202,7 +261,9 @@ def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> N
 
     def replace_agent() -> None:
         first.close()
-        again.append(TransferService(pair.source.driver, "127.0.0.1", int(address.rpartition(":")[2])))
+        again.append(
+            TransferService(pair.source.driver, "127.0.0.1", int(address.rpartition(":")[2]))
+        )
         again[0].start()
 
     once = threading.Event()
@@ -211,8 +272,13 @@ def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> N
         if not once.is_set():
             once.set()
             replace_agent()
-    pair.destination.driver.receive(spec, peer, pair.destination.read_image,
-                                    VerbContext(lambda name: None, lambda: False, report_migration=measured))
+
+    pair.destination.driver.receive(
+        spec,
+        peer,
+        pair.destination.read_image,
+        VerbContext(lambda name: None, lambda: False, report_migration=measured),
+    )
     assert once.is_set() and pair.booted_there(spec)
     again[0].close()
 
@@ -250,7 +316,11 @@ def test_copy_is_cancelled_within_seconds_whatever_the_other_host_does(pair: Pai
     threading.Timer(0.5, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        pair.destination.driver.receive(spec, peer, pair.destination.read_image,
-                                        VerbContext(lambda name: None, cancelled.is_set))
+        pair.destination.driver.receive(
+            spec,
+            peer,
+            pair.destination.read_image,
+            VerbContext(lambda name: None, cancelled.is_set),
+        )
     assert time.monotonic() - began < 5
     assert not home(pair, spec).exists() or names(home(pair, spec)) == []

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that begin to speak TLS as a broker, PostgreSQL, MariaDB and our own do, under any certificate, or refuse to.
+"""Servers that begin to speak TLS as a broker, PostgreSQL, MariaDB and our own do, under any
+certificate, or refuse to.
 
-Each hears one client out: ``heard`` is what came of it in plain text, ``is_proved`` whether the client went through
-with the handshake. What the real ones do after that is tests/contract/test_tls_servers.py's.
+Each hears one client out: ``heard`` is what came of it in plain text, ``is_proved`` whether the
+client went through with the handshake. What the real ones do after that is
+tests/contract/test_tls_servers.py's.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -13,10 +16,21 @@ from collections.abc import Callable, Iterator
 
 from common.tls import Tls
 
-#: MariaDB's greeting: protocol 10, version, thread, first part of the salt, what it can (with TLS or without).
+#: MariaDB's greeting: protocol 10, version, thread, first part of the salt, what it can (with TLS
+#: or without).
 CAN_TLS, CAN_REST = 0x0800, 0xA208 | 0x0001
-GREETING = (b"\x0a10.11.0-MariaDB\0" + b"\1\0\0\0" + b"saltsalt\0" + b"%b" + b"\x2d\2\0" + b"\x0f\xa0" + b"\x15"
-            + b"\0" * 10 + b"saltsaltsalt\0" + b"mysql_native_password\0")
+GREETING = (
+    b"\x0a10.11.0-MariaDB\0"
+    + b"\1\0\0\0"
+    + b"saltsalt\0"
+    + b"%b"
+    + b"\x2d\2\0"
+    + b"\x0f\xa0"
+    + b"\x15"
+    + b"\0" * 10
+    + b"saltsaltsalt\0"
+    + b"mysql_native_password\0"
+)
 
 
 class Peer:
@@ -44,7 +58,7 @@ class Peer:
         assert self._proof is not None
         with self._proof.for_server(proved=False).wrap_socket(channel, server_side=True) as secured:
             secured.settimeout(5)
-            if secured.recv(1):          # with TLS 1.3 only what a client says shows that it accepted us
+            if secured.recv(1):  # with TLS 1.3 only what a client says shows that it accepted us
                 self.is_proved.set()
 
     def hear(self, channel: socket.socket, most: int = 4096) -> bytes:
@@ -79,7 +93,7 @@ def _at_once(peer: Peer, channel: socket.socket) -> bool:
 
 
 def _postgresql(peer: Peer, channel: socket.socket) -> bool:
-    peer.hear(channel, 8)           # "may we speak TLS?"
+    peer.hear(channel, 8)  # "may we speak TLS?"
     channel.sendall(b"S" if peer.can_tls else b"N")
     if not peer.can_tls:
         peer.hear(channel)
@@ -89,12 +103,16 @@ def _postgresql(peer: Peer, channel: socket.socket) -> bool:
 def _mariadb(peer: Peer, channel: socket.socket) -> bool:
     packet = GREETING % (CAN_REST | (CAN_TLS if peer.can_tls else 0)).to_bytes(2, "little")
     channel.sendall(len(packet).to_bytes(3, "little") + b"\0" + packet)
-    peer.hear(channel, 36)          # "now TLS", which has no name and no password
+    peer.hear(channel, 36)  # "now TLS", which has no name and no password
     return peer.can_tls
 
 
 KINDS: dict[str, Callable[[Peer, socket.socket], bool]] = {
-    "broker": _amqp, "https": _at_once, "postgresql": _postgresql, "mariadb": _mariadb}
+    "broker": _amqp,
+    "https": _at_once,
+    "postgresql": _postgresql,
+    "mariadb": _mariadb,
+}
 
 
 @contextlib.contextmanager
@@ -105,5 +123,3 @@ def peer(kind: str, proof: Tls | None) -> Iterator[Peer]:
         yield made
     finally:
         made.close()
-
-

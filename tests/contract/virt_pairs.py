@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts of a kind, and a guest that goes from one to the other: memory, libvirt's mock-up, real QEMU.
+"""Two hosts of a kind, and a guest that goes from one to the other: memory, libvirt's mock-up, real
+QEMU.
 
-A pair holds two rigs of ``virt_rigs`` and reads the files of the one for the other, with whatever may happen to them on
-their way. Real hosts have a network namespace and a libvirtd each, and a wire between them.
+A pair holds two rigs of ``virt_rigs`` and reads the files of the one for the other, with whatever
+may happen to them on their way. Real hosts have a network namespace and a libvirtd each, and a wire
+between them.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -15,13 +18,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from common.models import Flavor, GuestSpec
+from compute_agent.transfer.service import TransferService
 from compute_agent.virt.driver import Part, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
@@ -39,8 +43,10 @@ PORT = 16598
 LARGER = Flavor("2", "m1.micro", 1, 160, 2)
 GIBIBYTE = 1 << 30
 #: A libvirt without guests of its own, apart from every other connection's.
-NODE = ("<node><cpu><mhz>1000</mhz><model>x86_64</model><active>2</active><nodes>1</nodes><sockets>1</sockets>"
-        "<cores>2</cores><threads>1</threads></cpu><memory>8388608</memory></node>")
+NODE = (
+    "<node><cpu><mhz>1000</mhz><model>x86_64</model><active>2</active><nodes>1</nodes><sockets>1</sockets>"
+    "<cores>2</cores><threads>1</threads></cpu><memory>8388608</memory></node>"
+)
 Road = Callable[[Iterator[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]
 
 
@@ -63,11 +69,20 @@ class Reader:
 
 
 class Pair:
-    """``shared``: both have their disks on the same storage. ``limits``: of the source's real moves, for its next
-    driver."""
+    """``shared``: both have their disks on the same storage. ``limits``: of the source's real
+    moves, for its next driver. ``listening``: the address at which the source gives files away, and
+    the network namespace that has it, if it is not this process's."""
 
-    def __init__(self, source: Rig, destination: Rig, shared: bool, limits: dict[str, int] | None = None) -> None:
-        self.source, self.destination, self.shared, self._limits = source, destination, shared, limits or {}
+    def __init__(
+        self,
+        source: Rig,
+        destination: Rig,
+        shared: bool,
+        limits: dict[str, int] | None = None,
+        listening: tuple[str, Path | None] = ("127.0.0.1", None),
+    ) -> None:
+        self.source, self.destination, self.shared = source, destination, shared
+        self._limits, self._listening = limits or {}, listening
 
     @property
     def rigs(self) -> tuple[Rig, Rig]:
@@ -75,6 +90,12 @@ class Pair:
 
     def peer(self, server: str, secret: str = SECRET, road: Road = straight) -> Reader:
         return Reader(self.source, server, secret, road)
+
+    def transfer_service(self, **options: Any) -> TransferService:
+        """The source's, which the destination can reach."""
+        address, host = self._listening
+        with inside(host) if host else nullcontext():
+            return TransferService(self.source.driver, address, **options)
 
     def dawdle(self) -> None:
         """What leaves takes long, until the source's next restart."""
@@ -88,8 +109,8 @@ class Pair:
 
     # --- a guest that is off ---
     def off_with_canary(self, *, has_run: bool = False) -> GuestSpec:
-        """At the source: off, offered, with a canary on its disk. Its next fence is 2. One that ``has_run`` has planted
-        it by itself and was asked to power off."""
+        """At the source: off, offered, with a canary on its disk. Its next fence is 2. One that
+        ``has_run`` has planted it by itself and was asked to power off."""
         if has_run:
             spec = self.source.boot_with_canary()
             self.source.driver.ensure_stopped(spec.server, 1, BOOT_SECONDS, QUIET)
@@ -119,21 +140,32 @@ class Pair:
             self.source.driver.host.write_file(spec.server, "canary", "canary")
         elif self.source.real:
             before = ticks(self.source, spec.server)
-            await_true(lambda: ticks(self.source, spec.server) > before + 3, BOOT_SECONDS,
-                       lambda: self.source.console(spec.server)[-500:])
+            await_true(
+                lambda: ticks(self.source, spec.server) > before + 3,
+                BOOT_SECONDS,
+                lambda: self.source.console(spec.server)[-500:],
+            )
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)
 
     def goes_on(self, spec: GuestSpec, ticked: int) -> None:
         """At the destination the same memory counts on, never booted there."""
         assert said(self.destination, spec.server).count("guest: booting") <= (
-            1 if self.shared or not self.source.real else 0)
+            1 if self.shared or not self.source.real else 0
+        )
         if isinstance(self.destination.driver, MemoryDriver):
             guest = self.destination.driver.host.guests[spec.server]
-            assert (guest.memory, guest.disk, guest.boots) == ({"tick": "7"}, {"canary": "canary"}, 1)
+            assert (guest.memory, guest.disk, guest.boots) == (
+                {"tick": "7"},
+                {"canary": "canary"},
+                1,
+            )
         else:
-            await_true(lambda: ticks(self.destination, spec.server) > ticked + 3, BOOT_SECONDS,
-                       lambda: said(self.destination, spec.server)[-500:])
+            await_true(
+                lambda: ticks(self.destination, spec.server) > ticked + 3,
+                BOOT_SECONDS,
+                lambda: said(self.destination, spec.server)[-500:],
+            )
 
     def clean(self) -> None:
         self.destination.servers = self.source.servers
@@ -150,7 +182,8 @@ def said(rig: Rig, server: str) -> str:
 
 
 def ticks(rig: Rig, server: str) -> int:
-    """How far a real guest says that it has counted; two lines that ran into each other on its console say nothing."""
+    """How far a real guest says that it has counted; two lines that ran into each other on its
+    console say nothing."""
     told = re.findall(r"^tick (\d+)\n", said(rig, server).replace("\r", ""), re.MULTILINE)
     return int(told[-1]) if told else 0
 
@@ -159,27 +192,40 @@ def disk_gb(rig: Rig, server: str) -> int:
     """The size of the server's disk, whether or not it has a domain."""
     if isinstance(rig.driver, MemoryDriver):
         return (rig.driver.host.files | rig.driver.host.guests)[server].root_gb
-    told = subprocess.run(["qemu-img", "info", "--force-share", "--output=json",
-                           rig.folder / "instances" / server / "disk"], check=True, capture_output=True)
+    told = subprocess.run(
+        [
+            "qemu-img",
+            "info",
+            "--force-share",
+            "--output=json",
+            rig.folder / "instances" / server / "disk",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return int(json.loads(told.stdout)["virtual-size"]) // GIBIBYTE
 
 
 # --- roads ---
 def cut(problem: Exception) -> Road:
     """The connection is lost after the first bytes."""
+
     def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         yield next(data)
         raise problem
+
     return road
 
 
 def stalled(letting_go: threading.Event, seconds: float) -> Road:
     """After the first bytes nothing comes; who reads waits so long before they are told so."""
+
     def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         at, first = next(data)
         yield at, first
         while not letting_go.wait(seconds):
             yield at + len(first), b""
+
     return road
 
 
@@ -187,8 +233,8 @@ def trickling(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Few bytes at a time, for ever so long."""
     for at, chunk in data:
         for begin in range(0, len(chunk), 16):
-            time.sleep(0.02)     # slowness is what is tried
-            yield at + begin, chunk[begin:begin + 16]
+            time.sleep(0.02)  # slowness is what is tried
+            yield at + begin, chunk[begin : begin + 16]
 
 
 # --- kinds ---
@@ -196,26 +242,44 @@ def memory_pair(folder: Path, shared: bool) -> Pair:
     shelf = str(uuid.uuid4()) if shared else ""
 
     def rig(name: str) -> Rig:
-        return Rig("memory", folder / name, lambda: MemoryDriver(MemoryHost(
-            name, state_file=folder / name / "guests", read_images=True, storage=shelf)), b"image" * 1000, "raw")
+        return Rig(
+            "memory",
+            folder / name,
+            lambda: MemoryDriver(
+                MemoryHost(
+                    name, state_file=folder / name / "guests", read_images=True, storage=shelf
+                )
+            ),
+            b"image" * 1000,
+            "raw",
+        )
+
     return Pair(rig("h1"), rig("h2"), shared)
 
 
 def libvirt_test_pair(folder: Path, shared: bool) -> Pair:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
+
     node = folder / "node.xml"
     node.write_text(NODE)
 
     def rig(name: str) -> Rig:
         home = folder if shared else folder / name
-        return Rig("test", home, lambda: LibvirtDriver(f"test://{node}", home, "test"), b"image" * 1000, "raw")
+        return Rig(
+            "test",
+            home,
+            lambda: LibvirtDriver(f"test://{node}", home, "test"),
+            b"image" * 1000,
+            "raw",
+        )
+
     return Pair(rig("h1"), rig("h2"), shared)
 
 
 class Machines:
-    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live below it. With
-    ``certified``, called with the address and the name of each, libvirtd and QEMU have what is in the folder that it
-    returns."""
+    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live
+    below it. With ``certified``, called with the address and the name of each, libvirtd and QEMU
+    have what is in the folder that it returns."""
 
     def __init__(self, folder: Path, certified: Callable[[str, str], Path] | None = None) -> None:
         self.folder = folder
@@ -224,17 +288,34 @@ class Machines:
         for name in self.names:
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-        run("ip", "-n", self.names[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns",
-            self.names[1])
+        run(
+            "ip",
+            "-n",
+            self.names[0],
+            "link",
+            "add",
+            "wire",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "wire",
+            "netns",
+            self.names[1],
+        )
         for name, address in zip(self.names, self.addresses, strict=True):
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wire")
             run("ip", "-n", name, "link", "set", "wire", "up")
-            libvirtd.start(self.home(name), host=(Path("/run/netns", name), name), address=address,
-                            certificates=str(certified(address, name[:3])) if certified else "")
+            libvirtd.start(
+                self.home(name),
+                host=(Path("/run/netns", name), name),
+                address=address,
+                certificates=str(certified(address, name[:3])) if certified else "",
+            )
 
     def on(self, name: str, driver: LibvirtDriver) -> LibvirtDriver:
-        """The driver, all of whose calls are made on this host: what it listens at and dials is the host's. What comes
-        there comes from the other one."""
+        """The driver, all of whose calls are made on this host: what it listens at and dials is the
+        host's. What comes there comes from the other one."""
         source = self.addresses[1 - self.names.index(name)]
         return cast("LibvirtDriver", _There(driver, Path("/run/netns", name), source))
 
@@ -244,6 +325,7 @@ class Machines:
     def pair(self, image: Path, shared: bool) -> Pair:
         from compute_agent.virt.libvirt.driver import LibvirtDriver
         from compute_agent.virt.libvirt.live_migration import MigrationOptions
+
         place = guests_folder("p", self.folder)
 
         # Read once: another run on this machine may make the image anew at any moment.
@@ -252,10 +334,21 @@ class Machines:
         def rig(name: str, address: str) -> Rig:
             home, daemon = place if shared else place / name[:3], self.home(name)
             options = MigrationOptions(PORT, address, plain_text=True)
-            return Rig("qemu", home, lambda: self.on(name, LibvirtDriver(
-                libvirtd.uri(daemon), home, migration=replace(options, **limits))), content, "qcow2", daemon)
+            return Rig(
+                "qemu",
+                home,
+                lambda: self.on(
+                    name,
+                    LibvirtDriver(libvirtd.uri(daemon), home, migration=replace(options, **limits)),
+                ),
+                content,
+                "qcow2",
+                daemon,
+            )
+
         source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
-        return Pair(source, destination, shared, limits)
+        host = Path("/run/netns", self.names[0])
+        return Pair(source, destination, shared, limits, (self.addresses[0], host))
 
     def end(self) -> None:
         for name in self.names:
@@ -264,7 +357,8 @@ class Machines:
 
 
 class _There:
-    """Each call is made in a network namespace, which threads and processes that it starts are in too."""
+    """Each call is made in a network namespace, which threads and processes that it starts are in
+    too."""
 
     def __init__(self, driver: LibvirtDriver, space: Path, source: str) -> None:
         self._driver, self._space, self._source = driver, space, source
@@ -280,6 +374,7 @@ class _There:
         def call(*given: Any, **more: Any) -> Any:
             with inside(self._space):
                 return found(*given, **more)
+
         return call
 
 
@@ -288,11 +383,15 @@ def inside(space: Path) -> Iterator[None]:
     """This thread is in that network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/thread-self/ns/net").open("rb") as home, space.open("rb") as there:
-        assert libc.setns(there.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        assert libc.setns(there.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(
+            ctypes.get_errno()
+        )
         try:
             yield
         finally:
-            assert libc.setns(home.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            assert libc.setns(home.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(
+                ctypes.get_errno()
+            )
 
 
 def run(*command: str) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hypervisors that the driver's contract is tested on: memory, libvirt's test:///default, real QEMU.
+"""The hypervisors that the driver's contract is tested on: memory, libvirt's test:///default, real
+QEMU.
 
-A rig holds a driver, an image that it can boot, and the questions that only a test asks. ``real`` guests run a
-kernel and take seconds; the others answer at once.
+A rig holds a driver, an image that it can boot, and the questions that only a test asks. ``real``
+guests run a kernel and take seconds; the others answer at once.
 """
+
 from __future__ import annotations
 
 import base64
@@ -44,8 +46,8 @@ done
 [ -n "$(held vda)$(held vdb)" ] ||
     printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
 """
-#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0020): two processes take
-#: turns, and each turn, within milliseconds of the last, empties the TLB.
+#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0020):
+#: two processes take turns, and each turn, within milliseconds of the last, empties the TLB.
 IN_TURNS = "for turn in 1 2; do ping -q -i 0.005 127.0.0.1 > /dev/null & done"
 #: User data that counts on the console for as long as the guest goes on.
 TICKS = f"""#!/bin/sh
@@ -93,19 +95,32 @@ def guests_folder(prefix: str, inside: Path | None = None) -> Path:
 
 
 class Rig:
-    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it. ``daemon``: the
-    folder of its own libvirtd, of real guests that may go on from saved memory."""
+    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on
+    it. ``daemon``: the folder of its own libvirtd, of real guests that may go on from saved
+    memory."""
 
     #: User data -> the memory of a guest that was ready with it, by the hypervisor's URI.
     _saved: ClassVar[dict[tuple[str, str], Saved]] = {}
 
-    def __init__(self, kind: str, folder: Path, make: Callable[[], Driver], content: bytes, disk_format: str,
-                 daemon: Path | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        make: Callable[[], Driver],
+        content: bytes,
+        disk_format: str,
+        daemon: Path | None = None,
+    ) -> None:
         self.kind, self.folder, self._make, self._daemon = kind, folder, make, daemon
         self.driver = make()
         self.content = content
-        self.image = ImageRef(str(uuid.UUID(int=7)), disk_format, len(content), "sha512",
-                              hashlib.sha512(content).hexdigest())
+        self.image = ImageRef(
+            str(uuid.UUID(int=7)),
+            disk_format,
+            len(content),
+            "sha512",
+            hashlib.sha512(content).hexdigest(),
+        )
         self.servers: list[str] = []
         self.bridges: list[str] = []
         failures.register(self)
@@ -134,9 +149,15 @@ class Rig:
         server = str(uuid.uuid4())
         self.servers.append(server)
         values: dict[str, Any] = {
-            "server": server, "fence": 1, "name": "web <1>", "flavor": NANO, "image": self.image, "config_drive": True,
+            "server": server,
+            "fence": 1,
+            "name": "web <1>",
+            "flavor": NANO,
+            "image": self.image,
+            "config_drive": True,
             "user_data": base64.b64encode(user_data.encode()).decode() if user_data else None,
-            "instance": {"hostname": "web-1", "keys": KEYS}}
+            "instance": {"hostname": "web-1", "keys": KEYS},
+        }
         return GuestSpec(**{**values, **changed})
 
     def interface(self, bridge: str = "") -> Interface:
@@ -145,8 +166,14 @@ class Rig:
             bridge = self.name_bridge()
             self.make_bridge(bridge)
         port = str(uuid.uuid4())
-        return Interface(port, mac=f"fa:16:3e:{port[0:2]}:{port[2:4]}:{port[4:6]}", vif_type="bridge", bridge=bridge,
-                         device=f"tap{port[:11]}", mtu=1450)
+        return Interface(
+            port,
+            mac=f"fa:16:3e:{port[0:2]}:{port[2:4]}:{port[4:6]}",
+            vif_type="bridge",
+            bridge=bridge,
+            device=f"tap{port[:11]}",
+            mtu=1450,
+        )
 
     def name_bridge(self) -> str:
         """A bridge that is not there yet."""
@@ -166,16 +193,22 @@ class Rig:
         return [nic["mac_address"] for nic in self.driver.diagnostics(server)["nic_details"]]
 
     def await_nics(self, server: str, *interfaces: Interface) -> None:
-        """Wait until a real guest that runs ``NICS`` has these interfaces, and no others, in this order."""
+        """Wait until a real guest that runs ``NICS`` has these interfaces, and no others, in this
+        order."""
         macs = [interface.mac for interface in interfaces]
         if self.real:
-            await_true(lambda: self.console(server).split("nics: ")[-1].startswith(" ".join([*macs, "end"])),
-                       BOOT_SECONDS, lambda: f"not {macs}: {self.console(server)[-2000:]}")
+            await_true(
+                lambda: (
+                    self.console(server).split("nics: ")[-1].startswith(" ".join([*macs, "end"]))
+                ),
+                BOOT_SECONDS,
+                lambda: f"not {macs}: {self.console(server)[-2000:]}",
+            )
         assert self.nics(server) == macs
 
     def read_image(self, image: str) -> Iterator[bytes]:
         for at in range(0, len(self.content), 1 << 20):
-            yield self.content[at:at + (1 << 20)]
+            yield self.content[at : at + (1 << 20)]
 
     def boot(self, *, ready: bool = False, **changed: Any) -> GuestSpec:
         """Make a guest; ``ready`` waits until a real one answers the power button."""
@@ -186,8 +219,9 @@ class Rig:
         return spec
 
     def ready(self, user_data: str = "") -> GuestSpec:
-        """A guest that is ready and has no interface. A real one may be made of what another had in its memory, for
-        tests that do not ask who it is, how it booted or what it wrote: its user data must write on no disk."""
+        """A guest that is ready and has no interface. A real one may be made of what another had in
+        its memory, for tests that do not ask who it is, how it booted or what it wrote: its user
+        data must write on no disk."""
         if not self.real:
             return self.boot(user_data=user_data)
         if (self.uri, user_data) not in self._saved:
@@ -207,18 +241,23 @@ class Rig:
     def await_boots(self, server: str, count: int) -> None:
         """Wait until a real guest has booted that often and is ready."""
         if self.real:
-            await_true(lambda: self.console(server).count(READY) >= count, BOOT_SECONDS,
-                       lambda: f"guest not ready: {self.console(server)[-2000:]}")
+            await_true(
+                lambda: self.console(server).count(READY) >= count,
+                BOOT_SECONDS,
+                lambda: f"guest not ready: {self.console(server)[-2000:]}",
+            )
 
     def boot_with_canary(self) -> GuestSpec:
-        """A guest that is ready and has a canary on its disk. A real one has planted it by itself."""
+        """A guest that is ready and has a canary on its disk. A real one has planted it by
+        itself."""
         spec = self.boot(ready=True, user_data=CANARY)
         if not self.real:
             self.write_canary(spec.server)
         return spec
 
     def off_with_canary(self) -> GuestSpec:
-        """A guest that is off, has a canary on its disk and has never run, which would cost seconds."""
+        """A guest that is off, has a canary on its disk and has never run, which would cost
+        seconds."""
         spec = self.boot(user_data=CANARY, paused=True)
         self.driver.ensure_stopped(spec.server, 1, 0, QUIET)
         self.write_canary(spec.server)
@@ -233,12 +272,22 @@ class Rig:
             sector.write(b"canary".ljust(SECTOR, b"\0"))
             sector.flush()
             write = f"write -s {sector.name} {CANARY_AT} {SECTOR}"
-            subprocess.run(["qemu-io", "-f", "qcow2", "-c", write, self.folder / "instances" / server / "disk"],
-                           check=True, capture_output=True)
+            subprocess.run(
+                [
+                    "qemu-io",
+                    "-f",
+                    "qcow2",
+                    "-c",
+                    write,
+                    self.folder / "instances" / server / "disk",
+                ],
+                check=True,
+                capture_output=True,
+            )
 
     def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
-        """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which calls it
-        ``disk``), by a look from outside at any other."""
+        """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which
+        calls it ``disk``), by a look from outside at any other."""
         if isinstance(self.driver, MemoryDriver):
             return "canary" in self.driver.host.guests[server].disk
         if not self.real:
@@ -278,42 +327,76 @@ class Rig:
     def diagnosis(self, since: dict[Path, int]) -> dict[str, Callable[[], list[str]]]:
         if self._daemon is None:
             return {}
-        return {f"{self._daemon}: logs since the test began": lambda: evidence.news(self._logs(), since),
-                **{f"console of {log.parent.name}": partial(evidence.tail, log)
-                   for log in sorted(self.folder.rglob("console.log"))}}
+        return {
+            f"{self._daemon}: logs since the test began": lambda: evidence.news(
+                self._logs(), since
+            ),
+            **{
+                f"console of {log.parent.name}": partial(evidence.tail, log)
+                for log in sorted(self.folder.rglob("console.log"))
+            },
+        }
 
     def _logs(self) -> list[Path]:
-        return [] if self._daemon is None else [
-            *self._daemon.glob("libvirtd.out"), *sorted(self._daemon.glob("log/qemu/*.log"))]
+        return (
+            []
+            if self._daemon is None
+            else [*self._daemon.glob("libvirtd.out"), *sorted(self._daemon.glob("log/qemu/*.log"))]
+        )
 
 
 def another(rig: Rig) -> ImageRef:
     """The same image under a checksum of another kind: it is fetched again."""
-    return replace(rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest())
+    return replace(
+        rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest()
+    )
 
 
 def holds_canary(disk: Path) -> bool:
     """A look, at its first letter, on a disk that nobody writes."""
     look = f"read -P {ord('c')} {CANARY_AT} 1"
-    told = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", look, disk], capture_output=True, text=True,
-                          check=False)
+    told = subprocess.run(
+        ["qemu-io", "-r", "-f", "qcow2", "-c", look, disk],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return told.returncode == 0 and "verification failed" not in told.stdout
 
 
 def memory_rig(folder: Path) -> Rig:
-    return Rig("memory", folder, lambda: MemoryDriver(MemoryHost(state_file=folder / "guests", read_images=True)),
-               b"image" * 1000, "raw")
+    return Rig(
+        "memory",
+        folder,
+        lambda: MemoryDriver(MemoryHost(state_file=folder / "guests", read_images=True)),
+        b"image" * 1000,
+        "raw",
+    )
 
 
 def libvirt_test_rig(folder: Path) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    return Rig("test", folder, lambda: LibvirtDriver("test:///default", folder, "test"), b"image" * 1000, "raw")
+
+    return Rig(
+        "test",
+        folder,
+        lambda: LibvirtDriver("test:///default", folder, "test"),
+        b"image" * 1000,
+        "raw",
+    )
 
 
 def qemu_rig(folder: Path, daemon: Path, image: Path) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    return Rig("qemu", folder, lambda: LibvirtDriver(libvirtd.uri(daemon), folder), image.read_bytes(), "qcow2",
-               daemon)
+
+    return Rig(
+        "qemu",
+        folder,
+        lambda: LibvirtDriver(libvirtd.uri(daemon), folder),
+        image.read_bytes(),
+        "qcow2",
+        daemon,
+    )
 
 
 def tiny_image(folder: Path) -> Path:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real guests that go on from memory that another one has left: ready in a fraction of a boot.
 
-A boot costs an emulated guest seconds of CPU time, and many tests need no more of it than a guest that is ready. One is
-booted for each user data, and libvirt saves its memory; the others, whose driver has made them as ever, go on from
-there once folder and id in front of the memory are theirs. Such a guest believes that it is the first one, and its
-console says so: tests of who a guest is, of how it boots and of what it has written boot their own.
+A boot costs an emulated guest seconds of CPU time, and many tests need no more of it than a guest
+that is ready. One is booted for each user data, and libvirt saves its memory; the others, whose
+driver has made them as ever, go on from there once folder and id in front of the memory are theirs.
+Such a guest believes that it is the first one, and its console says so: tests of who a guest is, of
+how it boots and of what it has written boot their own.
 """
+
 from __future__ import annotations
 
 import shutil
@@ -22,15 +24,17 @@ if TYPE_CHECKING:
     from common.models import GuestSpec
     from tests.contract.virt_rigs import Rig
 
-#: What libvirt writes before the memory: a magic word, its version, how long description and cookie are together,
-#: whether the CPUs ran, the compression, where the cookie begins; then a reserve, the description and the cookie.
+#: What libvirt writes before the memory: a magic word, its version, how long description and cookie
+#: are together, whether the CPUs ran, the compression, where the cookie begins; then a reserve, the
+#: description and the cookie.
 HEADER, RESERVE = struct.Struct("=16s5I"), 56
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The memory of ``server``, and what it had said on its console. ``folder``: its hypervisor's."""
+    """The memory of ``server``, and what it had said on its console. ``folder``: its
+    hypervisor's."""
 
     server: str
     folder: Path
@@ -39,7 +43,8 @@ class Saved:
 
 
 def save(rig: Rig, spec: GuestSpec) -> Saved:
-    """Save the memory of a guest without interfaces that is ready and has written nothing; it is off then."""
+    """Save the memory of a guest without interfaces that is ready and has written nothing; it is
+    off then."""
     file = rig.folder / f"saved-{spec.server}"
     with _domain(rig.uri, spec.server) as domain:
         domain.save(str(file))
@@ -55,8 +60,12 @@ def go_on(rig: Rig, saved: Saved, spec: GuestSpec) -> None:
     with saved.file.open("rb") as file, own.open("wb") as written:
         magic, version, length, ran, compression, cookie = HEADER.unpack(file.read(HEADER.size))
         reserve, described = file.read(RESERVE), file.read(length)
-        text, rest = (_of(part, saved, rig, spec) for part in (described[:cookie], described[cookie:]))
-        written.write(HEADER.pack(magic, version, len(text) + len(rest), ran, compression, len(text)))
+        text, rest = (
+            _of(part, saved, rig, spec) for part in (described[:cookie], described[cookie:])
+        )
+        written.write(
+            HEADER.pack(magic, version, len(text) + len(rest), ran, compression, len(text))
+        )
         written.write(reserve + text + rest)
         shutil.copyfileobj(file, written, 1 << 20)
     with _domain(rig.uri, spec.server) as domain:
@@ -66,7 +75,9 @@ def go_on(rig: Rig, saved: Saved, spec: GuestSpec) -> None:
 
 
 def _of(text: bytes, saved: Saved, rig: Rig, spec: GuestSpec) -> bytes:
-    return text.replace(bytes(saved.folder), bytes(rig.folder)).replace(saved.server.encode(), spec.server.encode())
+    return text.replace(bytes(saved.folder), bytes(rig.folder)).replace(
+        saved.server.encode(), spec.server.encode()
+    )
 
 
 def _console(rig: Rig, server: str) -> Path:
@@ -76,6 +87,7 @@ def _console(rig: Rig, server: str) -> Path:
 @contextmanager
 def _domain(uri: str, server: str) -> Iterator[Any]:
     import libvirt
+
     connection = libvirt.open(uri)
     try:
         yield connection.lookupByUUIDString(server)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A busy guest that goes back and forth between two real hosts, by agents that have just been started.
+"""A busy guest that goes back and forth between two real hosts, by agents that have just been
+started.
 
-It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever requests a control
-of its migrations.
+It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever
+requests a control of its migrations.
 """
+
 from __future__ import annotations
 
 import functools
@@ -28,7 +30,8 @@ from tests.waiting import await_true
 
 #: What the guest writes on its disk: where, and how much.
 WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
-#: User data that counts on the console and changes memory all the time, faster than a slow migration carries it.
+#: User data that counts on the console and changes memory all the time, faster than a slow
+#: migration carries it.
 BUSY = f"""#!/bin/sh
 tr '\\0' c < /dev/zero |
     dd of=/dev/vda bs=64k seek={WRITTEN_AT >> 16} count={WRITTEN >> 16} iflag=fullblock conv=notrunc,fsync
@@ -49,14 +52,16 @@ class Files:
         self._folder = folder
 
     def parts(self) -> list[Part]:
-        sizes = {name: (self._folder / name).stat().st_size for name in (base(self._folder).name,
-                                                                         cold_migration.CONFIG)}
+        sizes = {
+            name: (self._folder / name).stat().st_size
+            for name in (base(self._folder).name, cold_migration.CONFIG)
+        }
         return [Part(name, size, size) for name, size in sizes.items()]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
         content, at = (self._folder / name).read_bytes(), 0
         while at < len(content):
-            yield at, content[at:at + MEBIBYTE]
+            yield at, content[at : at + MEBIBYTE]
             at += MEBIBYTE
 
 
@@ -66,19 +71,33 @@ def no_options(at: int) -> dict[str, Any]:
 
 
 class Traveller:
-    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how guests of the first
-    host (0) and of the second move."""
+    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how
+    guests of the first host (0) and of the second move."""
 
-    def __init__(self, machines: Machines, image: Path, shared: bool = False,
-                 options: Callable[[int], dict[str, Any]] = no_options, **changed: Any) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        image: Path,
+        shared: bool = False,
+        options: Callable[[int], dict[str, Any]] = no_options,
+        **changed: Any,
+    ) -> None:
         self.machines, self.shared, self.options = machines, shared, options
         place = guests_folder("t", machines.folder)
         self.folders = [place / "a", place / ("a" if shared else "b")]
         daemons = [machines.home(name) for name in machines.names]
         self.uris = [libvirtd.uri(daemon) for daemon in daemons]
         self.here, self.there = (
-            Rig("qemu", self.folders[at], functools.partial(self.agent, at), image.read_bytes(), "qcow2", daemon)
-            for at, daemon in enumerate(daemons))
+            Rig(
+                "qemu",
+                self.folders[at],
+                functools.partial(self.agent, at),
+                image.read_bytes(),
+                "qcow2",
+                daemon,
+            )
+            for at, daemon in enumerate(daemons)
+        )
         self.at, self.ticked = 0, 0
         self.spec = self.here.boot(ready=True, user_data=BUSY, **changed)
         self.arrived = self.spec.fence
@@ -90,19 +109,34 @@ class Traveller:
 
     def agent(self, at: int, **options: Any) -> LibvirtDriver:
         """One that has just been started."""
-        options = {"port": PORT, "address": self.machines.addresses[at], "plain_text": True, **self.options(at),
-                   **options}
-        return self.machines.on(self.machines.names[at], LibvirtDriver(
-            self.uris[at], self.folders[at], migration=MigrationOptions(**options)))
+        options = {
+            "port": PORT,
+            "address": self.machines.addresses[at],
+            "plain_text": True,
+            **self.options(at),
+            **options,
+        }
+        return self.machines.on(
+            self.machines.names[at],
+            LibvirtDriver(self.uris[at], self.folders[at], migration=MigrationOptions(**options)),
+        )
 
     def prepared(self, **changed: Any) -> dict[str, Any]:
         """A new migration begins: what its destination says of itself."""
         self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
         source = Files(self.folders[self.at] / "instances" / self.server)
-        return self.there.driver.prepare_incoming(self.spec, source, self.shared, self.here.driver.inventory().cpu_info,
-                                                 self.there.read_image, QUIET)
+        return self.there.driver.prepare_incoming(
+            self.spec,
+            source,
+            self.shared,
+            self.here.driver.inventory().cpu_info,
+            self.there.read_image,
+            QUIET,
+        )
 
-    def leaves(self, to: dict[str, Any] | None = None, run: VerbContext = QUIET, **options: Any) -> dict[str, Any]:
+    def leaves(
+        self, to: dict[str, Any] | None = None, run: VerbContext = QUIET, **options: Any
+    ) -> dict[str, Any]:
         """By an agent with these options."""
         agent, to = self.agent(self.at, **options), to or self.prepared()
         try:
@@ -113,14 +147,20 @@ class Traveller:
     def counts(self, host: Rig) -> None:
         """It goes on at the host, and has not been started again."""
         before = ticks(host, self.server)
-        await_true(lambda: ticks(host, self.server) > max(before, self.ticked) + 2, BOOT_SECONDS,
-                   lambda: f"{host.state(self.server)} {host.console(self.server)[-300:]}")
+        await_true(
+            lambda: ticks(host, self.server) > max(before, self.ticked) + 2,
+            BOOT_SECONDS,
+            lambda: f"{host.state(self.server)} {host.console(self.server)[-300:]}",
+        )
         self.ticked = ticks(host, self.server)
         self.is_well = True
 
     def stayed(self) -> None:
         """As before: it runs here, and nothing of it is there."""
-        assert (self.here.state(self.server), self.there.state(self.server)) == ((RUNNING, self.arrived), None)
+        assert (self.here.state(self.server), self.there.state(self.server)) == (
+            (RUNNING, self.arrived),
+            None,
+        )
         self.counts(self.here)
 
     def came(self) -> None:
@@ -134,9 +174,21 @@ class Traveller:
 
     def holds_what_was_written(self) -> bool:
         """A look at the disk of the guest that runs."""
-        told = subprocess.run(["qemu-io", "-U", "-r", "-f", "qcow2", "-c", f"read -P {ord('c')} {WRITTEN_AT} {WRITTEN}",
-                               self.folders[self.at] / "instances" / self.server / "disk"], capture_output=True,
-                              text=True, check=False)
+        told = subprocess.run(
+            [
+                "qemu-io",
+                "-U",
+                "-r",
+                "-f",
+                "qcow2",
+                "-c",
+                f"read -P {ord('c')} {WRITTEN_AT} {WRITTEN}",
+                self.folders[self.at] / "instances" / self.server / "disk",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return told.returncode == 0 and "verification failed" not in told.stdout
 
     def clean(self) -> None:
@@ -146,10 +198,15 @@ class Traveller:
 
 
 class Steered:
-    """A ``VerbContext`` that remembers what was reported, and requests a control once ``when`` is so of the numbers."""
+    """A ``VerbContext`` that remembers what was reported, and requests a control once ``when`` is
+    so of the numbers."""
 
-    def __init__(self, control: str = "", cancels: bool = False,
-                 when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0) -> None:
+    def __init__(
+        self,
+        control: str = "",
+        cancels: bool = False,
+        when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0,
+    ) -> None:
         self.told: list[Mapping[str, int]] = []
         self.moments: list[float] = []
         self._control = Control(control) if control else None
@@ -157,8 +214,12 @@ class Steered:
 
     @property
     def run(self) -> VerbContext:
-        return VerbContext(lambda name: None, lambda: self._is_so and self._cancels,
-                           lambda: self._control if self._is_so else None, self._measured)
+        return VerbContext(
+            lambda name: None,
+            lambda: self._is_so and self._cancels,
+            lambda: self._control if self._is_so else None,
+            self._measured,
+        )
 
     def _measured(self, numbers: Mapping[str, int]) -> None:
         self.told.append(numbers)

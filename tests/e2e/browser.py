@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A headless Chromium that a test looks and types through: a page, its picture, its keyboard.
 
-``with Browser(folder) as browser`` starts one of its own, with a profile in ``folder``, and ends it. It is told what
-to do over the DevTools protocol: one websocket to one page, one question at a time.
+``with Browser(folder) as browser`` starts one of its own, with a profile in ``folder``, and ends
+it. It is told what to do over the DevTools protocol: one websocket to one page, one question at a
+time.
 """
+
 from __future__ import annotations
 
 import base64
@@ -24,13 +26,36 @@ from tests.waiting import await_true
 START_SECONDS, ANSWER_SECONDS = 60, 30
 SIZE = (1024, 768)
 #: Keys that are no letters: name -> (code, number of the key, what it types).
-KEYS = {"Enter": ("Enter", 13, "\r"), "Backspace": ("Backspace", 8, ""), "Tab": ("Tab", 9, ""),
-        "Escape": ("Escape", 27, "")}
+KEYS = {
+    "Enter": ("Enter", 13, "\r"),
+    "Backspace": ("Backspace", 8, ""),
+    "Tab": ("Tab", 9, ""),
+    "Escape": ("Escape", 27, ""),
+}
 #: Where letters stand on a US keyboard; with shift: the same place.
-PLACES = {" ": "Space", "-": "Minus", "=": "Equal", "/": "Slash", ".": "Period", ",": "Comma", ";": "Semicolon",
-          "'": "Quote", ">": "Period", "<": "Comma", "|": "Backslash", "\\": "Backslash", "_": "Minus", "$": "Digit4",
-          "&": "Digit7", "\"": "Quote", ":": "Semicolon", "?": "Slash", "(": "Digit9", ")": "Digit0"}
-SHIFTED = set("><|_$&\":?()")
+PLACES = {
+    " ": "Space",
+    "-": "Minus",
+    "=": "Equal",
+    "/": "Slash",
+    ".": "Period",
+    ",": "Comma",
+    ";": "Semicolon",
+    "'": "Quote",
+    ">": "Period",
+    "<": "Comma",
+    "|": "Backslash",
+    "\\": "Backslash",
+    "_": "Minus",
+    "$": "Digit4",
+    "&": "Digit7",
+    '"': "Quote",
+    ":": "Semicolon",
+    "?": "Slash",
+    "(": "Digit9",
+    ")": "Digit0",
+}
+SHIFTED = set('><|_$&":?()')
 
 
 class Browser:
@@ -48,16 +73,37 @@ class Browser:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "chromium.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [self._program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                 "--no-first-run", "--disable-extensions", "--disable-background-networking", "--no-proxy-server",
-                 "--mute-audio", "--hide-scrollbars", f"--window-size={SIZE[0]},{SIZE[1]}",
-                 "--remote-debugging-port=0", f"--user-data-dir={self._folder}", "about:blank"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                [
+                    self._program,
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--disable-dev-shm-usage",
+                    "--no-first-run",
+                    "--disable-extensions",
+                    "--disable-background-networking",
+                    "--no-proxy-server",
+                    "--mute-audio",
+                    "--hide-scrollbars",
+                    f"--window-size={SIZE[0]},{SIZE[1]}",
+                    "--remote-debugging-port=0",
+                    f"--user-data-dir={self._folder}",
+                    "about:blank",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         try:
             port = self._await(self._port, START_SECONDS, "no DevTools port")
-            page = requests.put(f"http://127.0.0.1:{port}/json/new?{quote('about:blank')}", timeout=ANSWER_SECONDS,
-                                proxies={"http": ""}).json()
-            self._page = connect(page["webSocketDebuggerUrl"], max_size=64 << 20, proxy=None, legacy=True)
+            page = requests.put(
+                f"http://127.0.0.1:{port}/json/new?{quote('about:blank')}",
+                timeout=ANSWER_SECONDS,
+                proxies={"http": ""},
+            ).json()
+            self._page = connect(
+                page["webSocketDebuggerUrl"], max_size=64 << 20, proxy=None, legacy=True
+            )
             for domain in ("Page", "Runtime", "Log"):
                 self.ask(f"{domain}.enable")
         except BaseException:
@@ -79,11 +125,15 @@ class Browser:
     def _port(self) -> str:
         assert self._process is not None
         told = self._folder / "DevToolsActivePort"
-        assert self._process.poll() is None, (self._folder / "chromium.log").read_text(errors="replace")[-2000:]
+        assert self._process.poll() is None, (self._folder / "chromium.log").read_text(
+            errors="replace"
+        )[-2000:]
         return told.read_text().partition("\n")[0] if told.exists() else ""
 
     def _await(self, question: Callable[[], Any], seconds: float, story: str) -> Any:
-        return await_true(question, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1)
+        return await_true(
+            question, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1
+        )
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One question of the protocol; what the page says meanwhile is kept."""
@@ -106,7 +156,11 @@ class Browser:
         inside = told.get("params", {})
         match told.get("method"):
             case "Runtime.consoleAPICalled":
-                self.said.append(" ".join(str(part.get("value", part.get("description"))) for part in inside["args"]))
+                self.said.append(
+                    " ".join(
+                        str(part.get("value", part.get("description"))) for part in inside["args"]
+                    )
+                )
             case "Runtime.exceptionThrown":
                 self.said.append(json.dumps(inside["exceptionDetails"])[:500])
             case "Log.entryAdded":
@@ -119,17 +173,23 @@ class Browser:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression on the page."""
-        told = self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        told = self.ask(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
     def await_true(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
         """Until the expression is true on the page; returns its value."""
-        return self._await(lambda: self.evaluate(script), seconds, f"not true on the page: {script}")
+        return self._await(
+            lambda: self.evaluate(script), seconds, f"not true on the page: {script}"
+        )
 
     def text(self, selector: str) -> str:
         """The text of an element; empty while there is none."""
-        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+        return str(
+            self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''")
+        )
 
     def picture(self, path: Path | None = None) -> bytes:
         """The page as PNG; also written to ``path``."""
@@ -144,21 +204,35 @@ class Browser:
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, text: str) -> None:
-        """Letter by letter, with the shift key where a US keyboard needs it; a line break is Enter."""
+        """Letter by letter, with the shift key where a US keyboard needs it; a line break is
+        Enter."""
         for letter in text:
             if letter == "\n":
                 self.press("Enter")
                 continue
-            code = PLACES.get(letter) or (f"Digit{letter}" if letter.isdecimal() else f"Key{letter.upper()}")
+            code = PLACES.get(letter) or (
+                f"Digit{letter}" if letter.isdecimal() else f"Key{letter.upper()}"
+            )
             shift = 8 if letter in SHIFTED or letter.isupper() else 0
             if shift:
-                self.ask("Input.dispatchKeyEvent", type="rawKeyDown", key="Shift", code="ShiftLeft", modifiers=shift,
-                         windowsVirtualKeyCode=16)
+                self.ask(
+                    "Input.dispatchKeyEvent",
+                    type="rawKeyDown",
+                    key="Shift",
+                    code="ShiftLeft",
+                    modifiers=shift,
+                    windowsVirtualKeyCode=16,
+                )
             number = ord(letter.upper()) if letter.isalnum() or letter == " " else 0
             self._stroke(letter, code, number, letter, shift)
             if shift:
-                self.ask("Input.dispatchKeyEvent", type="keyUp", key="Shift", code="ShiftLeft",
-                         windowsVirtualKeyCode=16)
+                self.ask(
+                    "Input.dispatchKeyEvent",
+                    type="keyUp",
+                    key="Shift",
+                    code="ShiftLeft",
+                    windowsVirtualKeyCode=16,
+                )
 
     def press(self, key: str) -> None:
         """One of ``KEYS``."""
@@ -166,5 +240,12 @@ class Browser:
 
     def _stroke(self, key: str, code: str, number: int, typed: str, modifiers: int) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number,
-                     modifiers=modifiers, **({"text": typed} if typed and kind == "keyDown" else {}))
+            self.ask(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=code,
+                windowsVirtualKeyCode=number,
+                modifiers=modifiers,
+                **({"text": typed} if typed and kind == "keyDown" else {}),
+            )

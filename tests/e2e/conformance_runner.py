@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python conformance_runner.py RUNNER ARGUMENT…``: the runner of the conformance data, and handlers of our own.
+"""``python conformance_runner.py RUNNER ARGUMENT…``: the runner of the conformance data, and
+handlers of our own.
 
-Its own handlers are those that its reference could prove; ours exercise what that one lacked: security groups, floating
-addresses, interfaces, the alias of /servers. A cloud needs a network whose router leads to an external network;
-CONFORMANCE_PORT is a free port of the user on the first one.
+Its own handlers are those that its reference could prove; ours exercise what that one lacked:
+security groups, floating addresses, interfaces, the alias of /servers. A cloud needs a network
+whose router leads to an external network; CONFORMANCE_PORT is a free port of the user on the first
+one.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -18,26 +21,54 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Operations of which the data have no request, and what we send: (first microversion, last, body); "*": the latest.
+#: Operations of which the data have no request, and what we send: (first microversion, last, body);
+#: "*": the latest.
 BODIES: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
-    "POST /flavors/{flavor_id}/os-extra_specs": [("2.1", "*", {"extra_specs": {"hw:numa_nodes": "1"}})],
+    "POST /flavors/{flavor_id}/os-extra_specs": [
+        ("2.1", "*", {"extra_specs": {"hw:numa_nodes": "1"}})
+    ],
     "PUT /flavors/{flavor_id}/os-extra_specs/{id}": [("2.1", "*", {"hw:numa_nodes": "2"})],
-    "POST /os-aggregates": [("2.1", "*", {"aggregate": {"name": "name", "availability_zone": "conformance"}})],
-    "PUT /os-aggregates/{id}": [("2.1", "*", {"aggregate": {"name": "name", "availability_zone": "conformance"}})],
+    "POST /os-aggregates": [
+        ("2.1", "*", {"aggregate": {"name": "name", "availability_zone": "conformance"}})
+    ],
+    "PUT /os-aggregates/{id}": [
+        ("2.1", "*", {"aggregate": {"name": "name", "availability_zone": "conformance"}})
+    ],
     "POST /os-aggregates/{id}/action#add_host": [("2.1", "*", {"add_host": {"host": "host"}})],
-    "POST /os-aggregates/{id}/action#remove_host": [("2.1", "*", {"remove_host": {"host": "host"}})],
-    "POST /os-aggregates/{id}/action#set_metadata": [("2.1", "*", {"set_metadata": {"metadata": {"key": "value"}}})],
+    "POST /os-aggregates/{id}/action#remove_host": [
+        ("2.1", "*", {"remove_host": {"host": "host"}})
+    ],
+    "POST /os-aggregates/{id}/action#set_metadata": [
+        ("2.1", "*", {"set_metadata": {"metadata": {"key": "value"}}})
+    ],
     "POST /os-aggregates/{id}/images": [("2.81", "*", {"cache": [{"id": "image"}]})],
-    "PUT /os-quota-class-sets/{id}": [("2.1", "*", {"quota_class_set": {"instances": 50, "cores": 50, "ram": 51200}})],
+    "PUT /os-quota-class-sets/{id}": [
+        ("2.1", "*", {"quota_class_set": {"instances": 50, "cores": 50, "ram": 51200}})
+    ],
     "POST /os-server-groups": [
         ("2.1", "2.63", {"server_group": {"name": "name", "policies": ["affinity"]}}),
-        ("2.64", "*", {"server_group": {"name": "name", "policy": "anti-affinity",
-                                        "rules": {"max_server_per_host": 3}}})],
-    "POST /servers/{id}/action#changePassword": [("2.1", "*", {"changePassword": {"adminPass": "secret"}})],
+        (
+            "2.64",
+            "*",
+            {
+                "server_group": {
+                    "name": "name",
+                    "policy": "anti-affinity",
+                    "rules": {"max_server_per_host": 3},
+                }
+            },
+        ),
+    ],
+    "POST /servers/{id}/action#changePassword": [
+        ("2.1", "*", {"changePassword": {"adminPass": "secret"}})
+    ],
     "POST /servers/{id}/action#createBackup": [
-        ("2.1", "*", {"createBackup": {"name": "name", "backup_type": "daily", "rotation": 1}})],
-    "POST /servers/{id}/action#lock": [("2.1", "*", {"lock": None}),
-                                       ("2.1", "*", {"lock": {"locked_reason": "under test"}})],
+        ("2.1", "*", {"createBackup": {"name": "name", "backup_type": "daily", "rotation": 1}})
+    ],
+    "POST /servers/{id}/action#lock": [
+        ("2.1", "*", {"lock": None}),
+        ("2.1", "*", {"lock": {"locked_reason": "under test"}}),
+    ],
     "POST /servers/{id}/action#rescue": [("2.1", "*", {"rescue": {"adminPass": "secret"}})],
     "POST /servers/{id}/action#resize": [("2.1", "*", {"resize": {"flavorRef": "flavor"}})],
     "POST /servers/{id}/action#restore": [("2.1", "*", {"restore": None})],
@@ -46,14 +77,33 @@ BODIES: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "POST /servers/{id}/action#unshelve": [("2.1", "*", {"unshelve": None})],
     "PUT /servers/{server_id}/tags": [("2.26", "*", {"tags": ["one", "two"]})],
     "POST /servers/{id}/action#evacuate": [
-        ("2.1", "2.13", {"evacuate": {"host": "host", "onSharedStorage": "False", "adminPass": "secret"}}),
-        ("2.14", "*", {"evacuate": {"host": "host", "adminPass": "secret"}})],
+        (
+            "2.1",
+            "2.13",
+            {"evacuate": {"host": "host", "onSharedStorage": "False", "adminPass": "secret"}},
+        ),
+        ("2.14", "*", {"evacuate": {"host": "host", "adminPass": "secret"}}),
+    ],
 }
 #: The alias /os-volumes_boot -> the operation whose handler serves it, too.
-ALIASES = {"POST /os-volumes_boot": "POST /servers", "PUT /os-volumes_boot/{id}": "PUT /servers/{id}",
-           **{f"POST /os-volumes_boot/{{id}}/action#{action}": f"POST /servers/{{id}}/action#{action}"
-              for action in ("confirmResize", "createImage", "os-start", "os-stop", "reboot", "rebuild", "resize",
-                             "revertResize", "trigger_crash_dump")}}
+ALIASES = {
+    "POST /os-volumes_boot": "POST /servers",
+    "PUT /os-volumes_boot/{id}": "PUT /servers/{id}",
+    **{
+        f"POST /os-volumes_boot/{{id}}/action#{action}": f"POST /servers/{{id}}/action#{action}"
+        for action in (
+            "confirmResize",
+            "createImage",
+            "os-start",
+            "os-stop",
+            "reboot",
+            "rebuild",
+            "resize",
+            "revertResize",
+            "trigger_crash_dump",
+        )
+    },
+}
 GROUPS, ADDRESSES = "/os-security-groups", "/os-floating-ips"
 #: Seconds that a port may take to come or go.
 SETTLE = 30
@@ -74,15 +124,23 @@ def main(runner: str) -> None:
 
 
 def write_bodies(folder: Path) -> Path:
-    """BODIES as a folder of data that the runner merges with its own (its argument --data); returns the folder."""
+    """BODIES as a folder of data that the runner merges with its own (its argument --data); returns
+    the folder."""
     manifest = []
     for number, (name, bodies) in enumerate(BODIES.items()):
         for part, (since, until, body) in enumerate(bodies):
             path = folder / "samples" / f"{number}-{part}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(body))
-            manifest.append({"file": path.name, "op": name, "kind": "request", "microversion": since,
-                             "valid": [[since, until]]})
+            manifest.append(
+                {
+                    "file": path.name,
+                    "op": name,
+                    "kind": "request",
+                    "microversion": since,
+                    "valid": [[since, until]],
+                }
+            )
     (folder / "samples.json").write_text(json.dumps(manifest))
     return folder
 
@@ -109,7 +167,8 @@ def created(case: Any, path: str, body: dict[str, Any]) -> Iterator[None]:
 
 def attachments(case: Any, server: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = case.cloud.get(f"/servers/{server}/os-interface", actor="user")[
-        "interfaceAttachments"]
+        "interfaceAttachments"
+    ]
     return found
 
 
@@ -118,17 +177,24 @@ def await_number(case: Any, server: str, number: int) -> None:
     deadline = time.monotonic() + SETTLE
     while len(attachments(case, server)) != number:
         if time.monotonic() > deadline:
-            case.verdict(False, f"{number} interfaces wanted, there are {attachments(case, server)}")
+            case.verdict(
+                False, f"{number} interfaces wanted, there are {attachments(case, server)}"
+            )
             return
-        time.sleep(0.1)         # the API tells nobody when an interface has come or gone
+        time.sleep(0.1)  # the API tells nobody when an interface has come or gone
 
 
 def with_second_interface(case: Any) -> tuple[str, dict[str, Any]]:
     """A server, and its interface that was attached last."""
     server = case.server()
     known = {one["port_id"] for one in attachments(case, server)}
-    case.cloud.must("POST", f"/servers/{server}/os-interface", {"interfaceAttachment": {"net_id": case.cloud.network}},
-                    1, "user")
+    case.cloud.must(
+        "POST",
+        f"/servers/{server}/os-interface",
+        {"interfaceAttachment": {"net_id": case.cloud.network}},
+        1,
+        "user",
+    )
     await_number(case, server, len(known) + 1)
     return server, next(one for one in attachments(case, server) if one["port_id"] not in known)
 
@@ -146,6 +212,7 @@ def attach_interface(case: Any) -> None:
             wanted["port_id"] = os.environ["CONFORMANCE_PORT"]
         for address in wanted.get("fixed_ips", ()):
             address["ip_address"] = f"10.0.200.{next(case.cloud.numbers) % 250 + 1}"
+
     server = case.server()
     answer = case.call(edit=edit, server_id=server)
     if answer.status_code < 300:
@@ -195,11 +262,15 @@ def await_addresses(case: Any, server: str, number: int) -> None:
         if time.monotonic() > deadline:
             case.verdict(False, f"{number} addresses wanted, there are {addresses(case, server)}")
             return
-        time.sleep(0.1)         # the API tells nobody when an address has come or gone
+        time.sleep(0.1)  # the API tells nobody when an address has come or gone
 
 
 def pool(case: Any) -> dict[str, str]:
-    return {"pool": case.cloud.get("/os-floating-ip-pools", actor="user")["floating_ip_pools"][0]["name"]}
+    return {
+        "pool": case.cloud.get("/os-floating-ip-pools", actor="user")["floating_ip_pools"][0][
+            "name"
+        ]
+    }
 
 
 def create_floating(case: Any) -> None:
@@ -237,18 +308,30 @@ def one_group(case: Any) -> None:
 
 
 def rule(parent: str) -> dict[str, Any]:
-    return {"security_group_rule": {"parent_group_id": parent, "ip_protocol": "tcp", "from_port": 22, "to_port": 22,
-                                    "cidr": "10.0.0.0/24"}}
+    return {
+        "security_group_rule": {
+            "parent_group_id": parent,
+            "ip_protocol": "tcp",
+            "from_port": 22,
+            "to_port": 22,
+            "cidr": "10.0.0.0/24",
+        }
+    }
 
 
 def create_rule(case: Any) -> None:
-    with made(case, GROUPS, group(case)) as parent, created(case, "/os-security-group-rules", rule(parent)):
+    with (
+        made(case, GROUPS, group(case)) as parent,
+        created(case, "/os-security-group-rules", rule(parent)),
+    ):
         pass
 
 
 def delete_rule(case: Any) -> None:
-    with (made(case, GROUPS, group(case)) as parent,
-          made(case, "/os-security-group-rules", rule(parent)) as found):
+    with (
+        made(case, GROUPS, group(case)) as parent,
+        made(case, "/os-security-group-rules", rule(parent)) as found,
+    ):
         case.call(id=found)
 
 
@@ -269,14 +352,18 @@ OURS: dict[str, Handler] = {
     "POST /servers/{server_id}/os-interface": attach_interface,
     "GET /servers/{server_id}/os-interface/{id}": show_interface,
     "DELETE /servers/{server_id}/os-interface/{id}": detach_interface,
-    _ACTION + "addFixedIp": add_fixed_address, _ACTION + "removeFixedIp": remove_fixed_address,
+    _ACTION + "addFixedIp": add_fixed_address,
+    _ACTION + "removeFixedIp": remove_fixed_address,
     "POST " + ADDRESSES: create_floating,
     **{f"{method} {ADDRESSES}/{{id}}": one_floating for method in ("GET", "DELETE")},
-    _ACTION + "addFloatingIp": associate, _ACTION + "removeFloatingIp": associate,
+    _ACTION + "addFloatingIp": associate,
+    _ACTION + "removeFloatingIp": associate,
     "POST " + GROUPS: create_group,
     **{f"{method} {GROUPS}/{{id}}": one_group for method in ("GET", "PUT", "DELETE")},
-    "POST /os-security-group-rules": create_rule, "DELETE /os-security-group-rules/{id}": delete_rule,
-    _ACTION + "addSecurityGroup": join_group, _ACTION + "removeSecurityGroup": join_group,
+    "POST /os-security-group-rules": create_rule,
+    "DELETE /os-security-group-rules/{id}": delete_rule,
+    _ACTION + "addSecurityGroup": join_group,
+    _ACTION + "removeSecurityGroup": join_group,
 }
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``,
-with a second host that takes guests only when a test opens it; labs of three hosts that can be struck, made by
-``./deploy/lab`` (lab.py); and two without guests, each on two hosts in memory:
-one for tests of many servers, one that keeps what is deleted or shelved.
+"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by
+``./deploy/down``, with a second host that takes guests only when a test opens it; labs of three
+hosts that can be struck, made by ``./deploy/lab`` (lab.py); and two without guests, each on two
+hosts in memory: one for tests of many servers, one that keeps what is deleted or shelved.
 
-They need root, and stand on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
-KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left running for a look afterwards.
+They need root, and stand on ports of its own below /tmp, beside whatever else runs. With
+KILONOVA_HOME and KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left
+running for a look afterwards.
 """
+
 from __future__ import annotations
 
 import os
@@ -34,12 +36,18 @@ from tests.failures import asked_first
 from tests.services import demand
 from tests.waiting import await_true
 
-NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
-            "key_pairs": 1000}
+NO_LIMIT = {
+    "instances": 1000,
+    "cores": 1000,
+    "ram": 1 << 24,
+    "server_groups": 1000,
+    "server_group_members": 1000,
+    "key_pairs": 1000,
+}
 #: Seconds that the cloud "keeping" keeps a deleted server.
 KEPT = 20
-#: Seconds that a test may take that names no other limit: the first and last ones make and remove the clouds, too, and
-#: whatever is awaited has a limit of its own.
+#: Seconds that a test may take that names no other limit: the first and last ones make and remove
+#: the clouds, too, and whatever is awaited has a limit of its own.
 LIMIT = 900
 
 
@@ -69,12 +77,18 @@ def new_home() -> Path:
 def first_up() -> Iterator[First]:
     demand(*FOR_NETWORKS)
     given = os.environ.get("KILONOVA_HOME")
-    place = (Path(given), int(os.environ["KILONOVA_PORT_BASE"])) if given else (new_home(), free_ports(Ports.COUNT))
+    place = (
+        (Path(given), int(os.environ["KILONOVA_PORT_BASE"]))
+        if given
+        else (new_home(), free_ports(Ports.COUNT))
+    )
     live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"))
     said = live.up()
     try:
         if said.returncode != 0:
-            pytest.fail(f"./deploy/up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
+            pytest.fail(
+                f"./deploy/up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}"
+            )
         live.open_only(1)
         yield First(live, said)
     finally:
@@ -86,7 +100,8 @@ def first_up() -> Iterator[First]:
 
 @pytest.fixture(scope="session")
 def cloud(first_up: First) -> Live:
-    """A cloud with two libvirt hosts, the second closed, networks, a first server, and the users demo and admin."""
+    """A cloud with two libvirt hosts, the second closed, networks, a first server, and the users
+    demo and admin."""
     return first_up.live
 
 
@@ -96,17 +111,27 @@ class Pair:
 
     near: Guest
     far: Guest
-    told: dict[str, Any]        # of the near one, by the command that made it
+    told: dict[str, Any]  # of the near one, by the command that made it
 
     def outside(self) -> list[Any]:
         """What a test may change of them and must put right again."""
         found: list[Any] = []
         for guest in (self.near, self.far):
             shown = guest.rest.server(guest.server)
-            found += [guest.name, shown.get("status"), shown.get("OS-EXT-STS:task_state"), sorted(
-                (network, one["addr"]) for network, listed in shown.get("addresses", {}).items() for one in listed)]
-            found += sorted((port.id, port.binding_host_id, sorted(port.security_group_ids))
-                            for port in guest.live.seed.admin.network.ports(device_id=guest.server))
+            found += [
+                guest.name,
+                shown.get("status"),
+                shown.get("OS-EXT-STS:task_state"),
+                sorted(
+                    (network, one["addr"])
+                    for network, listed in shown.get("addresses", {}).items()
+                    for one in listed
+                ),
+            ]
+            found += sorted(
+                (port.id, port.binding_host_id, sorted(port.security_group_ids))
+                for port in guest.live.seed.admin.network.ports(device_id=guest.server)
+            )
         return found
 
     def remove(self) -> None:
@@ -120,8 +145,10 @@ def made_pair(cloud: Live) -> Pair:
     rest = cloud.rest()
     before = [server["id"] for server in rest.servers()]
     try:
-        [told] = cloud.openstack("server create --image tiny --flavor m1.nano --network private --key-name kilonova "
-                                 "--wait near -f json")
+        [told] = cloud.openstack(
+            "server create --image tiny --flavor m1.nano --network private --key-name kilonova "
+            "--wait near -f json"
+        )
         near = Guest(cloud, told["id"], "near", give_address(cloud, told["id"]))
         with cloud.only(2):
             far = make(cloud, "far")
@@ -144,8 +171,8 @@ def pairs(cloud: Live) -> Iterator[list[Pair]]:
 
 @pytest.fixture
 def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
-    """Made once; a test that changes them puts them right again. Where it did not, the next one gets a new pair; other
-    servers that it left are deleted."""
+    """Made once; a test that changes them puts them right again. Where it did not, the next one
+    gets a new pair; other servers that it left are deleted."""
     if not pairs:
         pairs.append(made_pair(cloud))
     [found] = pairs
@@ -154,7 +181,9 @@ def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
     yield found
     try:
         clear(rest, there)
-        await_true(lambda: found.outside() == before, SOON, lambda: f"was {before}, is {found.outside()}")
+        await_true(
+            lambda: found.outside() == before, SOON, lambda: f"was {before}, is {found.outside()}"
+        )
     except BaseException:
         pairs.clear()
         found.remove()
@@ -172,26 +201,40 @@ class MadeLab:
 
 @contextmanager
 def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
-    """A lab, watched from its first guest to its last; then nothing of it is anywhere. With KILONOVA_LAB (or
-    KILONOVA_SHARED_LAB) in the environment, the home of one that runs, that one is taken and left running."""
+    """A lab, watched from its first guest to its last; then nothing of it is anywhere. With
+    KILONOVA_LAB (or KILONOVA_SHARED_LAB) in the environment, the home of one that runs, that one is
+    taken and left running."""
     demand(*FOR_NETWORKS)
     given = os.environ.get("KILONOVA_SHARED_LAB" if shared else "KILONOVA_LAB")
-    lab = Lab.open(Path(given)) if given else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT)))
+    lab = (
+        Lab.open(Path(given))
+        if given
+        else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT)))
+    )
     live = LiveLab(lab)
     watcher = live.watcher().start()
     try:
         with asked_first(live):
             said = live.up()
             if said.returncode != 0:
-                pytest.fail(f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
-            live.seed.admin.compute.update_quota_set(live.seed.demo.session.get_project_id(), **NO_LIMIT)
+                pytest.fail(
+                    f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}"
+                )
+            live.seed.admin.compute.update_quota_set(
+                live.seed.demo.session.get_project_id(), **NO_LIMIT
+            )
             yield MadeLab(live, said, watcher)
             assert watcher.violations == [], "\n".join(watcher.violations)
     finally:
         watcher.stop()
         if not given:
             gone = live.down()
-            assert (gone.returncode, live.processes(), live.in_kernel(), live.home.exists()) == (0, [], [], False), gone
+            assert (gone.returncode, live.processes(), live.in_kernel(), live.home.exists()) == (
+                0,
+                [],
+                [],
+                False,
+            ), gone
 
 
 @pytest.fixture(scope="session")
@@ -234,7 +277,8 @@ def shared_lab(shared_lab_up: MadeLab) -> Iterator[LiveLab]:
 
 @contextmanager
 def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Iterator[Live]:
-    """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
+    """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named
+    "empty"."""
     demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
@@ -247,8 +291,13 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
                 more()
             for user in (live.seed.demo, live.seed.admin):
                 live.seed.admin.compute.update_quota_set(user.session.get_project_id(), **NO_LIMIT)
-            live.seed.admin.image.create_image("empty", data=bytes(512), disk_format="raw", container_format="bare",
-                                               visibility="public")
+            live.seed.admin.image.create_image(
+                "empty",
+                data=bytes(512),
+                disk_format="raw",
+                container_format="bare",
+                visibility="public",
+            )
             yield live
     finally:
         live.cloud.shut_down()
@@ -266,8 +315,8 @@ def in_memory() -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def keeping() -> Iterator[Live]:
-    """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one stays on its host,
-    and ports are wired as soon as they are bound."""
+    """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one
+    stays on its host, and ports are wired as soon as they are bound."""
     kept = (("DEFAULT", "reclaim_instance_interval", KEPT), ("DEFAULT", "shelved_offload_time", -1))
     with without_guests(options=kept, networks=True) as live:
         yield live

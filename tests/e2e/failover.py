@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that lose commits: a PostgreSQL whose stand-by takes over, a MariaDB that is set back to a dump. Each has a
-cloud on two hosts in memory.
+"""Databases that lose commits: a PostgreSQL whose stand-by takes over, a MariaDB that is set back
+to a dump. Each has a cloud on two hosts in memory.
 
 Used by test_database_failover.py.
 """
+
 from __future__ import annotations
 
 import os
@@ -47,8 +48,8 @@ def _ask(url: str, statement: str) -> object:
 
 @dataclass
 class Pair:
-    """A PostgreSQL and its stand-by: ``way`` is where the cloud finds the one in charge, ``link`` the way on which the
-    other follows."""
+    """A PostgreSQL and its stand-by: ``way`` is where the cloud finds the one in charge, ``link``
+    the way on which the other follows."""
 
     servers: Servers
     live: Live
@@ -60,7 +61,11 @@ class Pair:
     def part(self) -> None:
         """The stand-by has all that was committed so far, and gets nothing more."""
         told = _ask(self.primary, "SELECT pg_current_wal_lsn()")
-        await_true(lambda: _ask(self.other, f"SELECT pg_last_wal_replay_lsn() >= '{told}'"), 30, "the stand-by follows")
+        await_true(
+            lambda: _ask(self.other, f"SELECT pg_last_wal_replay_lsn() >= '{told}'"),
+            30,
+            "the stand-by follows",
+        )
         self.link.freeze()
 
     def fail_over(self) -> None:
@@ -106,9 +111,18 @@ class Dumped:
             self._run("mariadb", stdin=file)
 
     def _run(self, program: str, *options: str, **more: Any) -> None:
-        where = (f"--host={self.url.host}", f"--port={self.url.port}", f"--user={self.url.username}")
-        subprocess.run([program, "--no-defaults", *where, *options, NAME], check=True, timeout=60,
-                       env={**os.environ, "MYSQL_PWD": str(self.url.password)}, **more)
+        where = (
+            f"--host={self.url.host}",
+            f"--port={self.url.port}",
+            f"--user={self.url.username}",
+        )
+        subprocess.run(
+            [program, "--no-defaults", *where, *options, NAME],
+            check=True,
+            timeout=60,
+            env={**os.environ, "MYSQL_PWD": str(self.url.password)},
+            **more,
+        )
 
 
 @contextmanager

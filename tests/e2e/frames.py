@@ -3,6 +3,7 @@
 
 ``send`` lets a guest say them; ``Watch`` sees what comes out of a host at a guest's device.
 """
+
 from __future__ import annotations
 
 import struct
@@ -32,28 +33,54 @@ def mark() -> bytes:
 
 def checksum(data: bytes) -> int:
     """Of the internet protocols."""
-    total = sum(struct.unpack(f"!{len(data + bytes(len(data) % 2)) // 2}H", data + bytes(len(data) % 2)))
+    total = sum(
+        struct.unpack(f"!{len(data + bytes(len(data) % 2)) // 2}H", data + bytes(len(data) % 2))
+    )
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
 
 
 def udp(source: tuple[bytes, str, int], target: tuple[bytes, str, int], payload: bytes) -> bytes:
-    """A datagram in a frame; each side is (MAC, address, port). Without the checksum of UDP, which is allowed."""
+    """A datagram in a frame; each side is (MAC, address, port). Without the checksum of UDP, which
+    is allowed."""
     (source_mac, source_ip, source_port), (target_mac, target_ip, target_port) = source, target
     datagram = struct.pack("!4H", source_port, target_port, 8 + len(payload), 0) + payload
-    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(datagram), 1, 0, 64, 17, 0,
-                       IPv4Address(source_ip).packed, IPv4Address(target_ip).packed)
+    head = struct.pack(
+        "!BBHHHBBH4s4s",
+        0x45,
+        0,
+        20 + len(datagram),
+        1,
+        0,
+        64,
+        17,
+        0,
+        IPv4Address(source_ip).packed,
+        IPv4Address(target_ip).packed,
+    )
     head = head[:10] + struct.pack("!H", checksum(head)) + head[12:]
     return target_mac + source_mac + b"\x08\x00" + head + datagram
 
 
-def arp_answer(frame_mac: bytes, claimed_mac: bytes, claimed_ip: str, target: tuple[bytes, str], payload: bytes
-               ) -> bytes:
-    """ "This address is mine"; what follows an ARP message in its frame is padding, which holds the mark."""
+def arp_answer(
+    frame_mac: bytes, claimed_mac: bytes, claimed_ip: str, target: tuple[bytes, str], payload: bytes
+) -> bytes:
+    """ "This address is mine"; what follows an ARP message in its frame is padding, which holds the
+    mark."""
     target_mac, target_ip = target
-    said = struct.pack("!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 2, claimed_mac, IPv4Address(claimed_ip).packed, target_mac,
-                       IPv4Address(target_ip).packed)
+    said = struct.pack(
+        "!HHBBH6s4s6s4s",
+        1,
+        0x0800,
+        6,
+        4,
+        2,
+        claimed_mac,
+        IPv4Address(claimed_ip).packed,
+        target_mac,
+        IPv4Address(target_ip).packed,
+    )
     return target_mac + frame_mac + b"\x08\x06" + said + payload
 
 
@@ -76,7 +103,10 @@ def send(guest: Guest, device: str, frames: Iterable[bytes]) -> None:
             built = Path(folder) / "send_frames"
             subprocess.run(["gcc", "-static", "-O1", "-Wall", "-o", built, SOURCE], check=True)
             guest.run(f"cat > {TOOL} && chmod 755 {TOOL}", given=built.read_bytes())
-    guest.run(f"{TOOL} {device}", given=b"".join(struct.pack("!H", len(frame)) + frame for frame in frames))
+    guest.run(
+        f"{TOOL} {device}",
+        given=b"".join(struct.pack("!H", len(frame)) + frame for frame in frames),
+    )
 
 
 class Watch:
@@ -96,8 +126,23 @@ def watching(guest: Guest) -> Iterator[Watch]:
     with tempfile.TemporaryDirectory() as folder:
         seen, told = Path(folder) / "seen", Path(folder) / "told"
         with told.open("wb") as err:
-            watcher = subprocess.Popen([*entered(guest.live, guest.host()), "tcpdump", "-i", device, "-Q", "out", "-U",
-                                        "-Z", "root", "-w", str(seen)], stderr=err, stdin=subprocess.DEVNULL)
+            watcher = subprocess.Popen(
+                [
+                    *entered(guest.live, guest.host()),
+                    "tcpdump",
+                    "-i",
+                    device,
+                    "-Q",
+                    "out",
+                    "-U",
+                    "-Z",
+                    "root",
+                    "-w",
+                    str(seen),
+                ],
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+            )
         try:
             await_true(lambda: b"listening on" in told.read_bytes(), 10, lambda: told.read_bytes())
             yield Watch(seen)

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab as the tests strike it: three real hosts, made by ``deploy/lab up`` and watched as long as they live.
+"""A lab as the tests strike it: three real hosts, made by ``deploy/lab up`` and watched as long as
+they live.
 
-Fixtures (conftest.py): ``lab`` is the lab of the session, ``shared_lab`` one whose hosts share their guests' disks.
-Both hand out a ``LiveLab``: all of ``Live`` (live.py: openstack, rest, rows, virsh …) with hosts "lab1", "lab2" and
-"lab3" that can be struck. A test that takes one fails when two domains of one server ran at the same moment
-(watcher.py); after it all hosts are on, plugged in, enabled and not forced down, its servers must be gone, and the
-oracle has the last word.
+Fixtures (conftest.py): ``lab`` is the lab of the session, ``shared_lab`` one whose hosts share
+their guests' disks. Both hand out a ``LiveLab``: all of ``Live`` (live.py: openstack, rest, rows,
+virsh …) with hosts "lab1", "lab2" and "lab3" that can be struck. A test that takes one fails when
+two domains of one server ran at the same moment (watcher.py); after it all hosts are on, plugged
+in, enabled and not forced down, its servers must be gone, and the oracle has the last word.
 
     def test_guest_comes_back(lab: LiveLab) -> None:
-        with witness(lab, "w", host="lab2") as guest:      # guests.py: a canary on its disk, a counter in its memory
-            before = guest.account()                       # .canary, .run and .count in memory, .written on the disk
+        with witness(lab, "w", host="lab2") as guest:  # a canary on its disk, a counter in memory
+            before = guest.account()  # .canary, .run and .count in memory, .written on the disk
             lab.strike("kill", "lab2")
             lab.strike("start", "lab2")
             guest.await_ssh()
             assert guest.account().canary == before.canary
 
-``strike`` types the command; ``lab.lab`` does the same without it (deploy/lab_hosts.py: state, kill, start, cut, heal,
-fence, guests). ``where`` says on which hosts a server's domain is, and how; ``await_host`` waits for what the API says
-of a host; ``registration`` tells the boot and the session of a host. ``listener`` (guests.py) measures from outside how
-long a guest was not heard. KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs that run already: these are
-used, and left, which saves the time of making them while a test is written.
+``strike`` types the command; ``lab.lab`` does the same without it (deploy/lab_hosts.py: state,
+kill, start, cut, heal, fence, guests). ``where`` says on which hosts a server's domain is, and how;
+``await_host`` waits for what the API says of a host; ``registration`` tells the boot and the
+session of a host. ``listener`` (guests.py) measures from outside how long a guest was not heard.
+KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs that run already: these are used, and
+left, which saves the time of making them while a test is written.
 """
+
 from __future__ import annotations
 
 import json
@@ -46,8 +49,15 @@ class LiveLab(Live):
 
     def __init__(self, lab: Lab) -> None:
         cloud = lab.cloud
-        super().__init__(cloud.home, cloud.ports.identity, hosts=cloud.hosts, apart=True, shared=cloud.shared,
-                         networks=True, fencing_hook=cloud.fencing_hook)
+        super().__init__(
+            cloud.home,
+            cloud.ports.identity,
+            hosts=cloud.hosts,
+            apart=True,
+            shared=cloud.shared,
+            networks=True,
+            fencing_hook=cloud.fencing_hook,
+        )
         assert self.cloud == cloud
         self.lab = lab
 
@@ -58,7 +68,14 @@ class LiveLab(Live):
 
     def up(self, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """./deploy/lab up, with what this lab is made of."""
-        return self.run(ROOT / "deploy/lab", "up", *arguments(self.lab.facts).split(), *more, seconds=900, **variables)
+        return self.run(
+            ROOT / "deploy/lab",
+            "up",
+            *arguments(self.lab.facts).split(),
+            *more,
+            seconds=900,
+            **variables,
+        )
 
     def down(self, *more: str) -> subprocess.CompletedProcess[str]:
         """./deploy/lab down"""
@@ -73,9 +90,16 @@ class LiveLab(Live):
     def watcher(self) -> Watcher:
         """One that is to be started."""
         numbers = {host: number for number, host in enumerate(self.cloud.hosts, 1)}
-        return Watcher({host: libvirtd.uri(self.cloud.libvirt_folder(number)) for host, number in numbers.items()},
-                       {host: NAMESPACES / f"{self.cloud.underlay.namespace(number)}"
-                        for host, number in numbers.items()})
+        return Watcher(
+            {
+                host: libvirtd.uri(self.cloud.libvirt_folder(number))
+                for host, number in numbers.items()
+            },
+            {
+                host: NAMESPACES / f"{self.cloud.underlay.namespace(number)}"
+                for host, number in numbers.items()
+            },
+        )
 
     @contextmanager
     def only(self, host: int) -> Iterator[None]:
@@ -100,8 +124,12 @@ class LiveLab(Live):
 
     def where(self, server: str) -> dict[str, str]:
         """Host -> state of the server's domain, of every host that is on and has one."""
-        return {host: guest.state for host in self.cloud.hosts for guest in self.lab.guests(host) or ()
-                if guest.server == server}
+        return {
+            host: guest.state
+            for host in self.cloud.hosts
+            for guest in self.lab.guests(host) or ()
+            if guest.server == server
+        }
 
     def place(self, server: str) -> str:
         """The host that the API says it is on."""
@@ -126,9 +154,12 @@ class LiveLab(Live):
         return dict(json.loads(facts))
 
     def repair(self) -> None:
-        """Every host is on, plugged in, enabled, not forced down and up, whatever was done to it."""
+        """Every host is on, plugged in, enabled, not forced down and up, whatever was done to
+        it."""
         for host in self.cloud.hosts:
-            {"off": self.lab.start, "cut": self.lab.heal, "up": lambda host: None}[self.lab.state(host)](host)
+            {"off": self.lab.start, "cut": self.lab.heal, "up": lambda host: None}[
+                self.lab.state(host)
+            ](host)
         compute = self.seed.admin.compute
         for service in list(compute.services(binary="nova-compute")):
             if service.is_forced_down:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running cloud as the tests of this ring see it: its commands, its APIs, its hypervisor, what is left behind.
+"""A running cloud as the tests of this ring see it: its commands, its APIs, its hypervisor, what is
+left behind.
 
-Made by the fixtures in conftest.py. Nothing here reaches into a process: what is asked is asked through a command,
-an API, virsh, or by reading files. ``judge`` is the oracle: ``kilonova doctor`` with hosts.
+Made by the fixtures in conftest.py. Nothing here reaches into a process: what is asked is asked
+through a command, an API, virsh, or by reading files. ``judge`` is the oracle: ``kilonova doctor``
+with hosts.
 """
+
 from __future__ import annotations
 
 import json
@@ -39,10 +42,11 @@ from tests.e2e import preloaded
 from tests.nova import schemas as nova
 from tests.waiting import await_true
 
-PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
+PROGRAMS = Path(sys.executable).parent  # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
 BOOT, SETTLE = 120, 120
-#: ``late`` of tests.waiting: each answer of the API costs processor time that what is awaited needs.
+#: ``late`` of tests.waiting: each answer of the API costs processor time that what is awaited
+#: needs.
 LATE = 0.2
 #: What ``kilonova doctor`` may take to explain a failure, seconds.
 DIAGNOSIS = 30
@@ -66,8 +70,10 @@ class Reply:
         return kind, inside["code"], inside["message"]
 
 
+# fmt: off
 class Rest:
-    """One user's plain HTTP: every answer is returned, none is an exception; Nova's schemas judge each."""
+    """One user's plain HTTP: every answer is returned, none is an exception; Nova's schemas judge
+    each."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
@@ -151,6 +157,7 @@ class Rest:
                    lambda: f"the guest of {server} is not ready: {self.server(server)}\n{self.console(server)[-2000:]}",
                    late=LATE)
         return self.console(server)
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -162,24 +169,42 @@ class Bookmark:
 
 
 class Live:
-    """One cloud with its own home and ports from ``base`` on; ``facts`` are further ones of ``Cloud``."""
+    """One cloud with its own home and ports from ``base`` on; ``facts`` are further ones of
+    ``Cloud``."""
 
     def __init__(self, home: Path, base: int, **facts: Any) -> None:
         self.home, self.base = home, base
         self.cloud = Cloud(home=home, ports=Ports.from_base(base), **facts)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
-        self.environment = kept | {"KILONOVA_HOME": str(home), "KILONOVA_PORT_BASE": str(base),
-                                   "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
-                                   "no_proxy": self.cloud.address, "NO_PROXY": self.cloud.address}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OS_", "KILONOVA_"))
+        }
+        self.environment = kept | {
+            "KILONOVA_HOME": str(home),
+            "KILONOVA_PORT_BASE": str(base),
+            "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
+            "no_proxy": self.cloud.address,
+            "NO_PROXY": self.cloud.address,
+        }
         self.seed = Seed(self.cloud)
         failures.register(self)
 
     # --- commands ---
-    def run(self, *command: str | Path, text: str | None = None, seconds: float = 300,
-            **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str | Path, text: str | None = None, seconds: float = 300, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run to the end, in the repository; output and errors are kept apart."""
-        return subprocess.run([str(part) for part in command], input=text or "", capture_output=True, text=True,
-                              timeout=seconds, check=False, cwd=ROOT, env=self.environment | variables)
+        return subprocess.run(
+            [str(part) for part in command],
+            input=text or "",
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            cwd=ROOT,
+            env=self.environment | variables,
+        )
 
     def up(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """./deploy/up"""
@@ -190,30 +215,47 @@ class Live:
         return self.run(ROOT / "deploy/down", *arguments)
 
     def openstack(self, *commands: str, cloud: str = "kilonova") -> list[Any]:
-        """Type the commands into one ``openstack``; returns the JSON documents that they said, in order."""
+        """Type the commands into one ``openstack``; returns the JSON documents that they said, in
+        order."""
         said, complaints = self.type(*commands, cloud=cloud)
         assert complaints == "", f"{commands}\n{said}\n{complaints}"
         return documents(said)
 
     def type(self, *commands: str, cloud: str = "kilonova") -> tuple[str, str]:
-        """What one ``openstack`` said to these commands, and its complaints; its status tells nothing here."""
-        done = preloaded.run(PROGRAMS / "openstack", text="\n".join(commands) + "\n", seconds=300,
-                             environment=self.environment | self._as(cloud))
+        """What one ``openstack`` said to these commands, and its complaints; its status tells
+        nothing here."""
+        done = preloaded.run(
+            PROGRAMS / "openstack",
+            text="\n".join(commands) + "\n",
+            seconds=300,
+            environment=self.environment | self._as(cloud),
+        )
         return done.stdout, done.stderr
 
     def _as(self, cloud: str) -> dict[str, str]:
         """What ``openstack`` needs in its environment."""
-        return {"OS_CLOUD": cloud, "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml), "PYTHONWARNINGS": "ignore"}
+        return {
+            "OS_CLOUD": cloud,
+            "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml),
+            "PYTHONWARNINGS": "ignore",
+        }
 
     @contextmanager
     def typist(self, folder: Path, cloud: str = "kilonova") -> Iterator[Callable[[str], None]]:
-        """An ``openstack`` that stays open and takes one command after the other, while the test looks what came of
-        them; at the end it must have had nothing to complain about. What it says is in ``folder``."""
+        """An ``openstack`` that stays open and takes one command after the other, while the test
+        looks what came of them; at the end it must have had nothing to complain about. What it says
+        is in ``folder``."""
         said, complaints = folder / "said", folder / "complaints"
         with said.open("w") as out, complaints.open("w") as err:
             client = subprocess.Popen(
-                [str(PROGRAMS / "openstack")], stdin=subprocess.PIPE, stdout=out, stderr=err, text=True, cwd=ROOT,
-                env=self.environment | self._as(cloud))
+                [str(PROGRAMS / "openstack")],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                text=True,
+                cwd=ROOT,
+                env=self.environment | self._as(cloud),
+            )
             assert client.stdin is not None
             try:
                 yield partial(print, file=client.stdin, flush=True)
@@ -226,8 +268,13 @@ class Live:
 
     def kilonova(self, *words: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """``kilonova`` with these words, as the cloud's operator runs it."""
-        return preloaded.run(PROGRAMS / "kilonova", *words, text="", seconds=seconds,
-                             environment=self.environment | {"KILONOVA_CONF": str(self.cloud.config())})
+        return preloaded.run(
+            PROGRAMS / "kilonova",
+            *words,
+            text="",
+            seconds=seconds,
+            environment=self.environment | {"KILONOVA_CONF": str(self.cloud.config())},
+        )
 
     def virsh(self, *arguments: str, host: int = 1) -> str:
         """Ask a host's own libvirtd."""
@@ -236,13 +283,18 @@ class Live:
 
     def domains(self) -> list[str]:
         """The ids of all domains of all hosts, running or not."""
-        return [one for host, _ in enumerate(self.cloud.hosts, 1)
-                for one in self.virsh("list", "--all", "--uuid", host=host).split()]
+        return [
+            one
+            for host, _ in enumerate(self.cloud.hosts, 1)
+            for one in self.virsh("list", "--all", "--uuid", host=host).split()
+        ]
 
     def domain_state(self, server: str) -> str:
         """As virsh words it: running, shut off."""
-        return "".join(self.virsh("domstate", server, host=host).strip()
-                       for host, _ in enumerate(self.cloud.hosts, 1))
+        return "".join(
+            self.virsh("domstate", server, host=host).strip()
+            for host, _ in enumerate(self.cloud.hosts, 1)
+        )
 
     @contextmanager
     def only(self, host: int) -> Iterator[None]:
@@ -262,11 +314,16 @@ class Live:
                 (compute.enable_service if wanted else compute.disable_service)(service)
 
     @contextmanager
-    def configured(self, *processes: str, host: str | None = None, **sections: Mapping[str, str]) -> Iterator[None]:
-        """For the block these processes, of a host or of the cloud, run with these settings in place of their own; so
-        do commands of ``kilonova``."""
+    def configured(
+        self, *processes: str, host: str | None = None, **sections: Mapping[str, str]
+    ) -> Iterator[None]:
+        """For the block these processes, of a host or of the cloud, run with these settings in
+        place of their own; so do commands of ``kilonova``."""
         roles = {"", *(name for name in processes if name in ROLES)} if host is None else {""}
-        before = {config: config.read_text() for config in (self.cloud.config(host, role) for role in sorted(roles))}
+        before = {
+            config: config.read_text()
+            for config in (self.cloud.config(host, role) for role in sorted(roles))
+        }
         for config, text in before.items():
             changed = ConfigParser(interpolation=None, default_section="")
             changed.read_string(text)
@@ -297,6 +354,7 @@ class Live:
         def all_asked() -> bool:
             last[:] = [self.doctor()]
             return "did not answer" not in last[0].stderr
+
         await_true(all_asked, SETTLE, lambda: last[0].stderr)
         assert (last[0].returncode, last[0].stdout.strip()) == (0, "all is well"), last[0]
 
@@ -316,9 +374,13 @@ class Live:
     def rows(self, query: str, *values: object) -> list[Any]:
         """Read the database, without a lock that anybody could notice."""
         if self.cloud.database_url is not None:
-            with sa.create_engine(self.cloud.database_url, poolclass=sa.NullPool).connect() as connection:
+            with sa.create_engine(
+                self.cloud.database_url, poolclass=sa.NullPool
+            ).connect() as connection:
                 return list(connection.exec_driver_sql(query.replace("?", "%s"), values))
-        database = sqlite3.connect(f"file:{self.home}/data/kilonova.db?mode=ro", uri=True, timeout=30)
+        database = sqlite3.connect(
+            f"file:{self.home}/data/kilonova.db?mode=ro", uri=True, timeout=30
+        )
         try:
             return database.execute(query, values).fetchall()
         finally:
@@ -326,8 +388,9 @@ class Live:
 
     def is_writable(self) -> bool:
         """Could somebody write to the database just now?"""
-        database = sqlite3.connect(f"file:{self.home}/data/kilonova.db?mode=rw", uri=True, timeout=0,
-                                   isolation_level=None)
+        database = sqlite3.connect(
+            f"file:{self.home}/data/kilonova.db?mode=rw", uri=True, timeout=0, isolation_level=None
+        )
         try:
             database.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as problem:
@@ -340,18 +403,33 @@ class Live:
 
     def images(self) -> dict[str, str]:
         """Name -> status of the private images of the user demo."""
-        return {image.name: image.status for image in self.seed.demo.image.images(visibility="private")}
+        return {
+            image.name: image.status for image in self.seed.demo.image.images(visibility="private")
+        }
 
     def doing(self, server: str, step: str) -> bool:
         """Has a host been told to do this step of the server's action, and has not answered yet?"""
-        return bool(self.rows("SELECT 1 FROM actions WHERE server_id = ? AND step = ? AND state = 'waiting' "
-                              "AND host IS NOT NULL", server, step))
+        return bool(
+            self.rows(
+                "SELECT 1 FROM actions WHERE server_id = ? AND step = ? AND state = 'waiting' "
+                "AND host IS NOT NULL",
+                server,
+                step,
+            )
+        )
 
     def at_work(self, servers: list[str]) -> bool:
-        """Has a host been told to do something for one of the servers, or to remove it, and has not answered yet?"""
+        """Has a host been told to do something for one of the servers, or to remove it, and has not
+        answered yet?"""
         one_of = f"server_id IN ({', '.join('?' * len(servers))})"
-        return bool(self.rows(f"SELECT 1 FROM actions WHERE {one_of} AND state = 'waiting' AND host IS NOT NULL "
-                              f"UNION SELECT 1 FROM guests WHERE {one_of} AND wanted = 'absent'", *servers, *servers))
+        return bool(
+            self.rows(
+                f"SELECT 1 FROM actions WHERE {one_of} AND state = 'waiting' AND host IS NOT NULL "
+                f"UNION SELECT 1 FROM guests WHERE {one_of} AND wanted = 'absent'",
+                *servers,
+                *servers,
+            )
+        )
 
     # --- what a failed test prints: failures.Diagnosable ---
     def bookmark(self) -> Bookmark:
@@ -359,10 +437,12 @@ class Live:
 
     def diagnosis(self, since: Bookmark) -> dict[str, Callable[[], Iterable[str]]]:
         if not (self.home / "log").exists():
-            return {}               # it was never made, or is gone
-        return {f"{self.home}: actions in hand": lambda: evidence.described(self._actions(since)),
-                f"{self.home}: logs since the test began": lambda: self._news(since),
-                f"{self.home}: kilonova doctor": self._doctor_says}      # last: it makes neighbours write to their logs
+            return {}  # it was never made, or is gone
+        return {
+            f"{self.home}: actions in hand": lambda: evidence.described(self._actions(since)),
+            f"{self.home}: logs since the test began": lambda: self._news(since),
+            f"{self.home}: kilonova doctor": self._doctor_says,
+        }  # last: it makes neighbours write to their logs
 
     def _logs(self) -> list[Path]:
         return sorted((self.home / "log").glob("*.log"))
@@ -377,45 +457,84 @@ class Live:
     def _news(self, since: Bookmark) -> list[str]:
         try:
             concern = evidence.ids(self._actions(since))
-        except sqlite3.Error:       # told of, where the actions would be
+        except sqlite3.Error:  # told of, where the actions would be
             concern = set()
         return evidence.news(self._logs(), since.sizes, concern)
 
     # --- what is left ---
     def remains(self, server: str) -> list[str]:
         """Everything that a deleted server must not leave: domain, records, files."""
-        found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.has_guests else []
-        for table, column in (("guests", "server_id"), ("allocations", "consumer_id"), ("consumers", "id")):
-            found += [f"{table} {row}" for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)]
-        roots = (*self.home.glob("state*"), *self.home.glob("libvirt*"), *self.home.glob("instances"))
-        paths = (Path(folder, name) for root in roots
-                 for folder, folders, files in os.walk(root) for name in (*folders, *files))    # some go meanwhile
-        return found + [str(path) for path in paths
-                        if server in str(path) and "log" not in path.relative_to(self.home).parts]
+        found = (
+            [f"domain {one}" for one in self.domains() if one == server]
+            if self.cloud.has_guests
+            else []
+        )
+        for table, column in (
+            ("guests", "server_id"),
+            ("allocations", "consumer_id"),
+            ("consumers", "id"),
+        ):
+            found += [
+                f"{table} {row}"
+                for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)
+            ]
+        roots = (
+            *self.home.glob("state*"),
+            *self.home.glob("libvirt*"),
+            *self.home.glob("instances"),
+        )
+        paths = (
+            Path(folder, name)
+            for root in roots
+            for folder, folders, files in os.walk(root)
+            for name in (*folders, *files)
+        )  # some go meanwhile
+        return found + [
+            str(path)
+            for path in paths
+            if server in str(path) and "log" not in path.relative_to(self.home).parts
+        ]
 
     def await_nothing_of(self, server: str, seconds: float) -> None:
-        """Until nothing remains of it: what an action that failed leaves is a debt, which its host pays after that."""
+        """Until nothing remains of it: what an action that failed leaves is a debt, which its host
+        pays after that."""
         await_true(lambda: self.remains(server) == [], seconds, lambda: self.remains(server))
 
     def in_kernel(self) -> list[str]:
-        """What of this cloud's networks there is in the machine's kernel, its own namespace and others."""
-        names = {Names.of(self.cloud.network_folder(number)).tag for number in range(len(self.cloud.hosts) + 1)}
-        marks = [self.cloud.underlay.tag, f"{self.cloud.underlay.external[1]}/",
-                 *(f"kn-{tag}" for tag in names), *(f"kn_{tag}" for tag in names)]
-        said = "".join(self.run(*command).stdout for command in (
-            ("ip", "-o", "address"), ("ip", "netns"), ("nft", "list", "ruleset")))
+        """What of this cloud's networks there is in the machine's kernel, its own namespace and
+        others."""
+        names = {
+            Names.of(self.cloud.network_folder(number)).tag
+            for number in range(len(self.cloud.hosts) + 1)
+        }
+        marks = [
+            self.cloud.underlay.tag,
+            f"{self.cloud.underlay.external[1]}/",
+            *(f"kn-{tag}" for tag in names),
+            *(f"kn_{tag}" for tag in names),
+        ]
+        said = "".join(
+            self.run(*command).stdout
+            for command in (("ip", "-o", "address"), ("ip", "netns"), ("nft", "list", "ruleset"))
+        )
         return [line for line in said.splitlines() if any(mark in line for mark in marks)]
 
     def processes(self) -> list[str]:
-        """Command lines of all processes that belong to this home; those that were only told of it do not."""
+        """Command lines of all processes that belong to this home; those that were only told of it
+        do not."""
         found, home = [], str(self.home).encode()
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                command, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+                command, variables = (
+                    (process / "cmdline").read_bytes(),
+                    (process / "environ").read_bytes(),
+                )
             except OSError:
                 continue
             if home in command + variables.replace(b"KILONOVA_HOME=" + home, b""):
-                found.append(f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
+                found.append(
+                    f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}"
+                )
         return found
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm: clients that go on with work while processes, the broker, the database and hosts are struck, one after the
-other and drawn at random; how long it took each time until a server could be created again.
+"""A storm: clients that go on with work while processes, the broker, the database and hosts are
+struck, one after the other and drawn at random; how long it took each time until a server could be
+created again.
 
 Used by test_storm.py. The clients are patient: they look, and ask again for what has not happened.
 """
+
 from __future__ import annotations
 
 import math
@@ -36,8 +38,8 @@ PROCESSES = ("api", "conductor", "scheduler", "agent", "agent-2")
 
 @dataclass
 class Client:
-    """Lives of servers, one after the other, until it is told to stop. ``made``: when each was asked for and was there,
-    by the monotonic clock."""
+    """Lives of servers, one after the other, until it is told to stop. ``made``: when each was
+    asked for and was there, by the monotonic clock."""
 
     live: Live
     over: threading.Event
@@ -47,13 +49,19 @@ class Client:
         rest, image, flavor = self.live.rest(), self.live.image("empty"), self.live.flavor()
         while not self.over.is_set():
             asked_at = time.monotonic()
-            server = rest.create(image=image, flavor=flavor, name=f"storm-{uuid.uuid4().hex[:8]}", seconds=PATIENCE)
+            server = rest.create(
+                image=image, flavor=flavor, name=f"storm-{uuid.uuid4().hex[:8]}", seconds=PATIENCE
+            )
             self.made[server] = asked_at, math.inf
             rest.await_status(server, "ACTIVE", PATIENCE)
             self.made[server] = asked_at, time.monotonic()
             for wanted, action in (STOP, START):
-                await_true(partial(_is_so, rest, server, wanted, action), PATIENCE, partial(rest.server, server),
-                           late=LATE)
+                await_true(
+                    partial(_is_so, rest, server, wanted, action),
+                    PATIENCE,
+                    partial(rest.server, server),
+                    late=LATE,
+                )
             rest.insist("DELETE", f"/servers/{server}", fine=(204, 404), seconds=PATIENCE)
             rest.await_gone(server, PATIENCE)
 
@@ -98,13 +106,21 @@ class Storm:
 
     def faults(self) -> dict[str, Callable[[], None]]:
         """By name: each strikes, and puts right again what nobody else would."""
-        found: dict[str, Callable[[], None]] = {f"{name} killed": partial(self.kill, name) for name in PROCESSES}
-        found |= {"conductor frozen": lambda: self.freeze("conductor", 5, 15),
-                  "host frozen": lambda: self.freeze(self.dice.choice(("agent", "agent-2")), 20, 45),
-                  "broker wiped": self.wipe, "broker frozen": lambda: self.freeze("rabbitmq", 3, 15)}
+        found: dict[str, Callable[[], None]] = {
+            f"{name} killed": partial(self.kill, name) for name in PROCESSES
+        }
+        found |= {
+            "conductor frozen": lambda: self.freeze("conductor", 5, 15),
+            "host frozen": lambda: self.freeze(self.dice.choice(("agent", "agent-2")), 20, 45),
+            "broker wiped": self.wipe,
+            "broker frozen": lambda: self.freeze("rabbitmq", 3, 15),
+        }
         if self.database:
-            found |= {"database killed": self.kill_database, "database frozen": self.freeze_database,
-                      "database's connections cut": self.cut}
+            found |= {
+                "database killed": self.kill_database,
+                "database frozen": self.freeze_database,
+                "database's connections cut": self.cut,
+            }
         return found
 
     def kill(self, name: str) -> None:
@@ -140,18 +156,24 @@ class Storm:
     def cut(self) -> None:
         """The database ends all connections of the cloud."""
         url = self.live.cloud.database_url or ""
-        with sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        with sa.create_engine(
+            url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
+        ).connect() as connection:
             if self.database == "postgresql":
-                connection.exec_driver_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
-                                           "pg_backend_pid() AND backend_type = 'client backend'")
+                connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
+                    "pg_backend_pid() AND backend_type = 'client backend'"
+                )
                 return
             mine = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
-            for number, command in connection.exec_driver_sql("SELECT id, command FROM information_schema.processlist"):
+            for number, command in connection.exec_driver_sql(
+                "SELECT id, command FROM information_schema.processlist"
+            ):
                 if number != mine and command != "Daemon":
                     _kill(connection, int(number))
 
     def _wait(self, least: float, most: float) -> None:
-        time.sleep(self.dice.uniform(least, most))     # how long it lasts is part of the fault
+        time.sleep(self.dice.uniform(least, most))  # how long it lasts is part of the fault
 
 
 def _kill(connection: sa.Connection, number: int) -> None:
@@ -165,22 +187,32 @@ def _kill(connection: sa.Connection, number: int) -> None:
 
 def recovered_at(found: Sequence[Client], moment: float) -> float | None:
     """When the first server that was asked for after this moment was there."""
-    there = [ended for one in found for asked, ended in list(one.made.values()) if asked > moment and ended < math.inf]
+    there = [
+        ended
+        for one in found
+        for asked, ended in list(one.made.values())
+        if asked > moment and ended < math.inf
+    ]
     return min(there, default=None)
 
 
 def rage(storm: Storm, found: Sequence[Client], seconds: float) -> dict[str, list[float]]:
-    """Strike again and again; by fault, the seconds from each strike until a server could be created."""
+    """Strike again and again; by fault, the seconds from each strike until a server could be
+    created."""
     took: dict[str, list[float]] = {}
     faults, until = storm.faults(), time.monotonic() + seconds
     left: list[str] = []
     while time.monotonic() < until:
-        left = left or storm.dice.sample(sorted(faults), len(faults))      # each once before any a second time
+        left = left or storm.dice.sample(
+            sorted(faults), len(faults)
+        )  # each once before any a second time
         name, began = left.pop(), time.monotonic()
         faults[name]()
-        recovered = await_true(partial(recovered_at, found, began), PATIENCE, f"a server can be created after: {name}")
+        recovered = await_true(
+            partial(recovered_at, found, began), PATIENCE, f"a server can be created after: {name}"
+        )
         took.setdefault(name, []).append((recovered or math.inf) - began)
-        time.sleep(storm.dice.uniform(0, 3))     # a storm has no rhythm
+        time.sleep(storm.dice.uniform(0, 3))  # a storm has no rhythm
     return took
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's disk holds what was written on it after every pair of actions in a row.
 
-One guest of a lab goes through a walk of actions; before each something new is written on its disk, and after each that
-is read, and what was written when the disk was new. Every pair, with KILONOVA_STEPS=all, takes about an hour;
-otherwise the walk has so many steps, of the circuit that KILONOVA_SEED draws.
+One guest of a lab goes through a walk of actions; before each something new is written on its disk,
+and after each that is read, and what was written when the disk was new. Every pair, with
+KILONOVA_STEPS=all, takes about an hour; otherwise the walk has so many steps, of the circuit that
+KILONOVA_SEED draws.
 """
+
 from __future__ import annotations
 
 import os
@@ -40,17 +42,22 @@ class Walk:
         self.guest.rest.await_status(self.guest.server, status, BOOT)
 
     def write(self, text: str) -> None:
-        self.guest.run(f"echo {text} | dd of=/dev/vda bs=1M seek={WRITTEN_AT} conv=notrunc,fsync 2> /dev/null")
+        self.guest.run(
+            f"echo {text} | dd of=/dev/vda bs=1M seek={WRITTEN_AT} conv=notrunc,fsync 2> /dev/null"
+        )
         self.written = text
 
     def read(self) -> str:
-        return self.guest.run(f"dd if=/dev/vda bs=1M skip={WRITTEN_AT} count=1 iflag=direct 2> /dev/null | head -n 1"
-                              ).strip("\n\0")
+        return self.guest.run(
+            f"dd if=/dev/vda bs=1M skip={WRITTEN_AT} count=1 iflag=direct 2> /dev/null | head -n 1"
+        ).strip("\n\0")
 
     def other_size(self) -> str:
         name = self.guest.rest.server(self.guest.server)["flavor"]["original_name"]
         compute = self.lab.seed.admin.compute
-        return self.sizes[1] if str(compute.find_flavor(name).id) == self.sizes[0] else self.sizes[0]
+        return (
+            self.sizes[1] if str(compute.find_flavor(name).id) == self.sizes[0] else self.sizes[0]
+        )
 
 
 def stop_and_start(walk: Walk) -> None:
@@ -109,8 +116,22 @@ def migrate_live(walk: Walk) -> None:
     walk.does("os-migrateLive", {"host": None, "block_migration": "auto"})
 
 
-ACTIONS: dict[str, Callable[[Walk], None]] = {action.__name__: action for action in (
-    stop_and_start, reboot, pause, suspend, shelve, rescue, snapshot, resize, revert, migrate, migrate_live)}
+ACTIONS: dict[str, Callable[[Walk], None]] = {
+    action.__name__: action
+    for action in (
+        stop_and_start,
+        reboot,
+        pause,
+        suspend,
+        shelve,
+        rescue,
+        snapshot,
+        resize,
+        revert,
+        migrate,
+        migrate_live,
+    )
+}
 #: Each walk begins with what has lost data once.
 HEAD = ("shelve", "migrate", "shelve", "migrate_live")
 
@@ -118,13 +139,13 @@ HEAD = ("shelve", "migrate", "shelve", "migrate_live")
 def steps() -> list[str]:
     circuit = every_pair(list(ACTIONS), int(os.environ.get("KILONOVA_SEED", "0")))
     count = os.environ.get("KILONOVA_STEPS", "2")
-    return [*HEAD, *(circuit if count == "all" else circuit[:int(count)])]
+    return [*HEAD, *(circuit if count == "all" else circuit[: int(count)])]
 
 
 @pytest.fixture
 def walk(lab: LiveLab) -> Iterator[Walk]:
-    """A guest of one processor: what keeps an emulated one whole while it migrates takes turns on one (decision
-    0020)."""
+    """A guest of one processor: what keeps an emulated one whole while it migrates takes turns on
+    one (decision 0020)."""
     sizes = lab.flavor(), larger(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     with witness(lab, "pairs") as guest:
         yield Walk(lab, guest, sizes)
@@ -138,4 +159,6 @@ def test_disk_holds_what_was_written_after_every_pair_of_actions(walk: Walk) -> 
         ACTIONS[action](walk)
         done.append(action)
         walk.guest.await_ssh()
-        assert (walk.guest.account().canary, walk.read()) == (canary, walk.written), f"after {' '.join(done)}"
+        assert (walk.guest.account().canary, walk.read()) == (canary, walk.written), (
+            f"after {' '.join(done)}"
+        )

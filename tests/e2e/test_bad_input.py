@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients get wrong: the exact status and fault, never a 500, and nothing left behind."""
+
 from __future__ import annotations
 
 import uuid
@@ -33,49 +34,100 @@ class Case:
 
 CASES = [
     Case("unknown key", 400, "badRequest", "'colour'", {"colour": "green"}),
-    Case("unknown key beside the server", 400, "badRequest", "'colour'", {}, more={"colour": "green"}),
+    Case(
+        "unknown key beside the server", 400, "badRequest", "'colour'", {}, more={"colour": "green"}
+    ),
     Case("name of a wrong type", 400, "badRequest", "name", {"name": 7}),
     Case("name of 256 characters", 400, "badRequest", "name", {"name": "n" * 256}),
     Case("empty name", 400, "badRequest", "name", {"name": ""}),
     Case("metadata of a wrong type", 400, "badRequest", "metadata", {"metadata": ["a"]}),
     Case("metadata value too long", 400, "badRequest", "key", {"metadata": {"key": "v" * 256}}),
     Case("user data that is not base64", 400, "badRequest", "user_data", {"user_data": "%%%"}),
-    Case("min_count above max_count", 400, "badRequest", "min_count", {"min_count": 2, "max_count": 1}),
+    Case(
+        "min_count above max_count",
+        400,
+        "badRequest",
+        "min_count",
+        {"min_count": 2, "max_count": 1},
+    ),
     Case("no networks", 400, "badRequest", "networks", {"networks": None}),
     Case("unknown image", 400, "badRequest", NOBODY, {"imageRef": NOBODY}),
     Case("image that is no id", 400, "badRequest", "imageRef", {"imageRef": "../../etc/passwd"}),
     Case("unknown flavor", 400, "badRequest", "Flavor", {"flavorRef": "no-such"}),
     Case("unknown key pair", 400, "badRequest", "key", {"key_name": "no-such"}),
     Case("unknown zone", 400, "badRequest", "zone", {"availability_zone": "no-such"}),
-    Case("over the quota of servers", 403, "forbidden", "instances", {"min_count": 11, "max_count": 11}),
-    Case("host chosen by a tenant", 403, "forbidden", "forced_host", {"availability_zone": "nova:vm"}),
+    Case(
+        "over the quota of servers",
+        403,
+        "forbidden",
+        "instances",
+        {"min_count": 11, "max_count": 11},
+    ),
+    Case(
+        "host chosen by a tenant", 403, "forbidden", "forced_host", {"availability_zone": "nova:vm"}
+    ),
     Case("malformed JSON", 400, "badRequest", "Malformed", data='{"server": '),
     Case("body that is not UTF-8", 400, "badRequest", "Malformed", data=b'{"server": "\xff"}'),
     Case("body that is a list", 400, "badRequest", "", data="[]"),
     Case("no body", 400, "badRequest", "Malformed", data=""),
     Case("nested without end", 400, "badRequest", "Malformed", data="[" * 100_000),
-    Case("body of 10 MB", 413, "overLimit", "too large", data=b'{"server": "' + b"x" * 10_000_000 + b'"}'),
+    Case(
+        "body of 10 MB",
+        413,
+        "overLimit",
+        "too large",
+        data=b'{"server": "' + b"x" * 10_000_000 + b'"}',
+    ),
     Case("unknown server", 404, "itemNotFound", NOBODY, method="GET", path=f"/servers/{NOBODY}"),
-    Case("server that is no id", 404, "itemNotFound", "", method="DELETE", path="/servers/%00%2e%2e"),
+    Case(
+        "server that is no id", 404, "itemNotFound", "", method="DELETE", path="/servers/%00%2e%2e"
+    ),
     Case("unknown path", 404, "itemNotFound", "", method="GET", path="/no-such"),
     Case("wrong method", 405, "badMethod", "", method="PATCH", path="/servers"),
-    Case("unknown query parameter", 400, "badRequest", "colour", method="GET", path="/servers?colour=green"),
+    Case(
+        "unknown query parameter",
+        400,
+        "badRequest",
+        "colour",
+        method="GET",
+        path="/servers?colour=green",
+    ),
     Case("wrong limit", 400, "badRequest", "limit", method="GET", path="/servers?limit=many"),
-    Case("unknown marker", 400, "badRequest", NOBODY, method="GET", path=f"/servers?marker={NOBODY}"),
+    Case(
+        "unknown marker", 400, "badRequest", NOBODY, method="GET", path=f"/servers?marker={NOBODY}"
+    ),
     Case("admin's list", 403, "forbidden", "os-services:list", method="GET", path="/os-services"),
-    Case("admin's flavor", 403, "forbidden", "os-flavor-manage:create", path="/flavors",
-         data='{"flavor": {"name": "mine", "ram": 1, "vcpus": 1, "disk": 1}}'),
+    Case(
+        "admin's flavor",
+        403,
+        "forbidden",
+        "os-flavor-manage:create",
+        path="/flavors",
+        data='{"flavor": {"name": "mine", "ram": 1, "vcpus": 1, "disk": 1}}',
+    ),
 ]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(cloud: Live) -> Iterator[None]:
     """What every project has is the same after all of this, and the oracle is content."""
+
     def everything() -> tuple[Any, ...]:
-        return (sorted(row["id"] for row in cloud.rest("kilonova-admin").call(
-            "GET", "/servers?all_tenants=1").body["servers"]), cloud.rows("SELECT * FROM allocations"),
-            cloud.rows("SELECT count(*) FROM servers"), cloud.rows("SELECT count(*) FROM actions"), cloud.domains(),
-            sorted((port.id, port.device_id) for port in cloud.seed.admin.network.ports()), orphans(cloud))
+        return (
+            sorted(
+                row["id"]
+                for row in cloud.rest("kilonova-admin")
+                .call("GET", "/servers?all_tenants=1")
+                .body["servers"]
+            ),
+            cloud.rows("SELECT * FROM allocations"),
+            cloud.rows("SELECT count(*) FROM servers"),
+            cloud.rows("SELECT count(*) FROM actions"),
+            cloud.domains(),
+            sorted((port.id, port.device_id) for port in cloud.seed.admin.network.ports()),
+            orphans(cloud),
+        )
+
     before = everything()
     yield
     assert everything() == before
@@ -90,8 +142,15 @@ def tenant(cloud: Live) -> Rest:
 @pytest.fixture(scope="module")
 def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A good create with changes; a change to None takes the key away."""
-    good = {"name": "bad-input", "imageRef": cloud.image(), "flavorRef": cloud.flavor(), "networks": "none"}
-    return lambda change: {key: value for key, value in {**good, **change}.items() if value is not None}
+    good = {
+        "name": "bad-input",
+        "imageRef": cloud.image(),
+        "flavorRef": cloud.flavor(),
+        "networks": "none",
+    }
+    return lambda change: {
+        key: value for key, value in {**good, **change}.items() if value is not None
+    }
 
 
 @pytest.fixture
@@ -102,8 +161,12 @@ def stranger(cloud: Live) -> Iterator[Rest]:
     project = identity.create_project(name=name, domain_id="default")
     user = identity.create_user(name=name, domain_id="default", password=password)
     identity.assign_project_role_to_user(project, user, identity.find_role("member"))
-    yield Rest(cloud.cloud.api_url, cloud.seed.demo.connect_as(
-        username=name, password=password, project_id=project.id).session.get_token())
+    yield Rest(
+        cloud.cloud.api_url,
+        cloud.seed.demo.connect_as(
+            username=name, password=password, project_id=project.id
+        ).session.get_token(),
+    )
     identity.delete_user(user)
     identity.delete_project(project)
 
@@ -121,7 +184,12 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case) -> None:
     sent = None if case.change is None else {"server": body(case.change), **case.more}
-    check(tenant.call(case.method, case.path, sent, data=case.data), case.status, case.kind, case.words)
+    check(
+        tenant.call(case.method, case.path, sent, data=case.data),
+        case.status,
+        case.kind,
+        case.words,
+    )
 
 
 @dataclass(frozen=True)
@@ -130,9 +198,9 @@ class Networks:
 
     private: str
     public: str
-    foreign: str        # a port of the admin's project
-    bound: str          # of the first server
-    taken: str          # its address
+    foreign: str  # a port of the admin's project
+    bound: str  # of the first server
+    taken: str  # its address
 
 
 @pytest.fixture(scope="module")
@@ -152,51 +220,132 @@ WRONG_NETWORKS: list[tuple[str, int, str, str, Callable[[Networks], Any]]] = [
     ("unknown network", 400, "badRequest", NOBODY, lambda known: [{"uuid": NOBODY}]),
     ("network that is no id", 400, "badRequest", "uuid", lambda known: [{"uuid": "private"}]),
     ("unknown port", 400, "badRequest", NOBODY, lambda known: [{"port": NOBODY}]),
-    ("foreign port", 400, "badRequest", "could not be found", lambda known: [{"port": known.foreign}]),
-    ("port already bound", 409, "conflictingRequest", "still in use", lambda known: [{"port": known.bound}]),
-    ("address in use", 400, "badRequest", "already in use",
-     lambda known: [{"uuid": known.private, "fixed_ip": known.taken}]),
-    ("address of another network", 400, "badRequest", "192.0.2.7",
-     lambda known: [{"uuid": known.private, "fixed_ip": "192.0.2.7"}]),
-    ("external network", 403, "forbidden", "external network", lambda known: [{"uuid": known.public}]),
-    ("more ports than the quota", 403, "forbidden", "ports", lambda known: [{"uuid": known.private}] * 9),
+    (
+        "foreign port",
+        400,
+        "badRequest",
+        "could not be found",
+        lambda known: [{"port": known.foreign}],
+    ),
+    (
+        "port already bound",
+        409,
+        "conflictingRequest",
+        "still in use",
+        lambda known: [{"port": known.bound}],
+    ),
+    (
+        "address in use",
+        400,
+        "badRequest",
+        "already in use",
+        lambda known: [{"uuid": known.private, "fixed_ip": known.taken}],
+    ),
+    (
+        "address of another network",
+        400,
+        "badRequest",
+        "192.0.2.7",
+        lambda known: [{"uuid": known.private, "fixed_ip": "192.0.2.7"}],
+    ),
+    (
+        "external network",
+        403,
+        "forbidden",
+        "external network",
+        lambda known: [{"uuid": known.public}],
+    ),
+    (
+        "more ports than the quota",
+        403,
+        "forbidden",
+        "ports",
+        lambda known: [{"uuid": known.private}] * 9,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("status", "kind", "words", "asked"), [row[1:] for row in WRONG_NETWORKS],
-                         ids=[row[0] for row in WRONG_NETWORKS])
-def test_fault_of_networks(cloud: Live, tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]],
-                           networks: Networks, status: int, kind: str, words: str,
-                           asked: Callable[[Networks], Any]) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind", "words", "asked"),
+    [row[1:] for row in WRONG_NETWORKS],
+    ids=[row[0] for row in WRONG_NETWORKS],
+)
+def test_fault_of_networks(
+    cloud: Live,
+    tenant: Rest,
+    body: Callable[[dict[str, Any]], dict[str, Any]],
+    networks: Networks,
+    status: int,
+    kind: str,
+    words: str,
+    asked: Callable[[Networks], Any],
+) -> None:
     project, service = cloud.seed.demo.session.get_project_id(), cloud.seed.admin.network
     service.update_quota(project, ports=len(list(service.ports(project_id=project))) + 5)
     try:
-        check(tenant.call("POST", "/servers", {"server": body({"networks": asked(networks)})}), status, kind, words)
+        check(
+            tenant.call("POST", "/servers", {"server": body({"networks": asked(networks)})}),
+            status,
+            kind,
+            words,
+        )
     finally:
         service.delete_quota(project)
 
 
-@pytest.mark.parametrize(("status", "kind", "attached"), [
-    (404, "itemNotFound", lambda known: {"port_id": NOBODY}),
-    (404, "itemNotFound", lambda known: {"port_id": known.foreign}),
-    (409, "conflictingRequest", lambda known: {"port_id": known.bound}),
-    (404, "itemNotFound", lambda known: {"net_id": NOBODY}),
-    (403, "forbidden", lambda known: {"net_id": known.public}),
-    (400, "badRequest", lambda known: {"net_id": known.private, "port_id": known.bound}),
-    (409, "conflictingRequest", lambda known: {"net_id": known.private, "fixed_ips": [{"ip_address": known.taken}]})])
-def test_fault_of_an_attachment(tenant: Rest, networks: Networks, status: int, kind: str,
-                                attached: Callable[[Networks], dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind", "attached"),
+    [
+        (404, "itemNotFound", lambda known: {"port_id": NOBODY}),
+        (404, "itemNotFound", lambda known: {"port_id": known.foreign}),
+        (409, "conflictingRequest", lambda known: {"port_id": known.bound}),
+        (404, "itemNotFound", lambda known: {"net_id": NOBODY}),
+        (403, "forbidden", lambda known: {"net_id": known.public}),
+        (400, "badRequest", lambda known: {"net_id": known.private, "port_id": known.bound}),
+        (
+            409,
+            "conflictingRequest",
+            lambda known: {"net_id": known.private, "fixed_ips": [{"ip_address": known.taken}]},
+        ),
+    ],
+)
+def test_fault_of_an_attachment(
+    tenant: Rest,
+    networks: Networks,
+    status: int,
+    kind: str,
+    attached: Callable[[Networks], dict[str, Any]],
+) -> None:
     [first] = [one["id"] for one in tenant.servers() if one["name"] == "first"]
-    check(tenant.call("POST", f"/servers/{first}/os-interface", {"interfaceAttachment": attached(networks)}),
-          status, kind, "")
-    check(tenant.call("DELETE", f"/servers/{first}/os-interface/{networks.foreign}"), 404, "itemNotFound", "")
+    check(
+        tenant.call(
+            "POST", f"/servers/{first}/os-interface", {"interfaceAttachment": attached(networks)}
+        ),
+        status,
+        kind,
+        "",
+    )
+    check(
+        tenant.call("DELETE", f"/servers/{first}/os-interface/{networks.foreign}"),
+        404,
+        "itemNotFound",
+        "",
+    )
 
 
-@pytest.mark.parametrize(("method", "path", "sent"), [
-    ("GET", "", None), ("DELETE", "", None), ("PUT", "", {"server": {"name": "mine"}}),
-    ("POST", "/action", {"os-stop": None}), ("GET", "/os-instance-actions", None)])
-def test_server_of_another_project_does_not_exist(tenant: Rest, stranger: Rest, method: str, path: str,
-                                                  sent: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "sent"),
+    [
+        ("GET", "", None),
+        ("DELETE", "", None),
+        ("PUT", "", {"server": {"name": "mine"}}),
+        ("POST", "/action", {"os-stop": None}),
+        ("GET", "/os-instance-actions", None),
+    ],
+)
+def test_server_of_another_project_does_not_exist(
+    tenant: Rest, stranger: Rest, method: str, path: str, sent: Any
+) -> None:
     server = tenant.servers()[0]["id"]
     check(stranger.call(method, f"/servers/{server}{path}", sent), 404, "itemNotFound", server)
     assert stranger.call("GET", "/servers").body["servers"] == []
@@ -205,16 +354,30 @@ def test_server_of_another_project_does_not_exist(tenant: Rest, stranger: Rest, 
 @pytest.mark.parametrize("token", [None, "wrong", "gAAAAA" + "x" * 200])
 def test_without_a_good_token(cloud: Live, token: str | None) -> None:
     for method in ("GET", "POST"):
-        check(Rest(cloud.cloud.api_url, token).call(method, "/servers"), 401, "unauthorized", "authentication")
+        check(
+            Rest(cloud.cloud.api_url, token).call(method, "/servers"),
+            401,
+            "unauthorized",
+            "authentication",
+        )
 
 
 def test_versions_need_no_token(cloud: Live) -> None:
     assert Rest(cloud.cloud.api_url, None).call("GET", "/").status == 200
 
 
-@pytest.mark.parametrize(("version", "status", "kind", "words"), [
-    ("2.999", 406, "computeFault", "2.999"), ("3.1", 406, "computeFault", "3.1"),
-    ("abc", 400, "badRequest", "abc"), ("2", 400, "badRequest", "format"), ("2.1.1", 400, "badRequest", "2.1.1")])
-def test_unknown_microversion(tenant: Rest, version: str, status: int, kind: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "status", "kind", "words"),
+    [
+        ("2.999", 406, "computeFault", "2.999"),
+        ("3.1", 406, "computeFault", "3.1"),
+        ("abc", 400, "badRequest", "abc"),
+        ("2", 400, "badRequest", "format"),
+        ("2.1.1", 400, "badRequest", "2.1.1"),
+    ],
+)
+def test_unknown_microversion(
+    tenant: Rest, version: str, status: int, kind: str, words: str
+) -> None:
     for method in ("GET", "POST"):
         check(tenant.call(method, "/servers", version=version), status, kind, words)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``openstack`` command, as it comes from PyPI, against a real cloud; each test types into one session of it.
+"""The ``openstack`` command, as it comes from PyPI, against a real cloud; each test types into one
+session of it.
 
 Nova's schemas judge every answer that the command gets of the compute service.
 """
+
 from __future__ import annotations
 
 import uuid
@@ -43,11 +45,20 @@ def file_of_bytes(tmp_path: Path) -> Path:
 
 def test_token_catalogue_and_flavors(cloud: Live) -> None:
     token, catalogue, flavors, limits = cloud.openstack(
-        "token issue" + JSON, "catalog list" + JSON, "flavor list" + JSON, "limits show --absolute" + JSON)
+        "token issue" + JSON,
+        "catalog list" + JSON,
+        "flavor list" + JSON,
+        "limits show --absolute" + JSON,
+    )
     assert token["project_id"] == cloud.seed.demo.session.get_project_id()
     assert {service["Type"] for service in catalogue} >= {"identity", "image", "compute"}
     assert {flavor["Name"]: flavor["RAM"] for flavor in flavors} == {
-        "m1.nano": 128, "m1.tiny": 512, "m1.small": 2048, "m1.medium": 4096, "m1.large": 8192}
+        "m1.nano": 128,
+        "m1.tiny": 512,
+        "m1.small": 2048,
+        "m1.medium": 4096,
+        "m1.large": 8192,
+    }
     assert {limit["Name"]: limit["Value"] for limit in limits}["instances"] == 10
 
 
@@ -55,24 +66,32 @@ def test_images(cloud: Live, file_of_bytes: Path, name: str) -> None:
     made, listed, shown = cloud.openstack(
         f"image create --disk-format raw --container-format bare --file {file_of_bytes} "
         f"--property os_type=none {name}" + JSON,
-        f"image list --name {name}" + JSON, f"image show {name}" + JSON)
+        f"image list --name {name}" + JSON,
+        f"image show {name}" + JSON,
+    )
     assert (made["name"], shown["status"], shown["size"]) == (name, "active", 1 << 20)
     assert [image["ID"] for image in listed] == [made["id"]]
     assert cloud.openstack(f"image delete {name}", f"image list --name {name}" + JSON) == [[]]
 
 
 def test_key_pair_made_and_used(cloud: Live, demo: Rest, tmp_path: Path, name: str) -> None:
-    public = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZvcm1hdG9ubHlub3RhcmVhbGtleWF0YWxsMDAwMDAw me@here"
+    public = (
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZvcm1hdG9ubHlub3RhcmVhbGtleWF0YWxsMDAwMDAw me@here"
+    )
     (tmp_path / "key.pub").write_text(public + "\n")
     private, generated = tmp_path / "private", name + "-made"
     made, listed = cloud.openstack(
         f"keypair create --public-key {tmp_path}/key.pub {name}" + JSON,
-        f"keypair create --private-key {private} {generated}", "keypair list" + JSON)
+        f"keypair create --private-key {private} {generated}",
+        "keypair list" + JSON,
+    )
     assert made["name"] == name
     assert {pair["Name"] for pair in listed} >= {name, generated}
     assert "PRIVATE KEY" in private.read_text()
-    [server] = cloud.openstack(f"server create --flavor m1.nano --image tiny --nic none --key-name {name} "
-                               "--config-drive True --wait keyed" + JSON)
+    [server] = cloud.openstack(
+        f"server create --flavor m1.nano --image tiny --nic none --key-name {name} "
+        "--config-drive True --wait keyed" + JSON
+    )
     assert "public keys 1" in demo.await_ready(server["id"])
     [left] = cloud.openstack(f"keypair delete {name} {generated}", "keypair list" + JSON)
     assert {pair["Name"] for pair in left} & {name, generated} == set()
@@ -84,12 +103,19 @@ def test_life_of_a_server(cloud: Live, demo: Rest, tmp_path: Path) -> None:
     made, listed, long, shown = cloud.openstack(
         f"server create --flavor m1.nano --image tiny --nic none --user-data {script} --config-drive True "
         "--property colour=green --wait life" + JSON,
-        "server list --name ^life$" + JSON, "server list --long --name ^life$" + JSON, "server show life" + JSON)
+        "server list --name ^life$" + JSON,
+        "server list --long --name ^life$" + JSON,
+        "server show life" + JSON,
+    )
     assert (made["status"], made["name"]) == ("ACTIVE", "life")
     assert [(row["ID"], row["Status"], row["Image"], row["Flavor"]) for row in listed] == [
-        (made["id"], "ACTIVE", "tiny", "m1.nano")]
+        (made["id"], "ACTIVE", "tiny", "m1.nano")
+    ]
     assert (long[0]["Power State"], long[0]["Task State"], long[0]["Host"]) == (1, None, None)
-    assert (shown["properties"], shown["fault"] if "fault" in shown else None) == ({"colour": "green"}, None)
+    assert (shown["properties"], shown["fault"] if "fault" in shown else None) == (
+        {"colour": "green"},
+        None,
+    )
 
     demo.await_ready(made["id"])
     log, _ = cloud.type("console log show life")
@@ -118,22 +144,35 @@ def test_life_of_a_server(cloud: Live, demo: Rest, tmp_path: Path) -> None:
 def test_two_servers_of_one_request(cloud: Live, demo: Rest) -> None:
     first, listed = cloud.openstack(
         "server create --flavor m1.nano --image tiny --nic none --min 2 --max 2 --wait pair" + JSON,
-        "server list --name ^pair" + JSON)
-    assert {row["Name"]: row["Status"] for row in listed} == {"pair-1": "ACTIVE", "pair-2": "ACTIVE"}
+        "server list --name ^pair" + JSON,
+    )
+    assert {row["Name"]: row["Status"] for row in listed} == {
+        "pair-1": "ACTIVE",
+        "pair-2": "ACTIVE",
+    }
     assert first["id"] in {row["ID"] for row in listed}
-    assert cloud.openstack("server delete --wait pair-1 pair-2", "server list --name ^pair" + JSON) == [[]]
+    assert cloud.openstack(
+        "server delete --wait pair-1 pair-2", "server list --name ^pair" + JSON
+    ) == [[]]
 
 
 def test_what_admins_see(cloud: Live, judged: Recorder) -> None:
-    hosts, services = cloud.openstack("hypervisor list" + JSON, "compute service list" + JSON, cloud="kilonova-admin")
+    hosts, services = cloud.openstack(
+        "hypervisor list" + JSON, "compute service list" + JSON, cloud="kilonova-admin"
+    )
     first, second = cloud.cloud.hosts
-    assert {(host["Hypervisor Hostname"], host["Hypervisor Type"], host["State"]) for host in hosts} == {
-        (first, "QEMU", "up"), (second, "QEMU", "up")}
-    assert {(row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] != second} == {
-        (binary, "enabled", "up") for binary in ("nova-compute", "nova-conductor", "nova-scheduler")}
-    assert {(row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] == second} == {
-        ("nova-compute", "disabled", "up")}             # until a test opens it
-    said, complaints = cloud.type("compute service list" + JSON)                   # not for demo
+    assert {
+        (host["Hypervisor Hostname"], host["Hypervisor Type"], host["State"]) for host in hosts
+    } == {(first, "QEMU", "up"), (second, "QEMU", "up")}
+    assert {
+        (row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] != second
+    } == {
+        (binary, "enabled", "up") for binary in ("nova-compute", "nova-conductor", "nova-scheduler")
+    }
+    assert {
+        (row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] == second
+    } == {("nova-compute", "disabled", "up")}  # until a test opens it
+    said, complaints = cloud.type("compute service list" + JSON)  # not for demo
     assert (said.strip(), complaints.count("ForbiddenException: 403")) == ("", 1)
     assert judged.judged > 1
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what, and when, over HTTP against clouds in memory: conflicts at one instant, locks, soft deletes."""
+"""Who may do what, and when, over HTTP against clouds in memory: conflicts at one instant, locks,
+soft deletes."""
+
 from __future__ import annotations
 
 import time
@@ -17,25 +19,33 @@ from tests.waiting import await_true
 
 #: Pairs that exclude each other, whichever is first, and also once the first has ended.
 PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({"os-stop": None}, {"suspend": None}), ({"pause": None}, {"rescue": None}), ({"os-stop": None}, {"os-stop": None}),
-    ({"shelve": None}, {"rescue": None}), ({"suspend": None}, {"pause": None}))
+    ({"os-stop": None}, {"suspend": None}),
+    ({"pause": None}, {"rescue": None}),
+    ({"os-stop": None}, {"os-stop": None}),
+    ({"shelve": None}, {"rescue": None}),
+    ({"suspend": None}, {"pause": None}),
+)
 TRIES = 4
 
 
 @contextmanager
 def making(cloud: Live) -> Iterator[Callable[[], str]]:
-    """A function that makes servers and waits until they are ACTIVE; at the end they are deleted, kept ones too."""
+    """A function that makes servers and waits until they are ACTIVE; at the end they are deleted,
+    kept ones too."""
     rest, admin, made = cloud.rest(), cloud.rest("kilonova-admin"), list[str]()
 
     def make() -> str:
         made.append(rest.create(image=cloud.image("empty"), flavor=cloud.flavor(), name="rules"))
         rest.await_status(made[-1], "ACTIVE")
         return made[-1]
+
     try:
         yield make
     finally:
         for server in made:
-            admin.insist("POST", f"/servers/{server}/action", {"forceDelete": None}, fine=(202, 404))
+            admin.insist(
+                "POST", f"/servers/{server}/action", {"forceDelete": None}, fine=(202, 404)
+            )
         for server in made:
             rest.await_gone(server)
 
@@ -52,16 +62,20 @@ def at_once(cloud: Live, server: str, bodies: tuple[dict[str, Any], ...]) -> lis
     rests, start = [cloud.rest() for _ in bodies], Barrier(len(bodies))
 
     def send(rest: Rest, body: dict[str, Any]) -> Reply:
-        rest.server(server)                     # the connection is open, the token known
+        rest.server(server)  # the connection is open, the token known
         start.wait(SETTLE)
         return rest.call("POST", f"/servers/{server}/action", body)
+
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(send, rests, bodies))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(key for body in pair for key in body))
-def test_one_of_two_actions_at_one_instant_wins(in_memory: Live, new: Callable[[], str],
-                                                pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "pair", PAIRS, ids=lambda pair: "-".join(key for body in pair for key in body)
+)
+def test_one_of_two_actions_at_one_instant_wins(
+    in_memory: Live, new: Callable[[], str], pair: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     for _ in range(TRIES):
         server = new()
         won, lost = sorted(at_once(in_memory, server, pair), key=lambda reply: reply.status)
@@ -73,17 +87,31 @@ def test_one_of_two_actions_at_one_instant_wins(in_memory: Live, new: Callable[[
         assert any(word in message for word in (" task_state ", " vm_state "))
 
 
-def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(in_memory: Live, new: Callable[[], str]) -> None:
+def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(
+    in_memory: Live, new: Callable[[], str]
+) -> None:
     owner, admin, server = in_memory.rest(), in_memory.rest("kilonova-admin"), new()
     assert owner.act(server, "lock", {"locked_reason": "mine"}).status == 202
     assert (owner.server(server)["locked"], owner.server(server)["locked_reason"]) == (True, "mine")
-    before = len(owner.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"])
-    for key, value in (("os-stop", None), ("pause", None), ("suspend", None), ("createImage", {"name": "never"}),
-                       ("shelve", None), ("rebuild", {"imageRef": in_memory.image("empty")}), ("forceDelete", None)):
+    before = len(
+        owner.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"]
+    )
+    for key, value in (
+        ("os-stop", None),
+        ("pause", None),
+        ("suspend", None),
+        ("createImage", {"name": "never"}),
+        ("shelve", None),
+        ("rebuild", {"imageRef": in_memory.image("empty")}),
+        ("forceDelete", None),
+    ):
         kind, _, message = owner.act(server, key, value).fault
         assert (kind, "locked" in message) == ("conflictingRequest", True), (key, message)
     assert owner.call("DELETE", f"/servers/{server}").status == 409
-    assert len(owner.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"]) == before
+    assert (
+        len(owner.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"])
+        == before
+    )
     assert admin.act(server, "pause").status == 202
     owner.await_status(server, "PAUSED")
     assert owner.act(server, "unlock").status == 202
@@ -96,7 +124,9 @@ def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(in_memory: Liv
     owner.await_status(server, "ACTIVE")
 
 
-def test_repeated_request_is_refused_or_has_its_effect_once(in_memory: Live, new: Callable[[], str]) -> None:
+def test_repeated_request_is_refused_or_has_its_effect_once(
+    in_memory: Live, new: Callable[[], str]
+) -> None:
     rest, server = in_memory.rest(), new()
     replies = [rest.act(server, "os-stop").status for _ in range(3)]
     assert (replies[0], set(replies[1:])) == (202, {409})
@@ -127,7 +157,7 @@ def test_deleted_server_is_kept_restored_and_at_last_reclaimed(keeping: Live) ->
         assert rest.call("DELETE", f"/servers/{server}").status == 204
         admin.await_status(server, "SOFT_DELETED")
         rest.await_gone(server, KEPT + SETTLE)
-        assert time.monotonic() - began >= KEPT - 1         # the record's clock has its own seconds
+        assert time.monotonic() - began >= KEPT - 1  # the record's clock has its own seconds
         assert keeping.remains(server) == []
         assert rest.act(server, "restore").status == 404
     keeping.judge()

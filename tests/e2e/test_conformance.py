@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute API conformance data, replayed against a cloud with two hosts in memory, for the operations that exist.
+"""Compute API conformance data, replayed against a cloud with two hosts in memory, for the
+operations that exist.
 
-That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by itself, so that
-shelveOffload is, and has a network service.
+That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by
+itself, so that shelveOffload is, and has a network service.
 
-The data and their runner are no part of the project: where ``../shared/conformance`` stands beside the repository it
-is used, elsewhere the test is skipped. Which operations are asked for follows from the API's own tables, so an
-operation that is added there is asked for from then on; a failure of any of them fails the test.
+The data and their runner are no part of the project: where ``../shared/conformance`` stands beside
+the repository it is used, elsewhere the test is skipped. Which operations are asked for follows
+from the API's own tables, so an operation that is added there is asked for from then on; a failure
+of any of them fails the test.
 """
+
 from __future__ import annotations
 
 import json
@@ -29,7 +32,10 @@ from tests.e2e.live import Live
 DATA = ROOT.parent / "shared" / "conformance"
 ACTION = "/servers/{}/action"
 #: Operation -> another one, which the runner needs to exercise it.
-NEEDS = {"GET /os-aggregates": "POST /os-aggregates", "GET /os-aggregates/{id}": "POST /os-aggregates"}
+NEEDS = {
+    "GET /os-aggregates": "POST /os-aggregates",
+    "GET /os-aggregates/{id}": "POST /os-aggregates",
+}
 
 
 NOBODY = "0" * 32
@@ -42,8 +48,10 @@ SKIPPED = {
     "GET /servers/{server_id}/os-volume_attachments/{id}": _VOLUMES,
     **{f"{name} /servers/{{server_id}}/shares": _SHARES for name in ("GET", "POST")},
     **{f"{name} /servers/{{server_id}}/shares/{{id}}": _SHARES for name in ("GET", "DELETE")},
-    **{f"{name} /servers/{{server_id}}/migrations/{{id}}{more}": _LIVE
-       for name, more in (("GET", ""), ("DELETE", ""), ("POST", "/action#force_complete"))},
+    **{
+        f"{name} /servers/{{server_id}}/migrations/{{id}}{more}": _LIVE
+        for name, more in (("GET", ""), ("DELETE", ""), ("POST", "/action#force_complete"))
+    },
     "PUT /os-hosts/{id}": _POWER,
     **{f"GET /os-hosts/{{id}}/{action}": _POWER for action in ("reboot", "shutdown", "startup")},
     "DELETE /os-services/{id}": "it would take both hosts from a cloud that other tests use; tests/api/test_hosts.py",
@@ -69,24 +77,35 @@ def exists(operation: str) -> bool:
 
 
 def operations() -> list[str]:
-    """The names of the data's operations that exist here, with what exercises them, and are not removed ones."""
+    """The names of the data's operations that exist here, with what exercises them, and are not
+    removed ones."""
     lines = (DATA / "operations.json").read_text().splitlines()
     found = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
-    return [one["op"] for one in found if "gone" not in one
-            and exists(one["op"]) and exists(NEEDS.get(one["op"], one["op"]))]
+    return [
+        one["op"]
+        for one in found
+        if "gone" not in one and exists(one["op"]) and exists(NEEDS.get(one["op"], one["op"]))
+    ]
 
 
 def wire(seed: Seed) -> tuple[str, str]:
-    """A network for everybody whose router leads to an external one, and a free port of the user's there.
+    """A network for everybody whose router leads to an external one, and a free port of the user's
+    there.
 
     The external one is nobody's, so that servers that name no network get the first one.
     """
     admin = seed.admin.network
     network = admin.create_network(name="conformance", is_shared=True)
     subnet = admin.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
-    public = admin.create_network(name="conformance-public", is_router_external=True, project_id=NOBODY)
-    admin.create_subnet(network_id=public.id, ip_version=4, cidr="172.31.200.0/24", is_dhcp_enabled=False)
-    router = admin.create_router(name="conformance", external_gateway_info={"network_id": public.id})
+    public = admin.create_network(
+        name="conformance-public", is_router_external=True, project_id=NOBODY
+    )
+    admin.create_subnet(
+        network_id=public.id, ip_version=4, cidr="172.31.200.0/24", is_dhcp_enabled=False
+    )
+    router = admin.create_router(
+        name="conformance", external_gateway_info={"network_id": public.id}
+    )
     admin.add_interface_to_router(router, subnet=subnet.id)
     return network.id, seed.demo.network.create_port(network_id=network.id).id
 
@@ -98,21 +117,49 @@ def wanted() -> list[str]:
     return operations()
 
 
-def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_path: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_that_exist_conform(
+    wanted: list[str], keeping: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed, report = keeping.seed, tmp_path / "conformance.json"
     network, port = wire(seed)
-    done = subprocess.run([
-        sys.executable, conformance_runner.__file__, str(DATA / "runner"), "--data", str(DATA),
-        "--data", str(conformance_runner.write_bodies(tmp_path / "bodies")),
-        "--url", keeping.cloud.api_url, "--report", str(report),
-        "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
-        "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
-        "--flavor2", keeping.flavor("m1.tiny"), "--network", network,
-        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime",
-        "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, stdin=subprocess.DEVNULL,
-        env={**keeping.environment, "CONFORMANCE_PORT": port})
+    done = subprocess.run(
+        [
+            sys.executable,
+            conformance_runner.__file__,
+            str(DATA / "runner"),
+            "--data",
+            str(DATA),
+            "--data",
+            str(conformance_runner.write_bodies(tmp_path / "bodies")),
+            "--url",
+            keeping.cloud.api_url,
+            "--report",
+            str(report),
+            "--token",
+            seed.demo.session.get_token(),
+            "--admin-token",
+            seed.admin.session.get_token(),
+            "--image",
+            keeping.image("empty"),
+            "--flavor",
+            keeping.flavor("m1.nano"),
+            "--flavor2",
+            keeping.flavor("m1.tiny"),
+            "--network",
+            network,
+            "--with",
+            "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime",
+            "--only",
+            "^(" + "|".join(map(re.escape, wanted)) + ")$",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**keeping.environment, "CONFORMANCE_PORT": port},
+    )
     with capsys.disabled():
         print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
     assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
@@ -120,7 +167,10 @@ def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_pat
     assert done.returncode == 0, done.stdout[-20000:]
     assert sorted(found) == sorted(wanted)
     assert "left behind" not in done.stdout
-    skipped = {name for name, one in found.items()
-               if any(point["result"] == "skip" for point in one["microversions"].values())}
+    skipped = {
+        name
+        for name, one in found.items()
+        if any(point["result"] == "skip" for point in one["microversions"].values())
+    }
     assert skipped == {*SKIPPED}
     keeping.judge()

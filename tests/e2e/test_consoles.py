@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of real guests through the console service: noVNC in a browser, the serial console over a websocket.
+"""Consoles of real guests through the console service: noVNC in a browser, the serial console over
+a websocket.
 
 docs/console.png is a picture that the first test took.
 """
+
 from __future__ import annotations
 
 import time
@@ -20,7 +22,7 @@ from tests.waiting import await_true, is_true_within
 
 pytestmark = pytest.mark.slice("guests")
 
-ENDED = 10      #: seconds within which a session notices
+ENDED = 10  #: seconds within which a session notices
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,11 @@ def guest(cloud: Live) -> Iterator[str]:
 def url(demo: Rest, server: str, kind: str = "novnc") -> str:
     """A new address."""
     protocol = "vnc" if kind == "novnc" else kind
-    reply = demo.call("POST", f"/servers/{server}/remote-consoles",
-                      {"remote_console": {"protocol": protocol, "type": kind}})
+    reply = demo.call(
+        "POST",
+        f"/servers/{server}/remote-consoles",
+        {"remote_console": {"protocol": protocol, "type": kind}},
+    )
     assert reply.status == 200, reply
     return str(reply.body["remote_console"]["url"])
 
@@ -63,15 +68,19 @@ def words(console: ClientConnection, wanted: bytes) -> bytes:
     return said
 
 
-def type_until(browser: Browser, line: str, arrived: Callable[[], bool], story: Callable[[], object]) -> None:
-    """Type the line, and again when nothing comes of it: a keyboard holds few letters, and those that come while its
-    guest is too busy to fetch them are lost."""
+def type_until(
+    browser: Browser, line: str, arrived: Callable[[], bool], story: Callable[[], object]
+) -> None:
+    """Type the line, and again when nothing comes of it: a keyboard holds few letters, and those
+    that come while its guest is too busy to fetch them are lost."""
+
     def typed() -> bool:
         browser.type(f"{line}\n")
         there = is_true_within(arrived, 10, pause=0.1)
         if not there:
-            browser.press("Enter")      # what is left of the line is another one
+            browser.press("Enter")  # what is left of the line is another one
         return there
+
     await_true(typed, 60, story)
 
 
@@ -91,7 +100,9 @@ def hangs_up(console: ClientConnection) -> None:
     assert closed.value.rcvd is None
 
 
-def test_a_browser_sees_the_screen_and_types(cloud: Live, demo: Rest, guest: str, tmp_path: Path) -> None:
+def test_a_browser_sees_the_screen_and_types(
+    cloud: Live, demo: Rest, guest: str, tmp_path: Path
+) -> None:
     [told] = cloud.openstack(f"console url show --novnc {guest} -f json")
     with Browser(tmp_path / "browser") as browser:
         browser.open(told["url"])
@@ -99,26 +110,42 @@ def test_a_browser_sees_the_screen_and_types(cloud: Live, demo: Rest, guest: str
         browser.await_true("document.querySelector('canvas')?.width >= 640")
         empty = browser.picture()
         browser.click(512, 400)
-        type_until(browser, f"echo Typed into {guest} > /dev/ttyS0; uname -a",
-                   lambda: f"Typed into {guest}" in demo.console(guest),
-                   lambda: (demo.console(guest)[-500:], browser.said))
-        await_true(lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said)
+        type_until(
+            browser,
+            f"echo Typed into {guest} > /dev/ttyS0; uname -a",
+            lambda: f"Typed into {guest}" in demo.console(guest),
+            lambda: (demo.console(guest)[-500:], browser.said),
+        )
+        await_true(
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+        )
 
-        browser.open(told["url"])               # the address was used
-        browser.await_true("/wrong|Disconnected/.test(document.querySelector('#status').textContent)")
+        browser.open(told["url"])  # the address was used
+        browser.await_true(
+            "/wrong|Disconnected/.test(document.querySelector('#status').textContent)"
+        )
 
 
-def test_a_serial_console_is_for_a_browser_and_for_programs(cloud: Live, demo: Rest, guest: str,
-                                                            tmp_path: Path) -> None:
+def test_a_serial_console_is_for_a_browser_and_for_programs(
+    cloud: Live, demo: Rest, guest: str, tmp_path: Path
+) -> None:
     with open_serial(url(demo, guest, "serial")) as console:
         console.send(b"echo over $((6 * 7)) websockets\n")
         words(console, b"over 42 websockets")
-    await_true(lambda: "over 42 websockets" in demo.console(guest), 10, lambda: demo.console(guest)[-500:])
+    await_true(
+        lambda: "over 42 websockets" in demo.console(guest), 10, lambda: demo.console(guest)[-500:]
+    )
     with Browser(tmp_path / "browser") as browser:
-        browser.open(f"{cloud.cloud.console_url}/serial.html?token={token_of(url(demo, guest, 'serial'))}")
+        browser.open(
+            f"{cloud.cloud.console_url}/serial.html?token={token_of(url(demo, guest, 'serial'))}"
+        )
         browser.await_true("document.querySelector('#status').textContent === 'Connected'")
-        type_until(browser, "echo page $((6 + 7))", lambda: "page 13" in browser.text("#screen"),
-                   lambda: (browser.text("#screen")[-500:], browser.said))
+        type_until(
+            browser,
+            "echo page $((6 + 7))",
+            lambda: "page 13" in browser.text("#screen"),
+            lambda: (browser.text("#screen")[-500:], browser.said),
+        )
 
 
 def test_an_address_is_good_once_and_for_our_own_pages(cloud: Live, demo: Rest, guest: str) -> None:
@@ -160,13 +187,18 @@ def test_the_console_service_is_killed_and_comes_back(cloud: Live, demo: Rest, g
         with pytest.raises(ConnectionClosed):
             while True:
                 console.recv(timeout=ENDED)
-    await_true(lambda: cloud.cloud.pid("console") not in (None, pid), 30, lambda: "the service does not come back")
+    await_true(
+        lambda: cloud.cloud.pid("console") not in (None, pid),
+        30,
+        lambda: "the service does not come back",
+    )
 
     def back() -> ClientConnection | None:
         try:
-            return open_serial(kept)            # was not used, so it is still good
+            return open_serial(kept)  # was not used, so it is still good
         except OSError:
             return None
+
     with await_true(back, 30, lambda: "the service does not answer") as console:
         console.send(b"echo after $((1 + 1))\n")
         words(console, b"after 2")

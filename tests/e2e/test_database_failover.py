@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The database loses commits: its stand-by takes over without the last ones, or it is set back to a dump.
+"""The database loses commits: its stand-by takes over without the last ones, or it is set back to a
+dump.
 
-Without anybody's hand nothing is stuck, nothing runs twice, and what the database still knows goes on. What it has
-forgotten is kept, and the doctor names it.
+Without anybody's hand nothing is stuck, nothing runs twice, and what the database still knows goes
+on. What it has forgotten is kept, and the doctor names it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,7 +31,11 @@ def running(live: Live) -> dict[str, list[str]]:
     for number, host in enumerate(live.cloud.hosts, 1):
         guests = dict(StateFile(live.cloud.state_folder(number) / "memory-guests.json").read())
         for server, guest in guests.items():
-            if isinstance(guest, MemoryGuest) and not server.startswith(FILES) and guest.power_state == RUNNING:
+            if (
+                isinstance(guest, MemoryGuest)
+                and not server.startswith(FILES)
+                and guest.power_state == RUNNING
+            ):
                 found.setdefault(server, []).append(host)
     return found
 
@@ -44,7 +50,8 @@ def findings(live: Live) -> set[tuple[str, str]]:
 
 @dataclass
 class Past:
-    """Servers, named for what becomes of them before the database loses what came ``after`` some moment."""
+    """Servers, named for what becomes of them before the database loses what came ``after`` some
+    moment."""
 
     live: Live
     servers: dict[str, str] = field(default_factory=dict)
@@ -55,7 +62,9 @@ class Past:
 
     def create(self, *names: str) -> None:
         image, flavor = self.live.image("empty"), self.live.flavor()
-        self.servers |= {name: self.rest.create(image=image, flavor=flavor, name=name) for name in names}
+        self.servers |= {
+            name: self.rest.create(image=image, flavor=flavor, name=name) for name in names
+        }
 
     def ask(self, name: str, key: str, value: object = None, user: Rest | None = None) -> None:
         reply = (user or self.rest).act(self.servers[name], key, value)
@@ -75,11 +84,21 @@ class Past:
 
     def begin(self) -> None:
         """What is known for ever, and what is in hand when the moment comes."""
-        self.create("idle", "stopping", "leaving", "stopped", "started", "deleted", "resized", "migrated", "struck")
+        self.create(
+            "idle",
+            "stopping",
+            "leaving",
+            "stopped",
+            "started",
+            "deleted",
+            "resized",
+            "migrated",
+            "struck",
+        )
         self.are("ACTIVE", *self.servers)
         self.ask("started", "os-stop")
         self.are("SHUTOFF", "started")
-        self.second_host(takes_servers=False)     # so that the next one gets the same place again
+        self.second_host(takes_servers=False)  # so that the next one gets the same place again
         self.create("coming")
         self.ask("stopping", "os-stop")
         self.delete("leaving")
@@ -93,8 +112,12 @@ class Past:
         self.ask("started", "os-start")
         self.delete("deleted")
         self.ask("resized", "resize", {"flavorRef": self.live.flavor("m1.tiny")})
-        self.ask("migrated", "os-migrateLive", {"host": None, "block_migration": "auto"},
-                 self.live.rest("kilonova-admin"))
+        self.ask(
+            "migrated",
+            "os-migrateLive",
+            {"host": None, "block_migration": "auto"},
+            self.live.rest("kilonova-admin"),
+        )
         self.are("ACTIVE", "started", "migrated")
         self.are("SHUTOFF", "stopped", "stopping")
         self.are("VERIFY_RESIZE", "resized")
@@ -106,7 +129,8 @@ class Past:
         return {(kind, self.servers[name]) for name in names}
 
     def heals(self) -> None:
-        """Everything that the database knows goes on; the doctor finds what it does not know, and nothing else."""
+        """Everything that the database knows goes on; the doctor finds what it does not know, and
+        nothing else."""
         forgotten = self.known(WITHOUT_RECORD, "lost", "resized", "migrated")
         gone = self.known(WITHOUT_DOMAIN, "deleted", "migrated")
         self.await_findings(forgotten | gone)
@@ -136,7 +160,11 @@ class Past:
         self.await_findings(self.known(WITHOUT_RECORD, "lost", "resized", "migrated"))
 
     def await_findings(self, wanted: set[tuple[str, str]]) -> None:
-        await_true(lambda: findings(self.live) == wanted, SETTLE, lambda: (findings(self.live) ^ wanted, self.servers))
+        await_true(
+            lambda: findings(self.live) == wanted,
+            SETTLE,
+            lambda: (findings(self.live) ^ wanted, self.servers),
+        )
 
 
 @pytest.mark.slice("moves")
@@ -166,6 +194,7 @@ def everybody(live: Live) -> Callable[[], None]:
             live.cloud.restart(name)
         for name in SERVICES:
             live.cloud.start(name)
+
     return start
 
 

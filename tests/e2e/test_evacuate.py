@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that die: their servers are made again elsewhere when it is proved that nothing of them runs, and never before.
+"""Hosts that die: their servers are made again elsewhere when it is proved that nothing of them
+runs, and never before.
 
-The proof is the lab's fencing hook, or an admin's word. A host that returns learns what it may run before it starts
-anything, stops the rest, and removes what it owes. Also here: a host is emptied by the operator's command.
+The proof is the lab's fencing hook, or an admin's word. A host that returns learns what it may run
+before it starts anything, stops the rest, and removes what it owes. Also here: a host is emptied by
+the operator's command.
 """
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -33,7 +36,7 @@ def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
         assert reply.status == 400, "the host counts as up still"
         lab.await_host(HOST, "down", SILENCE)
         ask(admin(lab), guest, "evacuate", {}, 200)
-        guest.rest.await_status(guest.server, "SHUTOFF", BOOT)          # since 2.95 it waits to be started
+        guest.rest.await_status(guest.server, "SHUTOFF", BOOT)  # since 2.95 it waits to be started
         there = lab.place(guest.server)
         assert there != HOST and dead(lab, HOST), "the hook has made sure"
         ask(guest.rest, guest, "os-start")
@@ -44,20 +47,32 @@ def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
         assert guest.server in said.stdout and HOST in said.stdout, said
         lab.strike("start", HOST)
         lab.await_host(HOST)
-        await_true(lambda: lab.where(guest.server) == {there: "running"}, SETTLE, lambda: lab.where(guest.server))
-        await_true(lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest))
+        await_true(
+            lambda: lab.where(guest.server) == {there: "running"},
+            SETTLE,
+            lambda: lab.where(guest.server),
+        )
+        await_true(
+            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+        )
 
 
 def test_silence_is_no_proof_and_the_hook_is(lab: LiveLab) -> None:
-    """A host that is cut off runs its guests still: evacuation fences it first, and it returns with nothing of them."""
+    """A host that is cut off runs its guests still: evacuation fences it first, and it returns with
+    nothing of them."""
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
         with lab.configured("conductor", "api", conductor={"fencing_hook": ""}):
             refused = admin(lab).act(guest.server, "evacuate", {})
-            assert refused.status == 400 and "does not prove that its guests are dead" in refused.fault[2], refused
+            assert (
+                refused.status == 400
+                and "does not prove that its guests are dead" in refused.fault[2]
+            ), refused
         assert lab.where(guest.server) == {HOST: "running"} and not dead(lab, HOST)
-        evacuated = admin(lab).call("POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94")
+        evacuated = admin(lab).call(
+            "POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94"
+        )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         there = lab.place(guest.server)
@@ -66,7 +81,9 @@ def test_silence_is_no_proof_and_the_hook_is(lab: LiveLab) -> None:
         guest.await_ssh()
         lab.strike("start", HOST)
         lab.await_host(HOST)
-        await_true(lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest))
+        await_true(
+            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+        )
         assert lab.where(guest.server) == {there: "running"}
 
 
@@ -78,7 +95,9 @@ def test_disk_on_shared_storage_is_kept(shared_lab: LiveLab) -> None:
         lab.await_host(HOST, "down", SILENCE)
         service = lab.service(HOST)
         lab.seed.admin.compute.update_service_forced_down(service, forced=True)
-        evacuated = admin(lab).call("POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94")
+        evacuated = admin(lab).call(
+            "POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94"
+        )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         guest.await_ssh()
@@ -87,15 +106,20 @@ def test_disk_on_shared_storage_is_kept(shared_lab: LiveLab) -> None:
         lab.seed.admin.compute.update_service_forced_down(service, forced=False)
         lab.strike("start", HOST)
         lab.await_host(HOST)
-        await_true(lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest))
+        await_true(
+            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+        )
         assert guest.account().run == after.run, "the host that came back has left its files alone"
 
 
-@pytest.mark.timeout(1200)      # the command may take half of it
+@pytest.mark.timeout(1200)  # the command may take half of it
 def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
-    """Four run and go live, one is off and goes cold; nobody's memory is lost, and the host is empty and closed."""
+    """Four run and go live, one is off and goes cold; nobody's memory is lost, and the host is
+    empty and closed."""
     with ExitStack() as stack:
-        guests: list[Witness] = [stack.enter_context(witness(lab, f"tenant{number}", host=HOST)) for number in range(5)]
+        guests: list[Witness] = [
+            stack.enter_context(witness(lab, f"tenant{number}", host=HOST)) for number in range(5)
+        ]
         before = [guest.account() for guest in guests]
         ask(guests[4].rest, guests[4], "os-stop")
         guests[4].rest.await_status(guests[4].server, "SHUTOFF")
@@ -106,7 +130,10 @@ def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
         assert lab.service(HOST).status == "disabled"
         for guest, account in zip(guests[:4], before, strict=False):
             assert lab.place(guest.server) != HOST and guest.account().run == account.run
-        assert lab.place(guests[4].server) != HOST and guests[4].rest.server(guests[4].server)["status"] == "SHUTOFF"
+        assert (
+            lab.place(guests[4].server) != HOST
+            and guests[4].rest.server(guests[4].server)["status"] == "SHUTOFF"
+        )
         assert [guest.server for guest in guests if HOST in lab.where(guest.server)] == []
         restored = lab.kilonova("host", "restore", HOST)
         assert restored.returncode == 0 and lab.service(HOST).status == "enabled", restored

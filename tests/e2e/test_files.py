@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud leaves on the machine is its users' alone: every file and folder is looked at, and guests' processes."""
+"""What a cloud leaves on the machine is its users' alone: every file and folder is looked at, and
+guests' processes."""
+
 from __future__ import annotations
 
 import os
@@ -20,13 +22,31 @@ OPEN = {
     r"\.": (0o711, THROUGH),
     r"state(-\d+)?": (0o711, THROUGH),
     rf"state(-\d+)?/instances/{ID}": (0o711, f"{THROUGH}; the folder above is QEMU's group's"),
-    rf"state(-\d+)?/instances/{ID}/.*base\..*": (0o644, "each guest's QEMU reads it and none may write it; others do "
-                                                        "not come through the folders above"),
-    r"state(-\d+)?/images/[^/]+\.(qcow2|raw)": (0o644, "the same file; the folder is the agent's alone"),
-    rf"state(-\d+)?/instances/{ID}/tty2?": (0o775, "QEMU's socket; others do not come through the folders above"),
-    r"tls(/libvirt-[^/]+)?": (0o711, "guests' processes go through it to the keys that are their group's"),
-    r"libvirt(-\d+)?/(run|lib|etc|log|cache)": (0o711, "guests' processes go through to their own files"),
-    r"libvirt(-\d+)?/(run|lib|etc|log|cache)/.*": (0o755, "libvirt makes it; the folder of it all is root's alone"),
+    rf"state(-\d+)?/instances/{ID}/.*base\..*": (
+        0o644,
+        "each guest's QEMU reads it and none may write it; others do "
+        "not come through the folders above",
+    ),
+    r"state(-\d+)?/images/[^/]+\.(qcow2|raw)": (
+        0o644,
+        "the same file; the folder is the agent's alone",
+    ),
+    rf"state(-\d+)?/instances/{ID}/tty2?": (
+        0o775,
+        "QEMU's socket; others do not come through the folders above",
+    ),
+    r"tls(/libvirt-[^/]+)?": (
+        0o711,
+        "guests' processes go through it to the keys that are their group's",
+    ),
+    r"libvirt(-\d+)?/(run|lib|etc|log|cache)": (
+        0o711,
+        "guests' processes go through to their own files",
+    ),
+    r"libvirt(-\d+)?/(run|lib|etc|log|cache)/.*": (
+        0o755,
+        "libvirt makes it; the folder of it all is root's alone",
+    ),
 }
 
 
@@ -43,10 +63,12 @@ def opened(home: Path) -> list[str]:
     for path in below(home):
         try:
             mode = path.lstat().st_mode
-        except FileNotFoundError:       # the cloud runs
+        except FileNotFoundError:  # the cloud runs
             continue
         name = str(path.relative_to(home))
-        allowed = next((most for form, (most, _) in OPEN.items() if re.fullmatch(form, name)), 0o770)
+        allowed = next(
+            (most for form, (most, _) in OPEN.items() if re.fullmatch(form, name)), 0o770
+        )
         if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) & 0o007 & ~allowed:
             found.append(f"{stat.filemode(mode)} {name}")
     return found
@@ -55,7 +77,15 @@ def opened(home: Path) -> list[str]:
 def test_files_of_a_cloud_are_its_users_alone(in_memory: Live) -> None:
     assert opened(in_memory.home) == []
     made = {path.name for path in below(in_memory.home)}
-    assert {"agent.db", "kilonova.db", "identity.db", "images.db", "api.log", "supervise.log", "rabbitmq.conf"} <= made
+    assert {
+        "agent.db",
+        "kilonova.db",
+        "identity.db",
+        "images.db",
+        "api.log",
+        "supervise.log",
+        "rabbitmq.conf",
+    } <= made
 
 
 @pytest.mark.slice("guests")
@@ -64,13 +94,18 @@ def test_files_of_guests_are_its_users_alone(cloud: Live) -> None:
     for state in cloud.home.glob("network-host*"):
         folder = Names.of(state).runtime
         for path in below(folder) if folder.exists() else ():
-            # dnsmasq reads it after it has given up root; addresses and names of ports stand there, no secrets.
+            # dnsmasq reads it after it has given up root; addresses and names of ports stand there,
+            # no secrets.
             assert path.lstat().st_mode & 0o002 == 0, path
 
 
 @pytest.mark.slice("guests")
 def test_no_guest_is_a_process_of_root(cloud: Live) -> None:
-    guests = [line.split(":")[0] for line in cloud.processes() if "qemu-system" in line and " -name " in line]
+    guests = [
+        line.split(":")[0]
+        for line in cloud.processes()
+        if "qemu-system" in line and " -name " in line
+    ]
     assert guests
     for pid in guests:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest: it boots, says who it is, powers itself off, and leaves nothing when it is deleted."""
+"""A real guest: it boots, says who it is, powers itself off, and leaves nothing when it is
+deleted."""
+
 from __future__ import annotations
 
 import base64
@@ -25,7 +27,9 @@ def encoded(script: str) -> str:
 
 def noticed(cloud: Live, server: str) -> float:
     """Seconds from libvirt's own note that the guest has ended to the record of it."""
-    log = (cloud.cloud.libvirt_folder(1) / f"log/qemu/{domain_name(server)}.log").read_text(errors="replace")
+    log = (cloud.cloud.libvirt_folder(1) / f"log/qemu/{domain_name(server)}.log").read_text(
+        errors="replace"
+    )
     *_, last = [line for line in log.splitlines() if line.endswith(ENDED)]
     ended = datetime.strptime(last.removesuffix(ENDED), "%Y-%m-%d %H:%M:%S.%f%z")
     [(recorded,)] = cloud.rows("SELECT updated_at FROM servers WHERE id = ?", server)
@@ -33,8 +37,13 @@ def noticed(cloud: Live, server: str) -> float:
 
 
 def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: Rest) -> None:
-    server = demo.create(name="Talks <&> 1", image=cloud.image(), flavor=cloud.flavor(), config_drive=True,
-                         user_data=encoded(TALKS))
+    server = demo.create(
+        name="Talks <&> 1",
+        image=cloud.image(),
+        flavor=cloud.flavor(),
+        config_drive=True,
+        user_data=encoded(TALKS),
+    )
     found = demo.await_status(server, "ACTIVE")
     assert found["OS-EXT-STS:power_state"] == 1
     console = demo.await_ready(server)
@@ -44,7 +53,7 @@ def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: R
     assert f"six times seven is 42 on {found['OS-EXT-SRV-ATTR:hostname']}" in console
     assert server in cloud.domains()
     assert cloud.domain_state(server) == "running"
-    assert cloud.remains(server) != []                      # what is looked for below can be found
+    assert cloud.remains(server) != []  # what is looked for below can be found
 
     assert demo.call("DELETE", f"/servers/{server}").status == 204
     demo.await_gone(server)
@@ -53,12 +62,16 @@ def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: R
 
 
 @pytest.mark.slice("guests")
-def test_guest_whose_power_button_is_pressed_becomes_shutoff_and_starts_again(cloud: Live, demo: Rest) -> None:
+def test_guest_whose_power_button_is_pressed_becomes_shutoff_and_starts_again(
+    cloud: Live, demo: Rest
+) -> None:
     server = demo.create(image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
     demo.await_ready(server)
     cloud.virsh("shutdown", server)
-    await_true(lambda: cloud.domain_state(server) == "shut off", 30, lambda: cloud.domain_state(server))
+    await_true(
+        lambda: cloud.domain_state(server) == "shut off", 30, lambda: cloud.domain_state(server)
+    )
     assert demo.await_status(server, "SHUTOFF")["OS-EXT-STS:power_state"] == 4
     assert 0 < noticed(cloud, server) < NOTICED
     assert demo.call("POST", f"/servers/{server}/action", {"os-start": None}).status == 202
@@ -67,8 +80,12 @@ def test_guest_whose_power_button_is_pressed_becomes_shutoff_and_starts_again(cl
 
 
 def test_guest_that_powers_itself_off_becomes_shutoff(cloud: Live, demo: Rest) -> None:
-    server = demo.create(image=cloud.image(), flavor=cloud.flavor(), config_drive=True, user_data=encoded(ENDS))
+    server = demo.create(
+        image=cloud.image(), flavor=cloud.flavor(), config_drive=True, user_data=encoded(ENDS)
+    )
     await_true(lambda: cloud.domain_state(server) == "running", 60, lambda: demo.server(server))
-    await_true(lambda: cloud.domain_state(server) == "shut off", 60, lambda: cloud.domain_state(server))
+    await_true(
+        lambda: cloud.domain_state(server) == "shut off", 60, lambda: cloud.domain_state(server)
+    )
     demo.await_status(server, "SHUTOFF")
     assert 0 < noticed(cloud, server) < NOTICED

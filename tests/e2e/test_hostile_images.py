@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that lie, refer to other files, or are broken: refused with a reason; nothing of them stays on the host."""
+"""Images that lie, refer to other files, or are broken: refused with a reason; nothing of them
+stays on the host."""
+
 from __future__ import annotations
 
 import subprocess
@@ -14,14 +16,19 @@ pytestmark = pytest.mark.slice("guests")
 
 SECRET = "/etc/hostname"
 GIBIBYTE = 1 << 30
-VMDK = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\n\nRW 2048 FLAT "{SECRET}" 0\n'
+VMDK = (
+    f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\n\nRW 2048 FLAT "{SECRET}" 0\n'
+)
 #: Where a qcow2 header says where its table of clusters is.
 L1_TABLE = slice(40, 48)
 
 
 def qcow2(path: Path, size: int, *options: str) -> bytes:
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), str(size)], check=True,
-                   stdin=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), str(size)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
     return path.read_bytes()
 
 
@@ -77,21 +84,44 @@ def upload(cloud: Live) -> Iterator[Callable[[bytes, str], str]]:
     images = cloud.seed.demo.image
 
     def put(content: bytes, disk_format: str) -> str:
-        made.append(images.create_image("hostile", data=content, disk_format=disk_format, container_format="bare").id)
+        made.append(
+            images.create_image(
+                "hostile", data=content, disk_format=disk_format, container_format="bare"
+            ).id
+        )
         return made[-1]
+
     yield put
     for image in made:
         images.delete_image(image)
 
 
-@pytest.mark.parametrize(("make", "declared", "reason"), IMAGES, ids=[f"{m.__name__}-as-{d}" for m, d, _ in IMAGES])
-def test_refused_with_a_reason_and_nothing_stays(cloud: Live, demo: Rest, upload: Callable[[bytes, str], str],
-                                                 tmp_path: Path, make: Callable[[Path], bytes], declared: str,
-                                                 reason: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "declared", "reason"), IMAGES, ids=[f"{m.__name__}-as-{d}" for m, d, _ in IMAGES]
+)
+def test_refused_with_a_reason_and_nothing_stays(
+    cloud: Live,
+    demo: Rest,
+    upload: Callable[[bytes, str], str],
+    tmp_path: Path,
+    make: Callable[[Path], bytes],
+    declared: str,
+    reason: str,
+) -> None:
     cached = images_on_the_host(cloud)
     image = upload(make(tmp_path), declared)
-    reply = demo.call("POST", "/servers", {"server": {
-        "name": "hostile", "imageRef": image, "flavorRef": cloud.flavor(), "networks": "none"}})
+    reply = demo.call(
+        "POST",
+        "/servers",
+        {
+            "server": {
+                "name": "hostile",
+                "imageRef": image,
+                "flavorRef": cloud.flavor(),
+                "networks": "none",
+            }
+        },
+    )
     if reply.status == 400:
         kind, code, message = reply.fault
         assert (kind, code) == ("badRequest", 400)
@@ -102,12 +132,13 @@ def test_refused_with_a_reason_and_nothing_stays(cloud: Live, demo: Rest, upload
         cloud.await_nothing_of(server["id"], 30)
     assert reason in message
     assert SECRET not in message
-    assert str(cloud.home) not in message               # a tenant is not told of the host's files
+    assert str(cloud.home) not in message  # a tenant is not told of the host's files
     assert images_on_the_host(cloud) == cached
 
 
-def test_a_damaged_image_says_what_to_do_and_blames_no_host(cloud: Live, demo: Rest, tmp_path: Path,
-                                                            upload: Callable[[bytes, str], str]) -> None:
+def test_a_damaged_image_says_what_to_do_and_blames_no_host(
+    cloud: Live, demo: Rest, tmp_path: Path, upload: Callable[[bytes, str], str]
+) -> None:
     image = upload(misplaced_table(tmp_path), "qcow2")
     for _ in range(2):
         server = demo.create(image=image, flavor=cloud.flavor())

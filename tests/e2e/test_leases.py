@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that stood still in the middle of a build wakes up when its server lives elsewhere: it starts nothing."""
+"""A host that stood still in the middle of a build wakes up when its server lives elsewhere: it
+starts nothing."""
+
 from __future__ import annotations
 
 import time
@@ -24,14 +26,15 @@ def pids(lab: LiveLab, program: str) -> list[int]:
 
 
 def test_a_build_that_outlived_its_lease_starts_no_second_guest(lab: LiveLab) -> None:
-    """libvirt stands still first, so that the agent is in the middle of the build when it stands still too."""
+    """libvirt stands still first, so that the agent is in the middle of the build when it stands
+    still too."""
     rest, compute = lab.rest(), lab.seed.admin.compute
     agent = pids(lab, "agent")
     with ExitStack() as still:
         with lab.only(2), frozen(pids(lab, "libvirtd")):
             server = rest.create(image=lab.image(), flavor=lab.flavor(), name="late")
             await_true(lambda: lab.doing(server, "build"), SETTLE, lambda: rest.server(server))
-            time.sleep(3)     # the agent does not say that it has taken the command in hand
+            time.sleep(3)  # the agent does not say that it has taken the command in hand
             still.enter_context(frozen(agent))
         lab.await_host(HOST, "down", SILENCE)
         compute.update_service_forced_down(lab.service(HOST), forced=True)

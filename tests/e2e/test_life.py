@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest's whole life on real hosts: create, ssh, resize to another host, live migration, ``kill -9``, delete.
+"""One guest's whole life on real hosts: create, ssh, resize to another host, live migration, ``kill
+-9``, delete.
 
-The cross-section of this ring on a lab that runs by default; each part has tests of its own elsewhere.
+The cross-section of this ring on a lab that runs by default; each part has tests of its own
+elsewhere.
 """
+
 from __future__ import annotations
 
 from tests.e2e.guests import witness
@@ -13,16 +16,25 @@ from tests.waiting import await_true
 
 
 def kill_every_process(lab: LiveLab) -> None:
-    """Each of the cloud's processes but the supervisor, which starts it again, and the hosts' hypervisors."""
-    names = [program.name for program in lab.cloud.programs() if not program.name.startswith("libvirtd")]
-    assert {"api", "conductor", "scheduler", "agent", "agent-2", "agent-3", "metadata"} <= set(names), names
+    """Each of the cloud's processes but the supervisor, which starts it again, and the hosts'
+    hypervisors."""
+    names = [
+        program.name for program in lab.cloud.programs() if not program.name.startswith("libvirtd")
+    ]
+    assert {"api", "conductor", "scheduler", "agent", "agent-2", "agent-3", "metadata"} <= set(
+        names
+    ), names
     killed = {name: lab.cloud.kill(name) for name in names}
-    await_true(lambda: all(lab.cloud.pid(name) not in (None, pid) for name, pid in killed.items()), 60,
-               lambda: {name: (pid, lab.cloud.pid(name)) for name, pid in killed.items()})
+    await_true(
+        lambda: all(lab.cloud.pid(name) not in (None, pid) for name, pid in killed.items()),
+        60,
+        lambda: {name: (pid, lab.cloud.pid(name)) for name, pid in killed.items()},
+    )
 
 
 def test_guest_lives_through_moves_and_dead_processes(lab: LiveLab) -> None:
-    # One processor: what keeps an emulated guest whole while it migrates takes turns on one (decision 0020).
+    # One processor: what keeps an emulated guest whole while it migrates takes turns on one
+    # (decision 0020).
     size = larger(lab, "life.larger", ram=192, vcpus=1, disk=2)
     with witness(lab, "whole", host="lab1") as guest:
         new = guest.account()
@@ -39,13 +51,21 @@ def test_guest_lives_through_moves_and_dead_processes(lab: LiveLab) -> None:
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert lab.where(guest.server) == {"lab1": "running"}
         migrated = guest.account()
-        assert (migrated.run, migrated.canary) == (resized.run, new.canary) and migrated.count > resized.count
+        assert (migrated.run, migrated.canary) == (
+            resized.run,
+            new.canary,
+        ) and migrated.count > resized.count
 
         kill_every_process(lab)
         alive = guest.account()
-        assert (alive.run, alive.canary) == (resized.run, new.canary) and alive.count > migrated.count
+        assert (alive.run, alive.canary) == (
+            resized.run,
+            new.canary,
+        ) and alive.count > migrated.count
         for host in lab.cloud.hosts:
             lab.await_host(host)
-        guest.rest.insist("POST", f"/servers/{guest.server}/action", {"reboot": {"type": "HARD"}}, fine=(202,))
+        guest.rest.insist(
+            "POST", f"/servers/{guest.server}/action", {"reboot": {"type": "HARD"}}, fine=(202,)
+        )
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         booted_again(guest, alive)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move between real hosts: what was on their disks and in their memory is there afterwards.
+"""Servers that move between real hosts: what was on their disks and in their memory is there
+afterwards.
 
-Each witness (guests.py) has a canary on its disk and counts in its memory. The lab's watcher looks at all hosts during
-every test: one that two hosts ran at the same moment fails it. Hosts that die are in test_evacuate.py.
+Each witness (guests.py) has a canary on its disk and counts in its memory. The lab's watcher looks
+at all hosts during every test: one that two hosts ran at the same moment fails it. Hosts that die
+are in test_evacuate.py.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -32,7 +35,9 @@ def ask(rest: Rest, guest: Witness, key: str, value: Any = None, fine: int = 202
 
 def moved(lab: LiveLab, guest: Witness) -> dict[str, Any]:
     """The guest's last migration, as the API shows it."""
-    found = admin(lab).call("GET", f"/os-migrations?instance_uuid={guest.server}").body["migrations"]
+    found = (
+        admin(lab).call("GET", f"/os-migrations?instance_uuid={guest.server}").body["migrations"]
+    )
     return dict(found[0])
 
 
@@ -75,7 +80,10 @@ def test_resize_and_confirm(lab: LiveLab, size: str) -> None:
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
         assert lab.where(guest.server) == {there: "running"}
-        assert (moved(lab, guest)["status"], moved(lab, guest)["migration_type"]) == ("confirmed", "resize")
+        assert (moved(lab, guest)["status"], moved(lab, guest)["migration_type"]) == (
+            "confirmed",
+            "resize",
+        )
 
 
 def test_resize_and_revert(lab: LiveLab, size: str) -> None:
@@ -91,7 +99,10 @@ def test_resize_and_revert(lab: LiveLab, size: str) -> None:
         assert shown["flavor"]["original_name"] == "m1.nano"
         assert lab.place(guest.server) == "lab1" and there not in lab.where(guest.server)
         again = booted_again(guest, after)
-        assert again.canary == before.canary and (guest.run("nproc").strip(), disk_size(guest)) == ("1", 1 << 30)
+        assert again.canary == before.canary and (guest.run("nproc").strip(), disk_size(guest)) == (
+            "1",
+            1 << 30,
+        )
         assert moved(lab, guest)["status"] == "reverted"
 
 
@@ -133,13 +144,26 @@ def migrate_live_and_back(lab: LiveLab) -> None:
             guest.rest.await_status(guest.server, "ACTIVE", BOOT)
             after = guest.account()
         assert lab.place(guest.server) == "lab2" and lab.where(guest.server) == {"lab2": "running"}
-        assert (after.run, after.canary) == (before.run, before.canary) and after.count > before.count
+        assert (after.run, after.canary) == (
+            before.run,
+            before.canary,
+        ) and after.count > before.count
         found = moved(lab, guest)
-        assert (found["status"], found["source_compute"], found["dest_compute"]) == ("completed", "lab1", "lab2")
+        assert (found["status"], found["source_compute"], found["dest_compute"]) == (
+            "completed",
+            "lab1",
+            "lab2",
+        )
         print(f"\nlive migration: not heard for {heard.longest:.2f} s")
         ask(admin(lab), guest, "os-migrateLive", {"host": None, "block_migration": "auto"})
-        await_true(lambda: moved(lab, guest)["source_compute"] == "lab2" and moved(lab, guest)["status"] == "completed",
-                   SETTLE, lambda: moved(lab, guest))
+        await_true(
+            lambda: (
+                moved(lab, guest)["source_compute"] == "lab2"
+                and moved(lab, guest)["status"] == "completed"
+            ),
+            SETTLE,
+            lambda: moved(lab, guest),
+        )
         guest.rest.await_status(guest.server, "ACTIVE")
         assert guest.account().run == before.run
 
@@ -165,16 +189,29 @@ def test_cold_migration_on_shared_storage(shared_lab: LiveLab) -> None:
 def test_what_cannot_be_is_said_and_changes_nothing(lab: LiveLab) -> None:
     with witness(lab, "refuses", host="lab1") as guest:
         before, rest = guest.account(), admin(lab)
-        for key, value, status in (("migrate", {"host": "lab1"}, 400), ("migrate", {"host": "nowhere"}, (400, 404)),
-                                   ("resize", {"flavorRef": lab.flavor()}, 400), ("confirmResize", None, 409),
-                                   ("revertResize", None, 409), ("evacuate", {}, 400)):
+        for key, value, status in (
+            ("migrate", {"host": "lab1"}, 400),
+            ("migrate", {"host": "nowhere"}, (400, 404)),
+            ("resize", {"flavorRef": lab.flavor()}, 400),
+            ("confirmResize", None, 409),
+            ("revertResize", None, 409),
+            ("evacuate", {}, 400),
+        ):
             reply = rest.act(guest.server, key, value)
-            assert reply.status in (status if isinstance(status, tuple) else (status,)), (key, value, reply)
+            assert reply.status in (status if isinstance(status, tuple) else (status,)), (
+                key,
+                value,
+                reply,
+            )
             assert reply.fault[2], reply
         huge = larger(lab, "moves.huge", ram=1 << 20, vcpus=1, disk=1)
         ask(guest.rest, guest, "resize", {"flavorRef": huge})
         guest.rest.await_status(guest.server, "ACTIVE")
         assert moved(lab, guest)["status"] == "error" and guest.account().run == before.run
-        [newest, *_] = rest.call("GET", f"/servers/{guest.server}/os-instance-actions").body["instanceActions"]
-        told = rest.call("GET", f"/servers/{guest.server}/os-instance-actions/{newest['request_id']}").body
+        [newest, *_] = rest.call("GET", f"/servers/{guest.server}/os-instance-actions").body[
+            "instanceActions"
+        ]
+        told = rest.call(
+            "GET", f"/servers/{guest.server}/os-instance-actions/{newest['request_id']}"
+        ).body
         assert "MEMORY_MB" in str(told), told

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes behind networks are killed in the middle of creates and deletes, or are away for a while: what was
-accepted comes to its end, guests that are there are not disturbed, and nothing is left in the kernel."""
+"""The processes behind networks are killed in the middle of creates and deletes, or are away for a
+while: what was accepted comes to its end, guests that are there are not disturbed, and nothing is
+left in the kernel."""
+
 from __future__ import annotations
 
 import uuid
@@ -29,20 +31,34 @@ RENEW = "udhcpc -i eth0 -n -q -s /etc/lease -O staticroutes -O mtu -O search"
 
 def created(cloud: Live, rest: Rest, name: str, network: str) -> str:
     """A server's id; a client is patient while a service is away."""
-    return rest.create(image=cloud.image(), flavor=cloud.flavor(), name=name, key_name=KEY,
-                       networks=[{"uuid": network}])
+    return rest.create(
+        image=cloud.image(),
+        flavor=cloud.flavor(),
+        name=name,
+        key_name=KEY,
+        networks=[{"uuid": network}],
+    )
 
 
 def strike(cloud: Live, victim: str) -> None:
     pid = cloud.cloud.kill(victim)
-    await_true(lambda: cloud.cloud.pid(victim) not in (None, pid), 30, lambda: f"{victim} does not come back")
-    if (url := {"network": cloud.cloud.network_url, "metadata": cloud.cloud.metadata_url}.get(victim)) is not None:
+    await_true(
+        lambda: cloud.cloud.pid(victim) not in (None, pid),
+        30,
+        lambda: f"{victim} does not come back",
+    )
+    if (
+        url := {"network": cloud.cloud.network_url, "metadata": cloud.cloud.metadata_url}.get(
+            victim
+        )
+    ) is not None:
         cloud.cloud.await_http(victim, url)
 
 
 @contextmanager
 def undisturbed(guest: Guest) -> Iterator[None]:
-    """Nothing in the block disturbs the guest: it is heard all the time, and lets in when the block is over."""
+    """Nothing in the block disturbs the guest: it is heard all the time, and lets in when the block
+    is over."""
     with listener(guest) as heard:
         yield
         guest.run("true")
@@ -70,8 +86,10 @@ def test_killed_in_the_middle_of_creates_and_deletes(cloud: Live, pair: Pair, vi
         for floating in network.ips(floating_ip_address=one.floating):
             network.delete_ip(floating)
     with undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
-        gone = [pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
-                for rest, server in zip(rests, servers, strict=True)]
+        gone = [
+            pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
+            for rest, server in zip(rests, servers, strict=True)
+        ]
         gone[0].result()
         strike(cloud, victim)
         for answer in gone:
@@ -90,7 +108,7 @@ def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pai
         try:
             assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
             assert leaving.reaches(pair.near.fixed())
-            assert rest.act(pair.near.server, "os-stop").status == 202      # needs no network service
+            assert rest.act(pair.near.server, "os-stop").status == 202  # needs no network service
             rest.await_status(pair.near.server, "SHUTOFF")
             rest.insist("DELETE", f"/servers/{leaving.server}", fine=(204,))
             waiting = created_without_wait(cloud, rest)
@@ -109,15 +127,27 @@ def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pai
 
 
 def created_without_wait(cloud: Live, rest: Rest) -> str | None:
-    """A create on a network that cannot be looked up is refused as such, or accepted and carried out later."""
-    reply = rest.call("POST", "/servers", {"server": {
-        "name": "later", "imageRef": cloud.image(), "flavorRef": cloud.flavor(), "networks": "auto"}})
+    """A create on a network that cannot be looked up is refused as such, or accepted and carried
+    out later."""
+    reply = rest.call(
+        "POST",
+        "/servers",
+        {
+            "server": {
+                "name": "later",
+                "imageRef": cloud.image(),
+                "flavorRef": cloud.flavor(),
+                "networks": "auto",
+            }
+        },
+    )
     assert reply.status in (202, 503), reply
     return str(reply.body["server"]["id"]) if reply.status == 202 else None
 
 
 def own_tables(cloud: Live) -> list[list[str]]:
-    """Family and name of each nft table that the second host's part has made; the guard of the underlay is not its."""
+    """Family and name of each nft table that the second host's part has made; the guard of the
+    underlay is not its."""
     listed = [line.split()[1:] for line in kernel(cloud, 2, "nft", "list", "tables").splitlines()]
     return sorted(one for one in listed if one[1].startswith(TABLES))
 
@@ -131,7 +161,9 @@ def test_host_part_makes_again_what_somebody_destroyed(cloud: Live, pair: Pair) 
     for family, name in tables:
         kernel(cloud, 2, "nft", "delete", "table", family, name)
     strike(cloud, "network-host-2")
-    await_true(lambda: own_tables(cloud) == tables, SOON, lambda: kernel(cloud, 2, "nft", "list", "tables"))
+    await_true(
+        lambda: own_tables(cloud) == tables, SOON, lambda: kernel(cloud, 2, "nft", "list", "tables")
+    )
     await_true(lambda: near.reaches(pair.far.fixed()), SOON, lambda: "far is not reached")
     pair.far.run("true")
 
@@ -142,8 +174,17 @@ def test_lease_is_renewed_after_everything_was_killed(cloud: Live, pair: Pair) -
     for one in (pair.near, pair.far):
         one.await_ssh(SOON)
         before = one.fixed()
-        await_true(lambda who=one: who.does(f"{RENEW} > /tmp/said 2>&1"), SETTLE,
-                   lambda who=one: who.run("cat /tmp/said"))
+        await_true(
+            lambda who=one: who.does(f"{RENEW} > /tmp/said 2>&1"),
+            SETTLE,
+            lambda who=one: who.run("cat /tmp/said"),
+        )
         assert f"lease of {before} obtained" in one.run("cat /tmp/said")
-        ask = "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
-        await_true(lambda who=one, ask=ask: who.server in who.run(ask), SOON, lambda who=one: f"{who.name}: no answer")
+        ask = (
+            "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
+        )
+        await_true(
+            lambda who=one, ask=ask: who.server in who.run(ask),
+            SOON,
+            lambda who=one: f"{who.name}: no answer",
+        )

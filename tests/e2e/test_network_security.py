@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest may and may not: rules that come and go while it runs, and forgeries that reach nobody.
+"""What a guest may and may not: rules that come and go while it runs, and forgeries that reach
+nobody.
 
-The victim of forgeries is ``first``, the forgers are ``near`` and ``far``, of which one is on its host; what a host
-gives to its guest is seen at the guest's device.
+The victim of forgeries is ``first``, the forgers are ``near`` and ``far``, of which one is on its
+host; what a host gives to its guest is seen at the guest's device.
 """
+
 from __future__ import annotations
 
 import json
@@ -18,7 +20,16 @@ import pytest
 
 from deploy import certificates
 from tests.e2e.conftest import Pair
-from tests.e2e.frames import BROADCAST, arp_answer, mac_of, mark, router_advertisement, send, udp, watching
+from tests.e2e.frames import (
+    BROADCAST,
+    arp_answer,
+    mac_of,
+    mark,
+    router_advertisement,
+    send,
+    udp,
+    watching,
+)
 from tests.e2e.guests import SOON, Guest, door
 from tests.e2e.live import Live
 from tests.waiting import await_true
@@ -32,21 +43,35 @@ METADATA = "http://169.254.169.254"
 def group(cloud: Live, pair: Pair) -> Iterator[str]:
     """A security group of demo without rules for what comes in, which ``near`` is in."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
-    cloud.openstack(f"security group create {name} -f json", f"server add security group near {name}")
+    cloud.openstack(
+        f"security group create {name} -f json", f"server add security group near {name}"
+    )
     yield name
     cloud.openstack(f"server remove security group near {name}", f"security group delete {name}")
 
 
 def await_door(guest: Guest, port: int, wanted: str) -> None:
-    await_true(lambda: door(guest.floating, port) == wanted, SOON, lambda: f"{port}: {door(guest.floating, port)}")
+    await_true(
+        lambda: door(guest.floating, port) == wanted,
+        SOON,
+        lambda: f"{port}: {door(guest.floating, port)}",
+    )
 
 
-def test_rule_change_takes_effect_at_once_on_a_running_guest(cloud: Live, pair: Pair, group: str) -> None:
+def test_rule_change_takes_effect_at_once_on_a_running_guest(
+    cloud: Live, pair: Pair, group: str
+) -> None:
     near = pair.near
-    assert group in {one["name"] for one in near.rest.call(
-        "GET", f"/servers/{near.server}/os-security-groups").body["security_groups"]}
+    assert group in {
+        one["name"]
+        for one in near.rest.call("GET", f"/servers/{near.server}/os-security-groups").body[
+            "security_groups"
+        ]
+    }
     assert door(near.floating, 8080) == "shut"
-    [rule] = cloud.openstack(f"security group rule create --protocol tcp --dst-port 8080 {group} -f json")
+    [rule] = cloud.openstack(
+        f"security group rule create --protocol tcp --dst-port 8080 {group} -f json"
+    )
     await_door(near, 8080, "reached")
     assert door(near.floating, 8081) == "shut"
     near.run("nc -ll -p 8080 -e cat > /dev/null 2>&1 < /dev/null &")
@@ -57,24 +82,36 @@ def test_rule_change_takes_effect_at_once_on_a_running_guest(cloud: Live, pair: 
         cloud.openstack(f"security group rule delete {rule['id']}")
         await_door(near, 8080, "shut")
         open_one.settimeout(2)
-        with pytest.raises(TimeoutError):                       # what was let in before is cut, too
+        with pytest.raises(TimeoutError):  # what was let in before is cut, too
             open_one.sendall(b"b")
             open_one.recv(1)
     near.run("killall nc")
 
 
-def test_rule_for_members_of_a_group_follows_its_members(cloud: Live, pair: Pair, group: str) -> None:
+def test_rule_for_members_of_a_group_follows_its_members(
+    cloud: Live, pair: Pair, group: str
+) -> None:
     near, far = pair.near, pair.far
-    default = next(iter(cloud.seed.demo.network.security_groups(
-        name="default", project_id=cloud.seed.demo.session.get_project_id())))
+    default = next(
+        iter(
+            cloud.seed.demo.network.security_groups(
+                name="default", project_id=cloud.seed.demo.session.get_project_id()
+            )
+        )
+    )
     ports = {guest.name: next(iter(guest.interfaces())) for guest in (near, far)}
     network = cloud.seed.demo.network
     mine = next(iter(network.security_groups(name=group)))
     network.update_port(ports["near"], security_groups=[mine.id])
     try:
         await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
-        rule = network.create_security_group_rule(security_group_id=mine.id, direction="ingress", ether_type="IPv4",
-                                                  protocol="icmp", remote_group_id=mine.id)
+        rule = network.create_security_group_rule(
+            security_group_id=mine.id,
+            direction="ingress",
+            ether_type="IPv4",
+            protocol="icmp",
+            remote_group_id=mine.id,
+        )
         network.update_port(ports["far"], security_groups=[default.id, mine.id])
         await_true(lambda: far.reaches(near.fixed()), SOON, lambda: "near is not reached")
         network.update_port(ports["far"], security_groups=[default.id])
@@ -90,13 +127,17 @@ def test_rule_for_members_of_a_group_follows_its_members(cloud: Live, pair: Pair
 def first(cloud: Live, pair: Pair) -> Guest:
     """The first server."""
     [shown] = [one for one in pair.near.rest.servers() if one["name"] == "first"]
-    floating = next(one["addr"] for one in shown["addresses"]["private"] if one["OS-EXT-IPS:type"] == "floating")
+    floating = next(
+        one["addr"] for one in shown["addresses"]["private"] if one["OS-EXT-IPS:type"] == "floating"
+    )
     return Guest(cloud, shown["id"], "first", floating)
 
 
-def forged(forger: tuple[bytes, str], victim: tuple[bytes, str], third: tuple[bytes, str], gateway: str
-           ) -> dict[str, tuple[bytes, bytes]]:
-    """Name -> (mark, frame), each by the rules but for one lie. All three are members of one security group."""
+def forged(
+    forger: tuple[bytes, str], victim: tuple[bytes, str], third: tuple[bytes, str], gateway: str
+) -> dict[str, tuple[bytes, bytes]]:
+    """Name -> (mark, frame), each by the rules but for one lie. All three are members of one
+    security group."""
     (own_mac, own_ip), (victim_mac, victim_ip), (third_mac, third_ip) = forger, victim, third
     other_mac = mac_of("fa:16:3e:00:00:01")
     to = (victim_mac, victim_ip, 9)
@@ -106,27 +147,50 @@ def forged(forger: tuple[bytes, str], victim: tuple[bytes, str], third: tuple[by
         "another guest's address": lambda mark: udp((own_mac, third_ip, 9), to, mark),
         "another guest's MAC and address": lambda mark: udp((third_mac, third_ip, 9), to, mark),
         "an address that nobody has": lambda mark: udp((own_mac, "10.20.0.250", 9), to, mark),
-        "ARP: the gateway is here": lambda mark: arp_answer(own_mac, own_mac, gateway, victim, mark),
-        "ARP: another guest is here": lambda mark: arp_answer(own_mac, own_mac, third_ip, victim, mark),
-        "ARP: I am somewhere else": lambda mark: arp_answer(own_mac, other_mac, own_ip, victim, mark),
-        "an answer of DHCP": lambda mark: udp((own_mac, own_ip, 67), (victim_mac, victim_ip, 68), mark),
-        "an answer of DHCP to all": lambda mark: udp((own_mac, own_ip, 67), (BROADCAST, "255.255.255.255", 68), mark),
-        "a router of IPv6": lambda mark: router_advertisement(own_mac, mark)}
+        "ARP: the gateway is here": lambda mark: arp_answer(
+            own_mac, own_mac, gateway, victim, mark
+        ),
+        "ARP: another guest is here": lambda mark: arp_answer(
+            own_mac, own_mac, third_ip, victim, mark
+        ),
+        "ARP: I am somewhere else": lambda mark: arp_answer(
+            own_mac, other_mac, own_ip, victim, mark
+        ),
+        "an answer of DHCP": lambda mark: udp(
+            (own_mac, own_ip, 67), (victim_mac, victim_ip, 68), mark
+        ),
+        "an answer of DHCP to all": lambda mark: udp(
+            (own_mac, own_ip, 67), (BROADCAST, "255.255.255.255", 68), mark
+        ),
+        "a router of IPv6": lambda mark: router_advertisement(own_mac, mark),
+    }
     return {name: (marked := mark(), make(marked)) for name, make in makers.items()}
 
 
 @pytest.mark.parametrize("where", ["on the forger's own host", "on the other host"])
 def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
-    beside, apart = (pair.near, pair.far) if first.host() == pair.near.host() else (pair.far, pair.near)
-    forger, third, victim = (beside, apart, first) if where == "on the forger's own host" else (apart, beside, first)
+    beside, apart = (
+        (pair.near, pair.far) if first.host() == pair.near.host() else (pair.far, pair.near)
+    )
+    forger, third, victim = (
+        (beside, apart, first) if where == "on the forger's own host" else (apart, beside, first)
+    )
     gateway = forger.run("ip route | awk '/default/ { print $3; exit }'").strip()
     known = {guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)}
     lies = forged(known[forger.name], known[victim.name], known[third.name], gateway)
     honest = mark()
-    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)   # what they know of each other is true
+    assert forger.reaches(victim.fixed()) and victim.reaches(
+        gateway
+    )  # what they know of each other is true
     with watching(victim) as seen:
-        send(forger, "eth0", [*(frame for _, frame in lies.values()),   # the honest one comes last
-                              udp((*known[forger.name], 9), (*known[victim.name], 9), honest)])
+        send(
+            forger,
+            "eth0",
+            [
+                *(frame for _, frame in lies.values()),  # the honest one comes last
+                udp((*known[forger.name], 9), (*known[victim.name], 9), honest),
+            ],
+        )
         await_true(lambda: seen.has(honest), SOON, lambda: "not even what is honest arrives")
         assert [name for name, (marked, _) in lies.items() if seen.has(marked)] == []
     told = victim.run(f"ip neigh show {gateway}")
@@ -134,7 +198,9 @@ def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
     assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
 
 
-def ask(guest: Guest, path: str = "/openstack/latest/meta_data.json", headers: str = "") -> dict[str, object]:
+def ask(
+    guest: Guest, path: str = "/openstack/latest/meta_data.json", headers: str = ""
+) -> dict[str, object]:
     """What the metadata service tells this guest."""
     said = guest.run(f"wget -q -O - {headers} {METADATA}{path}")
     found: dict[str, object] = json.loads(said)
@@ -144,29 +210,49 @@ def ask(guest: Guest, path: str = "/openstack/latest/meta_data.json", headers: s
 def test_metadata_is_the_askers_own_whatever_it_pretends(pair: Pair) -> None:
     near, far = pair.near, pair.far
     assert (ask(near)["uuid"], ask(far)["uuid"]) == (near.server, far.server)
-    headers = " ".join(f"--header '{name}: {value}'" for name, value in {
-        "X-Instance-ID": far.server, "X-Tenant-ID": "x", "X-Instance-ID-Signature": "0" * 64,
-        "X-Forwarded-For": far.fixed()}.items())
+    headers = " ".join(
+        f"--header '{name}: {value}'"
+        for name, value in {
+            "X-Instance-ID": far.server,
+            "X-Tenant-ID": "x",
+            "X-Instance-ID-Signature": "0" * 64,
+            "X-Forwarded-For": far.fixed(),
+        }.items()
+    )
     assert ask(near, headers=headers)["uuid"] == near.server
     way = near.run("ip route get 169.254.169.254 | grep -o 'via [0-9.]* dev eth0'").strip()
-    near.run(f"ip addr add {far.fixed()}/32 dev lo; ip route add 169.254.169.254/32 {way} src {far.fixed()} metric 1")
-    try:                                                        # asks with the other's address
+    near.run(
+        f"ip addr add {far.fixed()}/32 dev lo; ip route add 169.254.169.254/32 {way} src {far.fixed()} metric 1"
+    )
+    try:  # asks with the other's address
         assert f"src {far.fixed()}" in near.run("ip route get 169.254.169.254")
-        assert near.run(f"timeout 5 wget -q -O - {METADATA}/openstack/latest/meta_data.json || true") == ""
+        assert (
+            near.run(f"timeout 5 wget -q -O - {METADATA}/openstack/latest/meta_data.json || true")
+            == ""
+        )
     finally:
         near.run(f"ip route del 169.254.169.254/32 metric 1; ip addr del {far.fixed()}/32 dev lo")
     assert ask(near)["uuid"] == near.server
 
 
 @pytest.mark.parametrize("signature", [None, "0" * 64, "not hexadecimal"])
-def test_metadata_service_answers_nobody_without_the_secret(cloud: Live, pair: Pair, signature: str | None) -> None:
-    headers = {"X-Instance-ID": pair.near.server, "X-Tenant-ID": cloud.seed.demo.session.get_project_id(),
-               "X-Forwarded-For": pair.near.fixed()}
-    asked = urllib.request.Request(f"{cloud.cloud.metadata_url}/openstack/latest/meta_data.json", headers={
-        **headers, **({"X-Instance-ID-Signature": signature} if signature else {})})
+def test_metadata_service_answers_nobody_without_the_secret(
+    cloud: Live, pair: Pair, signature: str | None
+) -> None:
+    headers = {
+        "X-Instance-ID": pair.near.server,
+        "X-Tenant-ID": cloud.seed.demo.session.get_project_id(),
+        "X-Forwarded-For": pair.near.fixed(),
+    }
+    asked = urllib.request.Request(
+        f"{cloud.cloud.metadata_url}/openstack/latest/meta_data.json",
+        headers={**headers, **({"X-Instance-ID-Signature": signature} if signature else {})},
+    )
     proof = certificates.of(cloud.cloud, certificates.CONTROL)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(
-        context=ssl.create_default_context(cafile=proof and proof.ca)))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=proof and proof.ca)),
+    )
     with pytest.raises(urllib.error.HTTPError) as refused:
         opener.open(asked, timeout=10)
     assert refused.value.code in (400, 401, 403)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that need not be imported each time say, and end with, what their scripts do."""
+
 from __future__ import annotations
 
 import os
@@ -13,36 +14,90 @@ from tests.e2e import preloaded
 from tests.e2e.live import PROGRAMS
 
 #: Nobody listens there.
-NOWHERE = {"OS_AUTH_URL": "http://127.0.0.1:9/v3", "OS_USERNAME": "nobody", "OS_PASSWORD": "wrong",
-           "OS_PROJECT_NAME": "none", "OS_USER_DOMAIN_ID": "default", "OS_PROJECT_DOMAIN_ID": "default",
-           "PYTHONWARNINGS": "ignore", "KILONOVA_CONF": "/nonexistent.conf", "no_proxy": "127.0.0.1"}
+NOWHERE = {
+    "OS_AUTH_URL": "http://127.0.0.1:9/v3",
+    "OS_USERNAME": "nobody",
+    "OS_PASSWORD": "wrong",
+    "OS_PROJECT_NAME": "none",
+    "OS_USER_DOMAIN_ID": "default",
+    "OS_PROJECT_DOMAIN_ID": "default",
+    "PYTHONWARNINGS": "ignore",
+    "KILONOVA_CONF": "/nonexistent.conf",
+    "no_proxy": "127.0.0.1",
+}
 
 
-@pytest.mark.parametrize(("command", "text", "status", "said", "complaint"), [
-    ("openstack", "resource provider list\nhelp trait show\nnothing\n", 1, "usage: trait show", "127.0.0.1"),
-    ("openstack flavour list", "", 2, "not an openstack command", ""),
-    ("kilonova doctor", "", 1, "", "/nonexistent.conf"), ("kilonova explain --help", "", 0, "--flavor", "")])
-def test_command_is_what_its_script_is(command: str, text: str, status: int, said: str, complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "text", "status", "said", "complaint"),
+    [
+        (
+            "openstack",
+            "resource provider list\nhelp trait show\nnothing\n",
+            1,
+            "usage: trait show",
+            "127.0.0.1",
+        ),
+        ("openstack flavour list", "", 2, "not an openstack command", ""),
+        ("kilonova doctor", "", 1, "", "/nonexistent.conf"),
+        ("kilonova explain --help", "", 0, "--flavor", ""),
+    ],
+)
+def test_command_is_what_its_script_is(
+    command: str, text: str, status: int, said: str, complaint: str
+) -> None:
     name, *words = command.split()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OS_", "KILONOVA_"))
+    }
     environment |= NOWHERE
-    script = subprocess.run([str(PROGRAMS / name), *words], input=text, capture_output=True, text=True, timeout=120,
-                            check=False, cwd=ROOT, env=environment)
-    assert script.returncode == status and said in script.stdout and complaint in script.stderr, script
+    script = subprocess.run(
+        [str(PROGRAMS / name), *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert script.returncode == status and said in script.stdout and complaint in script.stderr, (
+        script
+    )
     found = preloaded.run(PROGRAMS / name, *words, text=text, seconds=120, environment=environment)
-    assert (found.returncode, found.stdout, found.stderr) == (script.returncode, script.stdout, script.stderr)
+    assert (found.returncode, found.stdout, found.stderr) == (
+        script.returncode,
+        script.stdout,
+        script.stderr,
+    )
 
 
 def test_commands_change_nothing_for_each_other(tmp_path: Path) -> None:
     """Neither the environment nor what they were told before."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KILONOVA_CONF": "/first.conf"}
-    first = preloaded.run(PROGRAMS / "kilonova", "config", "check", text="", seconds=120, environment=environment)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "KILONOVA_CONF": "/first.conf",
+    }
+    first = preloaded.run(
+        PROGRAMS / "kilonova", "config", "check", text="", seconds=120, environment=environment
+    )
     del environment["KILONOVA_CONF"]
-    second = preloaded.run(PROGRAMS / "kilonova", "config", "check", text="", seconds=120, environment=environment)
+    second = preloaded.run(
+        PROGRAMS / "kilonova", "config", "check", text="", seconds=120, environment=environment
+    )
     assert "/first.conf" in first.stdout + first.stderr
     assert "/first.conf" not in second.stdout + second.stderr
 
 
 def test_command_that_takes_too_long_is_ended() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
-        preloaded.run(PROGRAMS / "kilonova", "config", "sample", text="", seconds=0, environment=dict(os.environ))
+        preloaded.run(
+            PROGRAMS / "kilonova",
+            "config",
+            "sample",
+            text="",
+            seconds=0,
+            environment=dict(os.environ),
+        )

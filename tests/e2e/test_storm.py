@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storms over two hosts in memory, so that many servers live and die meanwhile. No server may end in ERROR, get stuck,
-be doubled or leave anything.
+"""Storms over two hosts in memory, so that many servers live and die meanwhile. No server may end
+in ERROR, get stuck, be doubled or leave anything.
 
-What is struck follows from KILONOVA_E2E_SEED. The long storm takes KILONOVA_STORM_SECONDS, 40 as it comes; with
-1200 it is the one that a release has to survive.
+What is struck follows from KILONOVA_E2E_SEED. The long storm takes KILONOVA_STORM_SECONDS, 40 as it
+comes; with 1200 it is the one that a release has to survive.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,22 +28,30 @@ from tests.waiting import await_true
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
-CLIENTS, STRIKES, EVERY = 6, 15, 1.0      # seconds
+CLIENTS, STRIKES, EVERY = 6, 15, 1.0  # seconds
 
 
 def nothing_is_left(live: Live, found: Sequence[Client]) -> None:
     """Every server has lived and is gone, nothing of it is anywhere, and the oracle agrees."""
     made = [server for one in found for server in one.made]
     assert len(made) >= len(found)
-    await_true(lambda: not any(live.remains(server) for server in made), SETTLE,
-               lambda: [live.remains(server) for server in made])
+    await_true(
+        lambda: not any(live.remains(server) for server in made),
+        SETTLE,
+        lambda: [live.remains(server) for server in made],
+    )
     everybody = live.rest("kilonova-admin")
-    assert [server["name"] for server in everybody.call("GET", "/servers?all_tenants=1").body["servers"]
-            if server["name"].startswith("storm-")] == []
+    assert [
+        server["name"]
+        for server in everybody.call("GET", "/servers?all_tenants=1").body["servers"]
+        if server["name"].startswith("storm-")
+    ] == []
     live.judge()
 
 
-def test_nothing_is_lost_doubled_or_stuck(in_memory: Live, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_lost_doubled_or_stuck(
+    in_memory: Live, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every second some process is killed, and once the broker forgets everything."""
     dice, struck = random.Random(SEED), []
     storm = Storm(in_memory, dice)
@@ -52,24 +61,33 @@ def test_nothing_is_lost_doubled_or_stuck(in_memory: Live, capsys: pytest.Captur
                 storm.wipe()
             struck.append(dice.choice(PROCESSES))
             storm.kill(struck[-1])
-            time.sleep(EVERY * dice.uniform(0.5, 1.5))     # a storm has no rhythm
+            time.sleep(EVERY * dice.uniform(0.5, 1.5))  # a storm has no rhythm
     with capsys.disabled():
-        print(f"\n{sum(len(one.made) for one in found)} servers lived through storm {SEED}: {', '.join(struck)}")
+        print(
+            f"\n{sum(len(one.made) for one in found)} servers lived through storm {SEED}: {', '.join(struck)}"
+        )
     nothing_is_left(in_memory, found)
 
 
-@pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.slice("moves")),
-                        pytest.param("mariadb", marks=pytest.mark.slice("guests"))])
+@pytest.fixture(
+    params=[
+        pytest.param("postgresql", marks=pytest.mark.slice("moves")),
+        pytest.param("mariadb", marks=pytest.mark.slice("guests")),
+    ]
+)
 def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
-    """A cloud whose database is a server that only it uses. Its folder is none of pytest's, which another run of pytest
-    closes to all but root."""
+    """A cloud whose database is a server that only it uses. Its folder is none of pytest's, which
+    another run of pytest closes to all but root."""
     kind = request.param
     with tempfile.TemporaryDirectory(prefix="kn-storm-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
             url = sa.make_url(servers.start(kind)).set(database="storm")
-            admin = sa.create_engine(url.set(database={"postgresql": "postgres", "mariadb": "mysql"}[kind]),
-                                     isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+            admin = sa.create_engine(
+                url.set(database={"postgresql": "postgres", "mariadb": "mysql"}[kind]),
+                isolation_level="AUTOCOMMIT",
+                poolclass=sa.NullPool,
+            )
             with admin.connect() as connection:
                 connection.exec_driver_sql("CREATE DATABASE storm")
             with without_guests(database_url=url.render_as_string(hide_password=False)) as live:
@@ -85,8 +103,14 @@ def test_a_storm_over_everything(storm: Storm, capsys: pytest.CaptureFixture[str
     lived = [ended - asked for one in found for asked, ended in one.made.values()]
     told = partial("{0}: p50 {1:.1f} s, p99 {2:.1f} s, {3} times".format)
     with capsys.disabled():
-        print(f"\nstorm {SEED} over {storm.database}, {SECONDS:g} s, {len(lived)} servers lived through it; until one "
-              "could be created again after a fault:")
-        for name, times in (*sorted(took.items()), ("any fault", every), ("creates, from request to ACTIVE", lived)):
+        print(
+            f"\nstorm {SEED} over {storm.database}, {SECONDS:g} s, {len(lived)} servers lived through it; until one "
+            "could be created again after a fault:"
+        )
+        for name, times in (
+            *sorted(took.items()),
+            ("any fault", every),
+            ("creates, from request to ACTIVE", lived),
+        ):
             print(told(name, percentile(times, 0.5), percentile(times, 0.99), len(times)))
     nothing_is_left(storm.live, found)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests struck in the middle of their actions: by kill -9 of the conductor or of the agent, and by delete.
+"""Real guests struck in the middle of their actions: by kill -9 of the conductor or of the agent,
+and by delete.
 
-The guests are shared and nobody waits until they have booted. What was answered 202 must come to its end without
-help, and a delete wins over whatever is being done; neither leaves a half-made image or a finding of the oracle.
+The guests are shared and nobody waits until they have booted. What was answered 202 must come to
+its end without help, and a delete wins over whatever is being done; neither leaves a half-made
+image or a finding of the oracle.
 """
+
 from __future__ import annotations
 
 import signal
@@ -25,7 +28,8 @@ PREFIX = "middle"
 
 
 class Struck(NamedTuple):
-    """An action, the step of it that a host carries out, the status it ends in, and what leads there and back."""
+    """An action, the step of it that a host carries out, the status it ends in, and what leads
+    there and back."""
 
     key: str
     step: str
@@ -89,15 +93,20 @@ def ask(cloud: Live, server: str, action: Struck) -> None:
 
 
 def stage(cloud: Live, server: str, action: Struck) -> str:
-    """Of the action that was asked for: "doing" while its host is at work, "done" after that, "" before."""
-    [(state,)] = cloud.rows("SELECT state FROM actions WHERE server_id = ? ORDER BY created_at DESC, rowid DESC "
-                            "LIMIT 1", server)
+    """Of the action that was asked for: "doing" while its host is at work, "done" after that, ""
+    before."""
+    [(state,)] = cloud.rows(
+        "SELECT state FROM actions WHERE server_id = ? ORDER BY created_at DESC, rowid DESC "
+        "LIMIT 1",
+        server,
+    )
     return "doing" if cloud.doing(server, action.step) else "done" if state == "done" else ""
 
 
 class Still:
-    """The conductor is held (SIGSTOP) while somebody is in the block: hosts work on, and nothing they tell is taken in.
-    It is held outside of its transactions: in one it would let nobody else write."""
+    """The conductor is held (SIGSTOP) while somebody is in the block: hosts work on, and nothing
+    they tell is taken in. It is held outside of its transactions: in one it would let nobody else
+    write."""
 
     def __init__(self, cloud: Live) -> None:
         self._cloud, self._lock, self._inside = cloud, threading.Lock(), 0
@@ -105,7 +114,9 @@ class Still:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                await_true(self._hold, 10, lambda: "the conductor is always in a transaction", pause=0.005)
+                await_true(
+                    self._hold, 10, lambda: "the conductor is always in a transaction", pause=0.005
+                )
             self._inside += 1
 
     def __exit__(self, *failure: object) -> None:
@@ -128,9 +139,11 @@ class Still:
 def stands_still(pid: int) -> bool:
     """Are all its threads stopped? One that waits for the disk comes to it later."""
     try:
-        return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-                   for thread in Path(f"/proc/{pid}/task").iterdir())
-    except OSError:                 # one has ended
+        return all(
+            (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+            for thread in Path(f"/proc/{pid}/task").iterdir()
+        )
+    except OSError:  # one has ended
         return False
 
 
@@ -143,8 +156,9 @@ def whole_images(cloud: Live) -> list[str]:
 
 @pytest.mark.parametrize("turn", [0, 2])
 @pytest.mark.parametrize("victim", ["conductor", "agent"])
-def test_killed_in_the_middle(cloud: Live, guests: list[str], victim: str, turn: int,
-                              capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_in_the_middle(
+    cloud: Live, guests: list[str], victim: str, turn: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     rest, actions = cloud.rest(), [*KILLED[turn:], *KILLED[:turn]]
     pairs = list(zip(guests, actions, strict=False))
     snapshots = whole_images(cloud)
@@ -154,9 +168,10 @@ def test_killed_in_the_middle(cloud: Live, guests: list[str], victim: str, turn:
     def all_seen() -> bool:
         seen.update(server for server, action in pairs[:2] if stage(cloud, server, action))
         return len(seen) == 2
+
     with ThreadPoolExecutor(len(pairs)) as pool:
         asked = [pool.submit(ask, cloud, server, action) for server, action in pairs]
-        for one in asked[:2]:                                   # those that this turn is about
+        for one in asked[:2]:  # those that this turn is about
             one.result()
         await_true(all_seen, SETTLE, rest.servers, pause=0.005)
         pid = cloud.cloud.kill(victim, signal.SIGSTOP)
@@ -168,11 +183,17 @@ def test_killed_in_the_middle(cloud: Live, guests: list[str], victim: str, turn:
             one.result()
     with capsys.disabled():
         print(f"\n{victim} killed in the middle of {', '.join(middle)}")
-    assert {action.key for _, action in pairs[:2]} & set(middle), "the actions that this turn is about were over"
-    await_true(lambda: cloud.cloud.pid(victim) not in (None, pid), 30, lambda: f"{victim} does not come back")
+    assert {action.key for _, action in pairs[:2]} & set(middle), (
+        "the actions that this turn is about were over"
+    )
+    await_true(
+        lambda: cloud.cloud.pid(victim) not in (None, pid),
+        30,
+        lambda: f"{victim} does not come back",
+    )
     for server, action in pairs:
         rest.await_status(server, action.end)
-    assert len(whole_images(cloud)) == len(snapshots) + 2       # the snapshot and the shelved one
+    assert len(whole_images(cloud)) == len(snapshots) + 2  # the snapshot and the shelved one
     cloud.judge()
 
     all_do(rest, [(server, action.back) for server, action in pairs])
@@ -188,19 +209,33 @@ def test_delete_in_the_middle_wins_and_leaves_nothing(cloud: Live, guests: list[
     def struck(server: str, action: Struck) -> int:
         mine = cloud.rest()
         ask(cloud, server, action)
-        await_true(lambda: stage(cloud, server, action), SETTLE, lambda: mine.server(server), pause=0.005)
+        await_true(
+            lambda: stage(cloud, server, action), SETTLE, lambda: mine.server(server), pause=0.005
+        )
         with still:
             assert stage(cloud, server, action) == "doing", f"{action.key} was over too soon"
             return mine.call("DELETE", f"/servers/{server}").status
+
     with ThreadPoolExecutor(len(pairs)) as pool:
         assert list(pool.map(struck, *zip(*pairs, strict=True))) == [204] * len(pairs)
     for server in guests:
         rest.await_gone(server)
-    await_true(lambda: not any(map(cloud.remains, guests)), SETTLE, lambda: list(map(cloud.remains, guests)))
-    await_true(lambda: sorted(name for name in cloud.images() if name.startswith(PREFIX)) == before, SETTLE,
-               cloud.images)
+    await_true(
+        lambda: not any(map(cloud.remains, guests)),
+        SETTLE,
+        lambda: list(map(cloud.remains, guests)),
+    )
+    await_true(
+        lambda: sorted(name for name in cloud.images() if name.startswith(PREFIX)) == before,
+        SETTLE,
+        cloud.images,
+    )
     for server, action in pairs:
-        [(state,)] = cloud.rows("SELECT state FROM actions WHERE server_id = ? AND name = ? ORDER BY created_at DESC, "
-                                "rowid DESC LIMIT 1", server, action.key)
+        [(state,)] = cloud.rows(
+            "SELECT state FROM actions WHERE server_id = ? AND name = ? ORDER BY created_at DESC, "
+            "rowid DESC LIMIT 1",
+            server,
+            action.key,
+        )
         assert state == "superseded", (action.key, state)
     cloud.judge()

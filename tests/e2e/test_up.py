@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up`` and ``./deploy/down``: from nothing to a running guest, again without harm, and back to nothing.
+"""``./deploy/up`` and ``./deploy/down``: from nothing to a running guest, again without harm, and
+back to nothing.
 
 The first run is the session's own (conftest.py).
 """
+
 from __future__ import annotations
 
 import resource
@@ -25,7 +27,8 @@ from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.services import demand
 from tests.waiting import await_true
 
-#: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it takes some two.
+#: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it
+#: takes some two.
 SECOND_RUN = 10, 60
 
 
@@ -44,23 +47,44 @@ def resting(cloud: Live) -> None:
     rest = cloud.rest()
 
     def moving() -> list[dict[str, Any]]:
-        return [one for one in rest.servers() if one["OS-EXT-STS:task_state"] or one["status"] == "BUILD"]
+        return [
+            one
+            for one in rest.servers()
+            if one["OS-EXT-STS:task_state"] or one["status"] == "BUILD"
+        ]
+
     await_true(lambda: moving() == [], SETTLE, moving)
 
 
 def everything(live: Live) -> dict[str, Any]:
     """What a run of up could double or change."""
-    return {"servers": sorted((one["id"], one["name"]) for one in live.rest().servers()),
-            "status": [one["status"] for one in live.rest().servers() if one["name"] == "first"],     # others rest
-            "images": sorted((one.id, one.name) for one in live.seed.admin.image.images()),
-            "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
-            "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
-            "users": sorted(one.name for one in live.seed.admin.identity.users()),
-            "key pairs": sorted((one.name, one.fingerprint) for one in live.seed.demo.compute.keypairs()),
-            "addresses": sorted((one["name"], str(one["addresses"])) for one in live.rest().servers()),
-            **{kind: sorted((one.id, one.name) for one in getattr(live.seed.admin.network, kind)()) for kind in (
-                "networks", "subnets", "routers", "ports", "ips", "security_groups", "security_group_rules")},
-            "processes": [live.cloud.pid(program.name) for program in live.cloud.programs()]}
+    return {
+        "servers": sorted((one["id"], one["name"]) for one in live.rest().servers()),
+        "status": [
+            one["status"] for one in live.rest().servers() if one["name"] == "first"
+        ],  # others rest
+        "images": sorted((one.id, one.name) for one in live.seed.admin.image.images()),
+        "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
+        "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
+        "users": sorted(one.name for one in live.seed.admin.identity.users()),
+        "key pairs": sorted(
+            (one.name, one.fingerprint) for one in live.seed.demo.compute.keypairs()
+        ),
+        "addresses": sorted((one["name"], str(one["addresses"])) for one in live.rest().servers()),
+        **{
+            kind: sorted((one.id, one.name) for one in getattr(live.seed.admin.network, kind)())
+            for kind in (
+                "networks",
+                "subnets",
+                "routers",
+                "ports",
+                "ips",
+                "security_groups",
+                "security_group_rules",
+            )
+        },
+        "processes": [live.cloud.pid(program.name) for program in live.cloud.programs()],
+    }
 
 
 def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> None:
@@ -73,8 +97,12 @@ def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> 
     advice = [line.strip() for line in said.splitlines() if line.startswith("  ")]
     [setting] = [line for line in advice if line.startswith("export OS_CLIENT_CONFIG_FILE=")]
     [command] = [line for line in advice if line.endswith("server list")]
-    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:], OS_CLOUD="kilonova",
-                     OS_CLIENT_CONFIG_FILE=setting.partition("=")[2])
+    shown = live.run(
+        PROGRAMS / command.split()[0],
+        *command.split()[1:],
+        OS_CLOUD="kilonova",
+        OS_CLIENT_CONFIG_FILE=setting.partition("=")[2],
+    )
     assert shown.returncode == 0, shown
     assert server["id"] in shown.stdout
     assert said_by_guest(live, said) == "first"
@@ -87,7 +115,8 @@ def said_by_guest(live: Live, said: str) -> str:
 
 
 def work_of_commands() -> float:
-    """Seconds of CPU time that all commands have had that were run here so far, with what they ran."""
+    """Seconds of CPU time that all commands have had that were run here so far, with what they
+    ran."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -131,7 +160,8 @@ def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
 
 
 def networks_of(live: Live) -> list[str]:
-    """What a process that has just come finds in the network service; [] where the catalogue names none."""
+    """What a process that has just come finds in the network service; [] where the catalogue names
+    none."""
     live.seed = Seed(live.cloud)
     try:
         return sorted(network.name for network in live.seed.demo.network.networks())
@@ -141,23 +171,48 @@ def networks_of(live: Live) -> list[str]:
 
 @pytest.mark.slice("guests")
 def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Live) -> None:
-    """Needs no privileges. Nobody waits for a guest, and a running cloud keeps what it was started with."""
-    paper, without = {"KILONOVA_DRIVER": "memory"}, {"KILONOVA_DRIVER": "memory", "KILONOVA_NETWORKS": "no"}
+    """Needs no privileges. Nobody waits for a guest, and a running cloud keeps what it was started
+    with."""
+    paper, without = (
+        {"KILONOVA_DRIVER": "memory"},
+        {"KILONOVA_DRIVER": "memory", "KILONOVA_NETWORKS": "no"},
+    )
     demand(Ability.ROOT)
     try:
-        for variables, networks in ((without, []), ({**paper, "KILONOVA_NETWORKS": "yes"}, ["private", "public"])):
+        for variables, networks in (
+            (without, []),
+            ({**paper, "KILONOVA_NETWORKS": "yes"}, ["private", "public"]),
+        ):
             done = elsewhere.up(**variables)
             assert done.returncode == 0, done
-            assert "[17/17]" in done.stdout and "on paper only" in done.stdout and "ssh -i" not in done.stdout
+            assert (
+                "[17/17]" in done.stdout
+                and "on paper only" in done.stdout
+                and "ssh -i" not in done.stdout
+            )
             assert networks_of(elsewhere) == networks
-            made = elsewhere.rest().call("POST", "/servers", {"server": {
-                "name": "other", "flavorRef": elsewhere.flavor(), "imageRef": elsewhere.image(),
-                "networks": "auto"}})
+            made = elsewhere.rest().call(
+                "POST",
+                "/servers",
+                {
+                    "server": {
+                        "name": "other",
+                        "flavorRef": elsewhere.flavor(),
+                        "imageRef": elsewhere.image(),
+                        "networks": "auto",
+                    }
+                },
+            )
             assert made.status == 202, made
-            refused = elsewhere.up(**paper, KILONOVA_NETWORKS="no" if networks else "yes", KILONOVA_HOSTS="2")
+            refused = elsewhere.up(
+                **paper, KILONOVA_NETWORKS="no" if networks else "yes", KILONOVA_HOSTS="2"
+            )
             assert refused.returncode == 1
             assert "[2/17]" not in refused.stdout
-            assert f"KILONOVA_NETWORKS={'yes' if networks else 'no'}, KILONOVA_HOSTS=1." in refused.stderr
+            assert (
+                f"KILONOVA_NETWORKS={'yes' if networks else 'no'}, KILONOVA_HOSTS=1."
+                in refused.stderr
+            )
             assert "./deploy/down" in refused.stderr
             assert networks_of(elsewhere) == networks
             assert elsewhere.down().returncode == 0
@@ -191,8 +246,10 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     assert None not in again["processes"]
     [server] = [one for one in rest.servers() if one["name"] == "first"]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
-    assert said_by_guest(cloud, done.stdout) == "first"         # at the address that it had before
-    await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))    # the part on the host catches up
+    assert said_by_guest(cloud, done.stdout) == "first"  # at the address that it had before
+    await_true(
+        lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud)
+    )  # the part on the host catches up
     cloud.judge()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was used, by whom and where, as it is typed at a terminal."""
+
 from __future__ import annotations
 
 from tests.e2e.live import SETTLE, Live, documents
@@ -9,16 +10,22 @@ JSON, ADMIN = " -f json", "kilonova-admin"
 
 def test_usage_and_hosts_as_they_are_typed(in_memory: Live) -> None:
     rest, everybody = in_memory.rest(), in_memory.rest(ADMIN)
-    server = rest.create(image=in_memory.image("empty"), flavor=in_memory.flavor("m1.nano"), name="used")
+    server = rest.create(
+        image=in_memory.image("empty"), flavor=in_memory.flavor("m1.nano"), name="used"
+    )
     rest.await_status(server, "ACTIVE", SETTLE)
     [own] = in_memory.openstack("usage show" + JSON)
     assert len(own["Servers"]) >= 1 and own["CPU Hours"] >= 0
-    used, volumes = in_memory.openstack("usage list" + JSON, f"server volume list {server}" + JSON, cloud=ADMIN)
+    used, volumes = in_memory.openstack(
+        "usage list" + JSON, f"server volume list {server}" + JSON, cloud=ADMIN
+    )
     assert own["CPU Hours"] <= max(one["CPU Hours"] for one in used) and volumes == []
     said, complaints = in_memory.type("host list" + JSON, "host show one" + JSON, cloud=ADMIN)
     assert complaints.count("API has been deprecated") == 2
     hosts, host = documents(said)
-    assert {("one", "compute"), ("two", "compute")} <= {(one["Host Name"], one["Service"]) for one in hosts}
+    assert {("one", "compute"), ("two", "compute")} <= {
+        (one["Host Name"], one["Service"]) for one in hosts
+    }
     assert "(total)" in [part["Project"] for part in host]
     topology = everybody.call("GET", f"/servers/{server}/topology", version="2.78").body
     assert topology == {"nodes": [], "pagesize_kb": None}

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Never two running domains of one server: a watcher that looks at all hosts as long as the lab lives.
+"""Never two running domains of one server: a watcher that looks at all hosts as long as the lab
+lives.
 
-Made by the fixture ``lab_up`` in conftest.py; the fixture ``lab`` fails a test in which it saw two. It looks in two
-ways that know nothing of each other: each host's libvirtd tells which domains run (one that waits for a migration is
-paused there), and the kernel tells how much time each QEMU's CPUs have had, whatever libvirt believes. One look at one
-host after the other cannot tell that two ran at the same moment: a live migration ends here and goes on there between
-two looks. So two ran when one was seen running here, then there, then here again, all within ``MOMENT``.
-Must stay true: ``Sightings`` is pure; a host that cannot be asked proves nothing; a watcher that did not look in one of
-the two ways, or that failed, says so.
+Made by the fixture ``lab_up`` in conftest.py; the fixture ``lab`` fails a test in which it saw two.
+It looks in two ways that know nothing of each other: each host's libvirtd tells which domains run
+(one that waits for a migration is paused there), and the kernel tells how much time each QEMU's
+CPUs have had, whatever libvirt believes. One look at one host after the other cannot tell that two
+ran at the same moment: a live migration ends here and goes on there between two looks. So two ran
+when one was seen running here, then there, then here again, all within ``MOMENT``. Must stay true:
+``Sightings`` is pure; a host that cannot be asked proves nothing; a watcher that did not look in
+one of the two ways, or that failed, says so.
 """
+
 from __future__ import annotations
 
 import os
@@ -23,8 +26,9 @@ from pathlib import Path
 
 import libvirt
 
-#: Seconds: the pause between two looks; within which three sightings count as one moment, in which no guest can be
-#: moved there and back; of CPU time between two looks that no guest has used which is only being made ready.
+#: Seconds: the pause between two looks; within which three sightings count as one moment, in which
+#: no guest can be moved there and back; of CPU time between two looks that no guest has used which
+#: is only being made ready.
 PAUSE, MOMENT, WORK = 0.1, 1.0, 0.005
 RUNNING = {libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_SHUTDOWN}
 #: Looks a second in each way, the hosts' together: a proof takes three within ``MOMENT``.
@@ -44,7 +48,8 @@ class Sighting:
 
 @dataclass
 class Sightings:
-    """What was seen in one way. ``note`` returns what it proves: two of a server at the same moment, or ""."""
+    """What was seen in one way. ``note`` returns what it proves: two of a server at the same
+    moment, or ""."""
 
     way: str
     _seen: dict[str, deque[Sighting]] = field(default_factory=lambda: defaultdict(deque))
@@ -55,14 +60,19 @@ class Sightings:
         while seen and seen[0].began < new.ended - MOMENT:
             seen.popleft()
         for first in seen:
-            between = [one for one in seen if one.host != new.host and one.began >= first.ended
-                       and one.ended <= new.began]
+            between = [
+                one
+                for one in seen
+                if one.host != new.host and one.began >= first.ended and one.ended <= new.began
+            ]
             if first.host == new.host and between:
                 seen.append(new)
                 other = between[0]
-                return (f"server {server} ran on {new.host} and {other.host} at the same moment, by {self.way}: there "
-                        f"{other.began - new.ended:+.3f} s to {other.ended - new.ended:+.3f} s before it was seen here "
-                        f"again, and {first.began - new.ended:+.3f} s here before")
+                return (
+                    f"server {server} ran on {new.host} and {other.host} at the same moment, by {self.way}: there "
+                    f"{other.began - new.ended:+.3f} s to {other.ended - new.ended:+.3f} s before it was seen here "
+                    f"again, and {first.began - new.ended:+.3f} s here before"
+                )
         seen.append(new)
         return ""
 
@@ -73,8 +83,9 @@ class Sightings:
 
 
 class Watcher:
-    """Of the hosts: name -> libvirt's URI, name -> their QEMUs' network namespace. ``violations`` only grows;
-    ``ignored`` are servers that a test lets run twice to see whether another watcher sees it."""
+    """Of the hosts: name -> libvirt's URI, name -> their QEMUs' network namespace. ``violations``
+    only grows; ``ignored`` are servers that a test lets run twice to see whether another watcher
+    sees it."""
 
     def __init__(self, uris: Mapping[str, str], spaces: Mapping[str, Path]) -> None:
         self.violations: list[str] = []
@@ -83,14 +94,29 @@ class Watcher:
         self._stop = threading.Event()
         told, kernel = map(Sightings, WAYS)
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._repeat, args=(host, Host(host, uri, self._noting(told)).look),
-                                          daemon=True, name=f"watch-{host}") for host, uri in uris.items()]
-        self._threads.append(threading.Thread(target=self._repeat, args=(
-            KERNEL, Kernel(spaces, self._noting(kernel)).look), daemon=True, name="watch-kernel"))
+        self._threads = [
+            threading.Thread(
+                target=self._repeat,
+                args=(host, Host(host, uri, self._noting(told)).look),
+                daemon=True,
+                name=f"watch-{host}",
+            )
+            for host, uri in uris.items()
+        ]
+        self._threads.append(
+            threading.Thread(
+                target=self._repeat,
+                args=(KERNEL, Kernel(spaces, self._noting(kernel)).look),
+                daemon=True,
+                name="watch-kernel",
+            )
+        )
         self._began = time.monotonic()
 
     def start(self) -> Watcher:
-        libvirt.registerErrorHandler(lambda context, error: None, None)     # they are raised too, and hosts go away
+        libvirt.registerErrorHandler(
+            lambda context, error: None, None
+        )  # they are raised too, and hosts go away
         for thread in self._threads:
             thread.start()
         return self
@@ -109,7 +135,8 @@ class Watcher:
         assert self.violations[before:] == [], "\n".join(self.violations[before:])
         for way, seen in self._looks_by_way().items():
             assert took < 1 or (seen - looks[way]) / took >= LEAST, (
-                f"the watcher looked {seen - looks[way]} times by {way} in {took:.1f} s: {self.looks}")
+                f"the watcher looked {seen - looks[way]} times by {way} in {took:.1f} s: {self.looks}"
+            )
 
     def _looks_by_way(self) -> dict[str, int]:
         """How often it looked so far; of the hosts some may be off, so these count together."""
@@ -123,6 +150,7 @@ class Watcher:
                     sightings.rested(server, what)
                 elif (proof := sightings.note(server, what)) and server not in self.ignored:
                     self.violations.append(f"{time.strftime('%H:%M:%S')} {proof}")
+
         return note
 
     def _repeat(self, name: str, look: Callable[[], bool]) -> None:
@@ -155,7 +183,11 @@ class Host:
         try:
             if self._connection is None:
                 self._connection = libvirt.openReadOnly(self._uri)
-            running = {domain.UUIDString() for domain, state in self._states(self._connection) if state in RUNNING}
+            running = {
+                domain.UUIDString()
+                for domain, state in self._states(self._connection)
+                if state in RUNNING
+            }
         except libvirt.libvirtError:
             self._connection = None
             return False
@@ -180,13 +212,19 @@ class Host:
 class Kernel:
     """Which QEMUs' CPUs worked since the last look, by their threads' own clocks."""
 
-    def __init__(self, spaces: Mapping[str, Path], note: Callable[[str, Sighting | str], None]) -> None:
+    def __init__(
+        self, spaces: Mapping[str, Path], note: Callable[[str, Sighting | str], None]
+    ) -> None:
         self._spaces, self._note = spaces, note
-        self._worked: dict[tuple[str, str], tuple[float, float]] = {}       # (process, server): when, seconds
+        self._worked: dict[
+            tuple[str, str], tuple[float, float]
+        ] = {}  # (process, server): when, seconds
 
     def look(self) -> bool:
         """Always answered: the kernel is there."""
-        hosts = {identity: host for host, space in self._spaces.items() if (identity := identify(space))}
+        hosts = {
+            identity: host for host, space in self._spaces.items() if (identity := identify(space))
+        }
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             began = time.monotonic()
@@ -214,7 +252,8 @@ def server_of(process: Path) -> str | None:
 
 
 def work(process: Path) -> float:
-    """Seconds that its guest's CPUs have had; a process that ends meanwhile has what was read so far."""
+    """Seconds that its guest's CPUs have had; a process that ends meanwhile has what was read so
+    far."""
     total = 0
     try:
         threads = os.listdir(process / "task")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud in one process: the real conductor, scheduler and agents with their threads, a real broker and database,
-memory hypervisors.
+"""A cloud in one process: the real conductor, scheduler and agents with their threads, a real
+broker and database, memory hypervisors.
 
-Only the transport is ours: it can lose messages and counts them (``messages``); SQL is counted for each part of each
-process. What the API does for a request is its own ``Creator`` and ``actions.begin``, and the wakeup message.
+Only the transport is ours: it can lose messages and counts them (``messages``); SQL is counted for
+each part of each process. What the API does for a request is its own ``Creator`` and
+``actions.begin``, and the wakeup message.
 """
+
 from __future__ import annotations
 
 import threading
@@ -74,7 +76,12 @@ class Cloud:
 
     def __init__(self, database: str, broker: str, folder: Path) -> None:
         self.conf = config.load()
-        self.network, self._database, self._broker, self._folder = Network(), database, broker, folder
+        self.network, self._database, self._broker, self._folder = (
+            Network(),
+            database,
+            broker,
+            folder,
+        )
         self.ports = Networks()
         self.statements: Counter[str] = Counter()
         self.drivers: dict[str, MemoryDriver] = {}
@@ -95,30 +102,42 @@ class Cloud:
 
     def _control_side(self, store: Store) -> Any:
         keys = AllKeys(SECRETS, lambda: store.read(host_keys.generations), Clock())
-        return self._lossy(LossyControlSide, ControlSide(opener(self.conf, self._broker), keys, self.network.name))
+        return self._lossy(
+            LossyControlSide, ControlSide(opener(self.conf, self._broker), keys, self.network.name)
+        )
 
     def _host_side(self, name: str) -> Any:
         """Of a host, which has its key from now on."""
         self.watcher.write(lambda tx: host_keys.ensure(tx, name))
-        keys = AllKeys(SECRETS, lambda: self.watcher.read(host_keys.generations), Clock()).for_host(name)
-        return self._lossy(LossyHostSide, HostSide(opener(self.conf, self._broker), keys, name, self.network.name))
+        keys = AllKeys(SECRETS, lambda: self.watcher.read(host_keys.generations), Clock()).for_host(
+            name
+        )
+        return self._lossy(
+            LossyHostSide, HostSide(opener(self.conf, self._broker), keys, name, self.network.name)
+        )
 
     def _lossy(self, kind: type[Any], real: Any) -> Any:
         self._transports.append(kind(real, self.network))
         return self._transports[-1]
 
     def _store(self, process: str) -> Store:
-        """A store whose statements are counted by process and thread; transaction control is none."""
+        """A store whose statements are counted by process and thread; transaction control is
+        none."""
         store = Store(self._database)
         self._closers.append(store.close)
 
         @sa.event.listens_for(store.engine, "before_cursor_execute")
         def count(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
             if not statement.startswith("BEGIN"):
-                self.statements[process if process != "conductor" else threading.current_thread().name] += 1
+                self.statements[
+                    process if process != "conductor" else threading.current_thread().name
+                ] += 1
+
         return store
 
-    def start_conductor(self, name: str = "c1", tells: NotificationTransport | None = None) -> Conductor:
+    def start_conductor(
+        self, name: str = "c1", tells: NotificationTransport | None = None
+    ) -> Conductor:
         """``tells``: where its notifications go, in both formats."""
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
@@ -131,20 +150,28 @@ class Cloud:
         store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         conductor_rpc.listen(link, conductor)
-        threads = conductor.start(conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back"))
+        threads = conductor.start(
+            conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
+        )
         self._stoppers += [lambda: [thread.join(5) for thread in threads], conductor.close]
         return conductor
 
     def start_scheduler(self, name: str = "s1") -> None:
         hosts = Hosts(self._store("scheduler"), Clock())
-        scheduler_rpc.serve(self._transport(), f"{name}/1", OneAtATime(Proposals(hosts, options(self.conf))))
+        scheduler_rpc.serve(
+            self._transport(), f"{name}/1", OneAtATime(Proposals(hosts, options(self.conf)))
+        )
 
-    def start_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
+    def start_agent(
+        self, name: str, journal: Journal | None = None, size: HostInventory | None = None
+    ) -> None:
         """Returns when the database knows the host."""
         self._begin_agent(name, journal, size)
         self._until_up({name})
 
-    def _begin_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
+    def _begin_agent(
+        self, name: str, journal: Journal | None = None, size: HostInventory | None = None
+    ) -> None:
         driver = self.drivers[name] = MemoryDriver(MemoryHost(name, inventory=size))
         journal, link = journal or Journal(self._folder / name / "agent.db"), self._host_side(name)
         agent = Agent(name, journal, Clock(), driver.boot_id())
@@ -158,10 +185,16 @@ class Cloud:
         def up() -> set[str]:
             found = self.watcher.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
             return {row.host for row in found if row.up and not row.forced_down}
+
         self.until(lambda: hosts <= up(), 20, f"hosts {', '.join(sorted(hosts))} register")
 
-    def start(self, hosts: int = 1, conductors: int = 1, schedulers: int = 1, sizes: Sequence[HostInventory] = ()
-              ) -> None:
+    def start(
+        self,
+        hosts: int = 1,
+        conductors: int = 1,
+        schedulers: int = 1,
+        sizes: Sequence[HostInventory] = (),
+    ) -> None:
         """All of it; ``sizes``: in place of ``hosts``, what each has."""
         for number in range(1, conductors + 1):
             self.start_conductor(f"c{number}")
@@ -173,8 +206,8 @@ class Cloud:
         self._until_up(set(names))
 
     def close(self) -> None:
-        """Stop the threads, newest first; then the transports, all at once as they wait for idle connections; then
-        what both used."""
+        """Stop the threads, newest first; then the transports, all at once as they wait for idle
+        connections; then what both used."""
         for stop in reversed(self._stoppers):
             stop()
         with ThreadPoolExecutor(len(self._transports)) as pool:
@@ -183,40 +216,83 @@ class Cloud:
             close()
 
     # --- what the API does ---
-    def create(self, count: int = 1, networks: Sequence[dict[str, Any]] = (), *, flavor: Flavor = FLAVOR,
-               group: str | None = None, host: str | None = None) -> list[str]:
+    def create(
+        self,
+        count: int = 1,
+        networks: Sequence[dict[str, Any]] = (),
+        *,
+        flavor: Flavor = FLAVOR,
+        group: str | None = None,
+        host: str | None = None,
+    ) -> list[str]:
         servers = [ids.new() for _ in range(count)]
         args = {"networks": list(networks), **({"host": host} if host else {})}
-        self._creator.create(Creation("project", "user", flavor.vcpus, flavor.memory_mb, count, count, "r-1",
-                                      lambda assignment: _rows(servers, args, flavor, group), group=group))
+        self._creator.create(
+            Creation(
+                "project",
+                "user",
+                flavor.vcpus,
+                flavor.memory_mb,
+                count,
+                count,
+                "r-1",
+                lambda assignment: _rows(servers, args, flavor, group),
+                group=group,
+            )
+        )
         self.wakeup.wake()
         return servers
 
     def group(self, policy: str, **rules: Any) -> str:
         """A server group of the project."""
-        return str(self.store.write(lambda tx: server_groups.create(tx, {
-            "project_id": "project", "user_id": "user", "name": "g", "policy": policy, "rules": rules})).id)
+        return str(
+            self.store.write(
+                lambda tx: server_groups.create(
+                    tx,
+                    {
+                        "project_id": "project",
+                        "user_id": "user",
+                        "name": "g",
+                        "policy": policy,
+                        "rules": rules,
+                    },
+                )
+            ).id
+        )
 
     def ask(self, server: str, key: str, value: str | None = None) -> None:
         row = states.action(key, value)
         assert row is not None
-        self.store.write(lambda tx: actions.begin(tx, row, server, context=USER, project_id="project"))
+        self.store.write(
+            lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")
+        )
         self.wakeup.wake()
 
     # --- what a user and an operator see ---
     def state(self, server: str) -> tuple[str, str | None]:
-        row = self.watcher.read(lambda tx: tx.execute(sa.select(
-            schema.servers.c.vm_state, schema.servers.c.task_state).where(schema.servers.c.id == server)).one())
+        row = self.watcher.read(
+            lambda tx: tx.execute(
+                sa.select(schema.servers.c.vm_state, schema.servers.c.task_state).where(
+                    schema.servers.c.id == server
+                )
+            ).one()
+        )
         return row.vm_state, row.task_state
 
-    def until_state(self, servers: list[str], vm_state: str, seconds: float = 20,
-                    meanwhile: Callable[[], Any] = lambda: None) -> float:
+    def until_state(
+        self,
+        servers: list[str],
+        vm_state: str,
+        seconds: float = 20,
+        meanwhile: Callable[[], Any] = lambda: None,
+    ) -> float:
         """Wait until all rest in this state; returns the seconds that it took."""
         began = time.monotonic()
 
         def reached() -> bool:
             meanwhile()
             return all(self.state(server) == (vm_state, None) for server in servers)
+
         self.until(reached, seconds, f"{vm_state}; they are {Counter(map(self.state, servers))}")
         return time.monotonic() - began
 
@@ -225,13 +301,16 @@ class Cloud:
 
     def until_idle(self) -> None:
         """Wait until no action and no debt is left."""
+
         def idle() -> bool:
             ages = self.watcher.read(doctor.ages)
             return not ages["actions"] and not ages["debts"]
+
         self.until(idle, 20, "no action and no debt is left")
 
     def until_quiet(self) -> None:
-        """Wait until nothing is in hand and nothing was asked of database or broker for a moment."""
+        """Wait until nothing is in hand and nothing was asked of database or broker for a
+        moment."""
         self.until_idle()
         seen, since = None, time.monotonic()
 
@@ -241,40 +320,81 @@ class Cloud:
             if now != seen:
                 seen, since = now, time.monotonic()
             return time.monotonic() - since > 0.05
+
         self.until(quiet, 10, "a quiet moment")
 
     def findings(self) -> list[doctor.Finding]:
         """The oracle's verdict on the records and on what the hypervisors have."""
-        domains = {name: {state.server: state.power_state for state in driver.domains()}
-                   for name, driver in self.drivers.items()}
-        return self.watcher.read(doctor.check) + self.watcher.read(lambda tx: doctor.compare(domains, tx))
+        domains = {
+            name: {state.server: state.power_state for state in driver.domains()}
+            for name, driver in self.drivers.items()
+        }
+        return self.watcher.read(doctor.check) + self.watcher.read(
+            lambda tx: doctor.compare(domains, tx)
+        )
 
     def made(self, verb: str) -> Counter[str]:
         """How often each server was told this verb, on all hosts together."""
-        return Counter(server for driver in self.drivers.values() for name, server in list(driver.host.calls)
-                       if name == verb)
+        return Counter(
+            server
+            for driver in self.drivers.values()
+            for name, server in list(driver.host.calls)
+            if name == verb
+        )
 
     # --- what a failed test prints: failures.Diagnosable ---
     def bookmark(self) -> None:
         """It is made for one test."""
 
     def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
-        return {"actions in hand": lambda: evidence.actions_in(self.watcher),
-                "doctor, at one look": lambda: evidence.worded(self.findings())}
+        return {
+            "actions in hand": lambda: evidence.actions_in(self.watcher),
+            "doctor, at one look": lambda: evidence.worded(self.findings()),
+        }
 
 
-def _rows(ids_of_servers: list[str], args: dict[str, Any], flavor: Flavor, group: str | None
-          ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _rows(
+    ids_of_servers: list[str], args: dict[str, Any], flavor: Flavor, group: str | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the API writes of these servers and of the actions that build them."""
     servers, rows = [], []
     for server in ids_of_servers:
         action = ids.new()
-        servers.append({
-            "id": server, "project_id": "project", "user_id": "user", "name": "s", "hostname": "s", "fence": 1,
-            "vm_state": states.BUILDING, "task_state": states.SCHEDULING, "action": action, "flavor_id": "1",
-            "flavor": to_wire(flavor), "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb,
-            "disk_gb": flavor.disk_gb, "meta": {}, "tags": [], "scheduler_hints": {"group": group} if group else {},
-            "security_groups": [], "reservation_id": "r-1", "interfaces": [] if args["networks"] else None})
-        rows.append({"id": action, "server_id": server, "project_id": "project", "user_id": "user",
-                     "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1, "args": args})
+        servers.append(
+            {
+                "id": server,
+                "project_id": "project",
+                "user_id": "user",
+                "name": "s",
+                "hostname": "s",
+                "fence": 1,
+                "vm_state": states.BUILDING,
+                "task_state": states.SCHEDULING,
+                "action": action,
+                "flavor_id": "1",
+                "flavor": to_wire(flavor),
+                "vcpus": flavor.vcpus,
+                "memory_mb": flavor.memory_mb,
+                "disk_gb": flavor.disk_gb,
+                "meta": {},
+                "tags": [],
+                "scheduler_hints": {"group": group} if group else {},
+                "security_groups": [],
+                "reservation_id": "r-1",
+                "interfaces": [] if args["networks"] else None,
+            }
+        )
+        rows.append(
+            {
+                "id": action,
+                "server_id": server,
+                "project_id": "project",
+                "user_id": "user",
+                "request_id": ids.new_request(),
+                "name": "create",
+                "workflow": "create",
+                "fence": 1,
+                "args": args,
+            }
+        )
     return servers, rows

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other transport: the same interface over the real one, with topics that no other test uses.
 
-It counts what is sent and loses what a test tells it to lose, at the sender, as a broker that is wiped does:
-a lost cast is gone, a lost call ends in NoAnswer at its full time.
+It counts what is sent and loses what a test tells it to lose, at the sender, as a broker that is
+wiped does: a lost cast is gone, a lost call ends in NoAnswer at its full time.
 """
+
 from __future__ import annotations
 
 import time
@@ -26,9 +27,11 @@ def nothing(what: str) -> bool:
 
 @dataclass
 class Network:
-    """What the transports of one cloud share. ``sent`` counts by what it is: a call is two messages.
+    """What the transports of one cloud share. ``sent`` counts by what it is: a call is two
+    messages.
 
-    lose: asked with the method's name before it is sent; with "answer to METHOD" when its answer is there.
+    lose: asked with the method's name before it is sent; with "answer to METHOD" when its answer is
+    there.
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -44,6 +47,7 @@ class Network:
                 return False
             lost.append(sent)
             return True
+
         self.lose = lose
         return lambda: bool(lost)
 
@@ -60,7 +64,14 @@ class PrivateTransport:
             return True
         return self._real.cast(self._own(topic), method, server, **arguments)
 
-    def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
+    def call(
+        self,
+        topic: str,
+        method: str,
+        server: str | None = None,
+        timeout: float = 10,
+        **arguments: Any,
+    ) -> Any:
         self._network.sent[method] += 2
         began = time.monotonic()
         if not self._network.lose(method):
@@ -110,8 +121,12 @@ class LossyControlSide(_Lossy):
         self._network.sent[method] += 1
         return self._network.lose(method) or bool(self._real.cast(host, method, purpose, content))
 
-    def call(self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float) -> Any:
-        return self._asked(method, timeout, lambda: self._real.call(host, method, purpose, content, timeout))
+    def call(
+        self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float
+    ) -> Any:
+        return self._asked(
+            method, timeout, lambda: self._real.call(host, method, purpose, content, timeout)
+        )
 
 
 class LossyHostSide(_Lossy):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console service with real sockets on both sides: a websocket client here, an agent's relay there."""
+"""The console service with real sockets on both sides: a websocket client here, an agent's relay
+there."""
+
 from __future__ import annotations
 
 import http.client
@@ -42,22 +44,45 @@ OURS, ALLOWED = "https://consoles.example", "https://cloud.example:8443"
 class World:
     """A database, a host with three guests, and the console service."""
 
-    def __init__(self, folder: Path, most: int = 4, per_server: int = 2, per_user: int = 4, url: str = OURS,
-                 origins: Sequence[str] = (ALLOWED,)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        most: int = 4,
+        per_server: int = 2,
+        per_user: int = 4,
+        url: str = OURS,
+        origins: Sequence[str] = (ALLOWED,),
+    ) -> None:
         self.store = Store(f"sqlite:///{folder}/console.db")
         upgrade(self.store)
         self.driver = MemoryDriver()
         for server in SERVERS:
-            self.driver.ensure_guest(GuestSpec(server, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)),
-                                     lambda image: iter(()), QUIET)
-        self.store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}
-                                                    for server in SERVERS]))
+            self.driver.ensure_guest(
+                GuestSpec(server, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)),
+                lambda image: iter(()),
+                QUIET,
+            )
+        self.store.write(
+            lambda tx: guests.add(
+                tx, [{"server_id": server, "host": "h1", "fence": 1} for server in SERVERS]
+            )
+        )
         self.relay = Consoles(self.driver.console, "127.0.0.1")
         self.silent = False
-        self.bad: set[str] = set()          # tokens of users that the identity service does not know any more
+        self.bad: set[str] = (
+            set()
+        )  # tokens of users that the identity service does not know any more
         browsers = BrowserCookies(self.store, url, origins, 60)
-        self.sessions = ConsoleSessions(self.store, self, TokenChecker(VAULT, self.is_good), browsers, most=most,
-                                 per_server=per_server, per_user=per_user, seconds=60)
+        self.sessions = ConsoleSessions(
+            self.store,
+            self,
+            TokenChecker(VAULT, self.is_good),
+            browsers,
+            most=most,
+            per_server=per_server,
+            per_user=per_user,
+            seconds=60,
+        )
         novnc = folder / "novnc"
         (novnc / "core").mkdir(parents=True)
         (novnc / "vnc_lite.html").write_text("<p>screen")
@@ -68,11 +93,18 @@ class World:
         (novnc / "alias.html").symlink_to("vnc_lite.html")
         listener = listen("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
-        self.service = ConsoleServer(listener, PageServer(novnc, url, browsers, origins), self.sessions, most + 8,
-                                     ask_every=0.2)
+        self.service = ConsoleServer(
+            listener,
+            PageServer(novnc, url, browsers, origins),
+            self.sessions,
+            most + 8,
+            ask_every=0.2,
+        )
         self.threads = [self.relay.start(), *self.service.start()]
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+    def query(
+        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
+    ) -> dict[str, Any]:
         """The host's answer, without a broker between."""
         if self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
@@ -85,14 +117,25 @@ class World:
             raise errors.Unavailable("The identity service does not answer; try again later.")
         return token not in self.bad
 
-    def token(self, kind: str = "serial", server: str = SERVERS[0], seconds: int = 60, user: str = "u",
-              caller: str = "") -> str:
+    def token(
+        self,
+        kind: str = "serial",
+        server: str = SERVERS[0],
+        seconds: int = 60,
+        user: str = "u",
+        caller: str = "",
+    ) -> str:
         sealed = VAULT.seal({"token": caller}) if caller else None
-        return self.store.write(lambda tx: console_tokens.create(tx, server, kind, project_id="p", user_id=user,
-                                                                 seconds=seconds, caller=sealed))
+        return self.store.write(
+            lambda tx: console_tokens.create(
+                tx, server, kind, project_id="p", user_id=user, seconds=seconds, caller=sealed
+            )
+        )
 
     def open(self, token: str, path: str = "/?token={}", **more: Any) -> ClientConnection:
-        return connect(f"ws://127.0.0.1:{self.port}{path.format(token)}", compression=None, proxy=None, **more)
+        return connect(
+            f"ws://127.0.0.1:{self.port}{path.format(token)}", compression=None, proxy=None, **more
+        )
 
     def closed(self, token: str, **more: Any) -> tuple[int, str]:
         """With which code and words it was closed."""
@@ -105,7 +148,9 @@ class World:
             browser.recv(timeout=10)
         return closed.value.rcvd is None
 
-    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes, dict[str, str]]:
+    def get(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         connection.putrequest("GET", path, skip_host=False)
         for name, value in (headers or {}).items():
@@ -151,8 +196,15 @@ def echoes(browser: ClientConnection, said: bytes = b"hello") -> bool:
 
 
 # --- a session ---
-@pytest.mark.parametrize("path", ["/?token={}", "/websockify?token={}", "/websockify?path=%3Ftoken%3D{}",
-                                  "/?path=websockify%3Ftoken%3D{}&more=1"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?token={}",
+        "/websockify?token={}",
+        "/websockify?path=%3Ftoken%3D{}",
+        "/?path=websockify%3Ftoken%3D{}&more=1",
+    ],
+)
 def test_bytes_pass_unchanged_both_ways(world: World, path: str) -> None:
     with world.open(world.token(), path) as browser:
         assert echoes(browser, bytes(range(256)) * 500)
@@ -179,7 +231,11 @@ def test_unknown_subprotocols_are_passed_over(world: World) -> None:
 def test_its_record_goes_with_it(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
-    await_true(lambda: world.store.read(lambda tx: tx.execute(schema.console_tokens.select()).first()) is None)
+    await_true(
+        lambda: (
+            world.store.read(lambda tx: tx.execute(schema.console_tokens.select()).first()) is None
+        )
+    )
 
 
 # --- tokens ---
@@ -193,7 +249,9 @@ def test_a_second_use_is_refused_and_the_first_goes_on(world: World) -> None:
     assert world.hangs_up(token)
 
 
-@pytest.mark.parametrize("path", ["/", "/?token=", "/?token=x", "/?path=x", "/?" + "&".join(["a=b"] * 30)])
+@pytest.mark.parametrize(
+    "path", ["/", "/?token=", "/?token=x", "/?path=x", "/?" + "&".join(["a=b"] * 30)]
+)
 def test_without_a_token_nothing_opens(world: World, path: str) -> None:
     assert world.hangs_up("", path=path)
 
@@ -215,12 +273,27 @@ def test_origins_that_may(world: World, origin: str | None) -> None:
         assert echoes(browser)
 
 
-@pytest.mark.parametrize("origin", [
-    "https://evil.example", "null", "http://consoles.example", "https://consoles.example:444", OURS + ".evil.example",
-    "https://CLOUD.example:8443", "https://cloud.example", "", OURS + "/", "file://"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://consoles.example",
+        "https://consoles.example:444",
+        OURS + ".evil.example",
+        "https://CLOUD.example:8443",
+        "https://cloud.example",
+        "",
+        OURS + "/",
+        "file://",
+    ],
+)
 def test_foreign_origins_are_refused_and_the_token_is_still_good(world: World, origin: str) -> None:
     token = world.token()
-    with pytest.raises(InvalidStatus) as refused, world.open(token, additional_headers={"Origin": origin}):
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        world.open(token, additional_headers={"Origin": origin}),
+    ):
         pass
     assert refused.value.response.status_code == 403
     with world.open(token) as browser:
@@ -233,7 +306,10 @@ def test_what_a_request_says_of_its_host_decides_nothing(world: World) -> None:
         headers = [("Origin", "http://evil.example"), *more.items()]
         with pytest.raises(InvalidStatus), world.open(token, additional_headers=headers):
             pass
-    with pytest.raises(InvalidStatus), world.open(token, additional_headers=[("Origin", OURS), ("Origin", OURS)]):
+    with (
+        pytest.raises(InvalidStatus),
+        world.open(token, additional_headers=[("Origin", OURS), ("Origin", OURS)]),
+    ):
         pass
 
 
@@ -251,7 +327,11 @@ def test_it_ends_when_the_server_moves_within_seconds(world: World) -> None:
         world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
         began = time.monotonic()
         code, words = ended(browser)
-        assert code == parts.REFUSED and "deleted or has moved" in words and time.monotonic() - began < 5
+        assert (
+            code == parts.REFUSED
+            and "deleted or has moved" in words
+            and time.monotonic() - began < 5
+        )
         assert echoes(other)
 
 
@@ -286,10 +366,12 @@ def stalled(world: World) -> socket.socket:
     """A browser by hand, which sent until nothing went any more and reads nothing of the echo."""
     lazy = socket.create_connection(("127.0.0.1", world.port), 5)
     lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lazy.sendall(f"GET /?token={world.token()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                 "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
+    lazy.sendall(
+        f"GET /?token={world.token()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
     assert b"101 Switching" in lazy.recv(4096)
-    frame = b"\x82\xfe\xff\xff" + bytes(4) + bytes(65535)         # binary, masked with zeros
+    frame = b"\x82\xfe\xff\xff" + bytes(4) + bytes(65535)  # binary, masked with zeros
     lazy.settimeout(0.5)
     with pytest.raises(TimeoutError):
         while True:
@@ -314,7 +396,7 @@ def test_so_many_of_a_server_and_in_all(world: World) -> None:
         assert world.closed(world.token("novnc", SERVERS[2]))[0] == parts.BUSY
         first.close()
         await_true(lambda: len(world.sessions) == 3)
-        with world.open(third) as browser:          # being turned away did not use it up
+        with world.open(third) as browser:  # being turned away did not use it up
             assert browser.recv(timeout=10) == b"RFB 003.008\n"
 
 
@@ -338,8 +420,15 @@ def test_a_silent_host(world: World) -> None:
 # --- pages ---
 def test_pages(world: World) -> None:
     status, content, headers = world.get("/vnc_lite.html?path=%3Ftoken%3Dabc")
-    assert (status, content, headers["Content-Type"]) == (200, b"<p>screen", "text/html; charset=utf-8")
-    assert headers["Referrer-Policy"] == "no-referrer" and headers["X-Content-Type-Options"] == "nosniff"
+    assert (status, content, headers["Content-Type"]) == (
+        200,
+        b"<p>screen",
+        "text/html; charset=utf-8",
+    )
+    assert (
+        headers["Referrer-Policy"] == "no-referrer"
+        and headers["X-Content-Type-Options"] == "nosniff"
+    )
     assert "connect-src 'self' wss://consoles.example;" in headers["Content-Security-Policy"]
     assert f"frame-ancestors 'self' {ALLOWED} {OURS}" in headers["Content-Security-Policy"]
     assert world.get("/core/rfb.js")[2]["Content-Type"] == "text/javascript; charset=utf-8"
@@ -347,18 +436,43 @@ def test_pages(world: World) -> None:
     assert b"serial console" in world.get("/serial.html")[1]
 
 
-@pytest.mark.parametrize("path", [
-    "/", "/nothing", "/core", "/core/", "/notes.txt", "/out.js", "/../secret.js", "/core/../../secret.js",
-    "/%2e%2e/secret.js", "/..%2fsecret.js", "//evil.example/%2F..", "///evil.example", "/core/..\\..\\secret.js",
-    "/core//rfb.js", "/./vnc_lite.html", "http://evil.example/vnc_lite.html", "/vnc_lite.html/", "/door.py",
-    "/vnc_lite.html%00.js", "/" + "a" * 4000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/nothing",
+        "/core",
+        "/core/",
+        "/notes.txt",
+        "/out.js",
+        "/../secret.js",
+        "/core/../../secret.js",
+        "/%2e%2e/secret.js",
+        "/..%2fsecret.js",
+        "//evil.example/%2F..",
+        "///evil.example",
+        "/core/..\\..\\secret.js",
+        "/core//rfb.js",
+        "/./vnc_lite.html",
+        "http://evil.example/vnc_lite.html",
+        "/vnc_lite.html/",
+        "/door.py",
+        "/vnc_lite.html%00.js",
+        "/" + "a" * 4000,
+    ],
+)
 def test_no_other_path_is_a_page_and_nothing_redirects(world: World, path: str) -> None:
     status, content, headers = world.get(path)
     assert status == 404 and b"secret" not in content and "Location" not in headers
 
 
 def test_noise_is_closed_and_serves_nobody(world: World) -> None:
-    for noise in (b"\x16\x03\x01" * 100, b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /" + b"a" * 100_000, b"\r\n"):
+    for noise in (
+        b"\x16\x03\x01" * 100,
+        b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 100_000,
+        b"\r\n",
+    ):
         with socket.create_connection(("127.0.0.1", world.port), 5) as stranger:
             try:
                 stranger.sendall(noise)
@@ -366,7 +480,7 @@ def test_noise_is_closed_and_serves_nobody(world: World) -> None:
                 said = stranger.recv(1000)
             except TimeoutError:
                 raise
-            except OSError:         # it was closed before all of the noise was there
+            except OSError:  # it was closed before all of the noise was there
                 said = b""
             assert b"200 OK" not in said
     with world.open(world.token()) as browser:
@@ -374,9 +488,13 @@ def test_noise_is_closed_and_serves_nobody(world: World) -> None:
 
 
 def test_silent_connections_keep_nobody_out(world: World) -> None:
-    patient = socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.2", 0))
-    silent = [socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.3", 0))
-              for _ in range(100)]
+    patient = socket.create_connection(
+        ("127.0.0.1", world.port), 5, source_address=("127.0.0.2", 0)
+    )
+    silent = [
+        socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.3", 0))
+        for _ in range(100)
+    ]
     for client in silent[::2]:
         client.sendall(b"GET /vnc_lite.html HTTP/1.1\r\n")
     begun = time.monotonic()
@@ -384,21 +502,27 @@ def test_silent_connections_keep_nobody_out(world: World) -> None:
         for client in [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]:
             client.close()
         browser.send(b"hello")
-        assert browser.recv(5)                      # a session keeps its place
+        assert browser.recv(5)  # a session keeps its place
     assert time.monotonic() - begun < 2
     patient.sendall(b"GET /vnc_lite.html HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")         # and so has an address with one
+    assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")  # and so has an address with one
     for client in (patient, *silent):
         client.close()
 
 
-def test_tokens_and_secrets_are_never_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_and_secrets_are_never_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     token = world.token()
     with world.open(token) as browser:
         assert echoes(browser)
     assert world.hangs_up(token)
     world.get(f"/vnc_lite.html?path=%3Ftoken%3D{token}")
-    ours = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets.client")]
+    ours = [
+        record.getMessage()
+        for record in caplog.records
+        if not record.name.startswith("websockets.client")
+    ]
     assert any("console serial of server" in line for line in ours)
     assert not [line for line in ours if token in line]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose a console is: it ends with the user's rights, and its address is good in one browser."""
+
 from __future__ import annotations
 
 import logging
@@ -23,10 +24,12 @@ PLAIN = "http://consoles.example"
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
     with ExitStack() as made:
+
         def one(**options: Any) -> World:
             world = World(tmp_path, **options)
             made.callback(world.close)
             return world
+
         yield one
 
 
@@ -44,12 +47,17 @@ def cookie(world: World, token: str, path: str = "", **headers: str) -> str:
 # --- users ---
 def test_it_ends_when_the_users_token_is_revoked(make: Callable[..., World]) -> None:
     world = make()
-    with world.open(world.token(caller="mine")) as browser, \
-            world.open(world.token(server=SERVERS[1], caller="another")) as other, \
-            world.open(world.token(server=SERVERS[2])) as old:
+    with (
+        world.open(world.token(caller="mine")) as browser,
+        world.open(world.token(server=SERVERS[1], caller="another")) as other,
+        world.open(world.token(server=SERVERS[2])) as old,
+    ):
         assert echoes(browser) and echoes(other) and echoes(old)
         world.bad.add("mine")
-        assert ended(browser) == (parts.REFUSED, "Your token was revoked, or your user or project is disabled.")
+        assert ended(browser) == (
+            parts.REFUSED,
+            "Your token was revoked, or your user or project is disabled.",
+        )
         assert echoes(other) and echoes(old)
     await_true(lambda: len(world.sessions) == 0)
 
@@ -61,8 +69,9 @@ def test_a_revoked_users_address_opens_nothing(make: Callable[..., World]) -> No
     assert world.hangs_up(token)
 
 
-def test_a_silent_identity_service_opens_nothing_and_ends_nothing(make: Callable[..., World],
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_identity_service_opens_nothing_and_ends_nothing(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make()
     code, words = world.closed(world.token(caller="silence"))
     assert code == parts.BUSY and "identity service does not answer" in words
@@ -73,6 +82,7 @@ def test_a_silent_identity_service_opens_nothing_and_ends_nothing(make: Callable
         def silent(token: str) -> bool:
             asked.append(token)
             return world.is_good("silence")
+
         monkeypatch.setattr(world.sessions._callers, "_asked", silent)
         await_true(lambda: len(asked) >= 2)
         assert echoes(browser)
@@ -89,18 +99,24 @@ def test_so_many_of_a_user(make: Callable[..., World]) -> None:
 
 
 # --- browsers ---
-def test_an_address_belongs_to_the_browser_that_fetched_its_page(make: Callable[..., World]) -> None:
+def test_an_address_belongs_to_the_browser_that_fetched_its_page(
+    make: Callable[..., World],
+) -> None:
     world = make(url=PLAIN, origins=())
     token = world.token()
     own = cookie(world, token)
     assert re.fullmatch(r"console-[0-9a-f]{16}=[\w-]{43}", own)
-    assert cookie(world, token) == ""                           # a second browser sees the page, and that is all
+    assert cookie(world, token) == ""  # a second browser sees the page, and that is all
     for stranger in ({}, {"Cookie": own[:-1] + "~"}, {"Cookie": "console-0123456789abcdef=x"}):
         assert world.hangs_up(token, additional_headers=stranger)
         assert world.hangs_up(token, origin=PLAIN, additional_headers=stranger)
-    with world.open(token, origin=PLAIN, additional_headers={"Cookie": f"other=1; {own}"}) as browser:
+    with world.open(
+        token, origin=PLAIN, additional_headers={"Cookie": f"other=1; {own}"}
+    ) as browser:
         assert echoes(browser)
-        assert world.hangs_up(token, additional_headers={"Cookie": own})      # once, also for this browser
+        assert world.hangs_up(
+            token, additional_headers={"Cookie": own}
+        )  # once, also for this browser
 
 
 def test_a_cookie_of_one_address_opens_no_other(make: Callable[..., World]) -> None:
@@ -111,18 +127,34 @@ def test_a_cookie_of_one_address_opens_no_other(make: Callable[..., World]) -> N
     assert world.hangs_up(theirs, additional_headers={"Cookie": own})
 
 
-@pytest.mark.parametrize(("url", "kept"), [
-    (OURS, r"__Host-console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict; Secure"),
-    (PLAIN, r"console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict")])
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        (
+            OURS,
+            r"__Host-console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict; Secure",
+        ),
+        (PLAIN, r"console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict"),
+    ],
+)
 def test_how_the_cookie_is_kept(make: Callable[..., World], url: str, kept: str) -> None:
     world = make(url=url, origins=())
     for path in (page(world.token()), f"/serial.html?token={world.token()}"):
         assert re.fullmatch(kept, world.get(path, HTML)[2]["Set-Cookie"])
 
 
-@pytest.mark.parametrize("headers", [{}, {"Accept": "*/*"}, {**HTML, "Sec-Fetch-Dest": "iframe"},
-                                     {**HTML, "Sec-Fetch-Dest": "empty"}])
-def test_programs_and_pages_inside_others_need_no_cookie(make: Callable[..., World], headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Accept": "*/*"},
+        {**HTML, "Sec-Fetch-Dest": "iframe"},
+        {**HTML, "Sec-Fetch-Dest": "empty"},
+    ],
+)
+def test_programs_and_pages_inside_others_need_no_cookie(
+    make: Callable[..., World], headers: dict[str, str]
+) -> None:
     world = make(origins=())
     token = world.token()
     assert "Set-Cookie" not in world.get(page(token), headers)[2]
@@ -132,13 +164,17 @@ def test_programs_and_pages_inside_others_need_no_cookie(make: Callable[..., Wor
     assert world.hangs_up(token)
 
 
-def test_a_page_inside_another_is_not_bound_where_that_is_allowed(make: Callable[..., World]) -> None:
+def test_a_page_inside_another_is_not_bound_where_that_is_allowed(
+    make: Callable[..., World],
+) -> None:
     world = make(origins=(ALLOWED,))
     assert cookie(world, world.token()) == ""
     assert cookie(world, world.token(), **{"Sec-Fetch-Dest": "document"})
 
 
-def test_neither_cookie_nor_caller_is_logged(make: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
+def test_neither_cookie_nor_caller_is_logged(
+    make: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     world = make(url=PLAIN, origins=())
     token = world.token(caller="a-token-of-mira")
@@ -146,9 +182,17 @@ def test_neither_cookie_nor_caller_is_logged(make: Callable[..., World], caplog:
     with world.open(token, additional_headers={"Cookie": own}) as browser:
         assert echoes(browser)
     world.hangs_up(token, additional_headers={"Cookie": own})
-    ours = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets.client")]
+    ours = [
+        record.getMessage()
+        for record in caplog.records
+        if not record.name.startswith("websockets.client")
+    ]
     assert any("console serial of server" in line for line in ours)
-    assert not [line for line in ours if token in line or own.partition("=")[2] in line or "a-token-of-mira" in line]
+    assert not [
+        line
+        for line in ours
+        if token in line or own.partition("=")[2] in line or "a-token-of-mira" in line
+    ]
 
 
 def test_a_page_without_a_good_token_gives_no_cookie(make: Callable[..., World]) -> None:
@@ -161,8 +205,9 @@ def test_a_page_without_a_good_token_gives_no_cookie(make: Callable[..., World])
         assert cookie(world, "", f"/core/rfb.js?token={world.token()}") == ""
 
 
-def test_pages_are_shown_while_the_database_is_away(make: Callable[..., World],
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_shown_while_the_database_is_away(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make(origins=())
     token = world.token()
     with monkeypatch.context() as away:
@@ -174,4 +219,5 @@ def test_pages_are_shown_while_the_database_is_away(make: Callable[..., World],
 
 def world_away() -> Exception:
     from common import errors
+
     return errors.Unavailable("no database")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host drain`` as a process: a configuration file, messages, a scheduler, and Ctrl-C."""
+
 from __future__ import annotations
 
 import os
@@ -49,45 +50,95 @@ class Woken:
 
 @pytest.fixture
 def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterator[Woken]:
-    """Two hosts, a stopped server on the first, a scheduler; the conductor does not move anything."""
+    """Two hosts, a stopped server on the first, a scheduler; the conductor does not move
+    anything."""
     url = upgraded_database("sqlite")
-    (tmp_path / "kilonova.conf").write_text(f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = {url}\n")
+    (tmp_path / "kilonova.conf").write_text(
+        f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = {url}\n"
+    )
     conf, store, woken = config.load(str(tmp_path / "kilonova.conf")), Store(url), Woken()
     for name in ("h1", "h2"):
         store.write(lambda tx, name=name: hosts.register(tx, name, "boot", HOST))
     server = ids.new()
-    store.write(lambda tx: servers.insert(tx, [{
-        "id": server, "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "vm_state": states.STOPPED,
-        "host": "h1", "flavor": to_wire(FLAVOR), "flavor_id": "1", "vcpus": 1, "memory_mb": 128, "disk_gb": 1,
-        "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [], "reservation_id": "r"}]))
-    store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1, "wanted": guests.STOPPED,
-                                            "may_run": False}]))
+    store.write(
+        lambda tx: servers.insert(
+            tx,
+            [
+                {
+                    "id": server,
+                    "project_id": "p",
+                    "user_id": "u",
+                    "name": "web",
+                    "hostname": "web",
+                    "vm_state": states.STOPPED,
+                    "host": "h1",
+                    "flavor": to_wire(FLAVOR),
+                    "flavor_id": "1",
+                    "vcpus": 1,
+                    "memory_mb": 128,
+                    "disk_gb": 1,
+                    "meta": {},
+                    "tags": [],
+                    "scheduler_hints": {},
+                    "security_groups": [],
+                    "reservation_id": "r",
+                }
+            ],
+        )
+    )
+    store.write(
+        lambda tx: guests.add(
+            tx,
+            [
+                {
+                    "server_id": server,
+                    "host": "h1",
+                    "fence": 1,
+                    "wanted": guests.STOPPED,
+                    "may_run": False,
+                }
+            ],
+        )
+    )
     transport = Transport(conf)
-    scheduler_rpc.serve(transport, "s1/1", OneAtATime(Proposals(Hosts(store, Clock()), options(conf))))
+    scheduler_rpc.serve(
+        transport, "s1/1", OneAtATime(Proposals(Hosts(store, Clock()), options(conf)))
+    )
     conductor_rpc.serve(transport, "c1/1", woken)
     yield woken
     transport.close()
     store.close()
 
 
-def test_a_drain_is_begun_watched_and_left_to_the_conductors(conductor: Woken, tmp_path: Path,
-                                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_is_begun_watched_and_left_to_the_conductors(
+    conductor: Woken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "drain", "h1"]
     assert main([*command, "--dry-run"]) == 0
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said[1].endswith("web stopped cold h2") and said[2] == "1 of 1 would go; nothing was changed"
+    assert (
+        said[1].endswith("web stopped cold h2")
+        and said[2] == "1 of 1 would go; nothing was changed"
+    )
     assert not conductor.heard.is_set()
 
     def press() -> None:
         assert conductor.heard.wait(20)
         os.kill(os.getpid(), signal.SIGINT)
+
     threading.Thread(target=press, daemon=True).start()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)   # what runs behind is begun with it ignored
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what runs behind is begun with it ignored
     try:
         assert main(command) == 1
     finally:
         signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("the conductors go on without this command; watch them")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("the conductors go on without this command; watch them")
+    )
     store = Store(config.load(command[1]).database.url)
     state = store.read(lambda tx: host_contents.host_state(tx, "h1"))
     [action] = store.read(lambda tx: host_actions.page(tx, "h1", 5))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lost message costs, in seconds beyond the ordinary: wakeup message 2, command 7, report 2 (docs: the
-promises)."""
+"""What a lost message costs, in seconds beyond the ordinary: wakeup message 2, command 7, report 2
+(docs: the promises)."""
+
 from __future__ import annotations
 
 import itertools
@@ -22,16 +23,23 @@ from compute_agent.virt.memory.script import QUIET
 from tests.functional.cloud import Cloud
 
 WAKEUP, COMMAND, REPORT = 2.0, 7.0, 2.0
-ORDINARY = 1.5               #: seconds that a create may take when nothing is lost, on a machine that is busy with us
-BEAT = 0.05                  #: seconds between two looks whether the machine stands still
+ORDINARY = (
+    1.5  #: seconds that a create may take when nothing is lost, on a machine that is busy with us
+)
+BEAT = 0.05  #: seconds between two looks whether the machine stands still
 
 
 class Pulse:
-    """A thread that writes to the disk again and again: it knows how long this machine stood still at the longest. A
-    create may have stood still as long, whatever was lost."""
+    """A thread that writes to the disk again and again: it knows how long this machine stood still
+    at the longest. A create may have stood still as long, whatever was lost."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._longest, self._last, self._end = path, 0.0, time.monotonic(), threading.Event()
+        self._path, self._longest, self._last, self._end = (
+            path,
+            0.0,
+            time.monotonic(),
+            threading.Event(),
+        )
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -66,9 +74,13 @@ def pulse(tmp_path: Path) -> Iterator[Pulse]:
 def delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
     """Seconds from each server's request to its end, by the database's clock."""
     cloud.until_state(servers, vm_state, 20)
-    rows = cloud.watcher.read(lambda tx: tx.execute(sa.select(
-        schema.actions.c.created_at, schema.actions.c.finished_at).where(
-        schema.actions.c.server_id.in_(servers))).all())
+    rows = cloud.watcher.read(
+        lambda tx: tx.execute(
+            sa.select(schema.actions.c.created_at, schema.actions.c.finished_at).where(
+                schema.actions.c.server_id.in_(servers)
+            )
+        ).all()
+    )
     return sorted((row.finished_at - row.created_at) / 1e6 for row in rows)
 
 
@@ -77,7 +89,7 @@ def created_one_by_one(cloud: Cloud, count: int, pause: float) -> list[str]:
     servers = []
     for _ in range(count):
         servers += cloud.create()
-        time.sleep(pause)     # the moment is what is tried here
+        time.sleep(pause)  # the moment is what is tried here
     return servers
 
 
@@ -113,13 +125,18 @@ def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Puls
     other, driver = cloud.create()[0], cloud.drivers["h1"]
     cloud.until_state([other], states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
-    flips, next_at = itertools.cycle([lambda: driver.host.power_off(other),
-                                      lambda: driver.ensure_running(other, 1, QUIET)]), [0.0]
+    flips, next_at = (
+        itertools.cycle(
+            [lambda: driver.host.power_off(other), lambda: driver.ensure_running(other, 1, QUIET)]
+        ),
+        [0.0],
+    )
 
     def flip() -> None:
         if time.monotonic() > next_at[0]:
             next(flips)()
             next_at[0] = time.monotonic() + 0.4
+
     server = cloud.create()[0]
     assert cloud.until_state([server], states.ACTIVE, 20, flip) <= COMMAND + pulse.ordinary()
 
@@ -147,12 +164,19 @@ def test_a_lost_answer_to_a_report_costs_the_tenant_nothing(cloud: Cloud, pulse:
 def test_a_lost_command_while_heartbeats_are_lost_too(cloud: Cloud, pulse: Pulse) -> None:
     ordinary(cloud, pulse)
     cloud.network.lose = lambda what: what in ("do", "heartbeat")
-    assert delays(cloud, created_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1] <= COMMAND + pulse.ordinary()
+    assert (
+        delays(cloud, created_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1]
+        <= COMMAND + pulse.ordinary()
+    )
     assert cloud.findings() == []
 
 
-@pytest.mark.parametrize(("key", "vm_state"), [("os-stop", states.STOPPED), ("delete", states.DELETED)])
-def test_a_lost_command_of_other_actions(cloud: Cloud, pulse: Pulse, key: str, vm_state: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "vm_state"), [("os-stop", states.STOPPED), ("delete", states.DELETED)]
+)
+def test_a_lost_command_of_other_actions(
+    cloud: Cloud, pulse: Pulse, key: str, vm_state: str
+) -> None:
     ordinary(cloud, pulse)
     servers = cloud.create(3)
     cloud.until_state(servers, states.ACTIVE)
@@ -184,8 +208,9 @@ class FullDisk(Journal):
         super().end(result)
 
 
-def test_a_result_that_could_not_be_journalled_is_sent_for_again(new_cloud: Callable[..., Cloud], tmp_path: Path
-                                                                ) -> None:
+def test_a_result_that_could_not_be_journalled_is_sent_for_again(
+    new_cloud: Callable[..., Cloud], tmp_path: Path
+) -> None:
     cloud = new_cloud()
     cloud.start_conductor()
     cloud.start_scheduler()

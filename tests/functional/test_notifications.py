@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications while everything runs: real conductors and their threads, and a broker that comes and goes."""
+"""Notifications while everything runs: real conductors and their threads, and a broker that comes
+and goes."""
+
 from __future__ import annotations
 
 import time
@@ -16,8 +18,16 @@ from common.notifications.options import NotificationSettings
 from tests.functional.cloud import Cloud
 from tests.told import all_told
 
-LIFE = ["create.start", "create.end", "power_off.start", "power_off.end", "delete.start", "shutdown.start",
-        "shutdown.end", "delete.end"]
+LIFE = [
+    "create.start",
+    "create.end",
+    "power_off.start",
+    "power_off.end",
+    "delete.start",
+    "shutdown.start",
+    "shutdown.end",
+    "delete.end",
+]
 
 
 class Broker:
@@ -40,7 +50,9 @@ class Broker:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
-def test_servers_live_and_die_while_the_broker_comes_and_goes(new_cloud: Callable[..., Cloud], kind: str) -> None:
+def test_servers_live_and_die_while_the_broker_comes_and_goes(
+    new_cloud: Callable[..., Cloud], kind: str
+) -> None:
     cloud, broker = new_cloud(kind), Broker()
     cloud.store.notify_with(NotificationSettings("api"))
     cloud.start_conductor("c1", broker)

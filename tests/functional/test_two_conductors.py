@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two conductors at once: everything is done once, whoever does it, also when one of them ends in the middle."""
+"""Two conductors at once: everything is done once, whoever does it, also when one of them ends in
+the middle."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ loses everything it had, in the middle of work: that work is late, never lost and never doubled."""
+"""RabbitMQ loses everything it had, in the middle of work: that work is late, never lost and never
+doubled."""
+
 from __future__ import annotations
 
 import tempfile
@@ -16,8 +18,8 @@ from tests.functional.cloud import Cloud
 
 @pytest.fixture
 def servers_of_our_own() -> Iterator[Servers]:
-    """A broker that only this test uses, since it is wiped. Its folder is none of pytest's, which another run of pytest
-    closes to all but root."""
+    """A broker that only this test uses, since it is wiped. Its folder is none of pytest's, which
+    another run of pytest closes to all but root."""
     with tempfile.TemporaryDirectory(prefix="kn-broker-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
@@ -26,7 +28,8 @@ def servers_of_our_own() -> Iterator[Servers]:
 
 @pytest.mark.timeout(120)
 def test_everything_reaches_its_state_although_the_broker_was_wiped(
-        servers_of_our_own: Servers, new_cloud: Callable[..., Cloud]) -> None:
+    servers_of_our_own: Servers, new_cloud: Callable[..., Cloud]
+) -> None:
     cloud = new_cloud(broker=servers_of_our_own.start("rabbitmq"))
     broker = servers_of_our_own.broker
     assert broker is not None
@@ -35,9 +38,9 @@ def test_everything_reaches_its_state_although_the_broker_was_wiped(
     cloud.until_state(stopped + deleted, states.ACTIVE, 30)
     for driver in cloud.drivers.values():
         driver.host.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
-    created = cloud.create(6)                   # their results come while the broker is away
+    created = cloud.create(6)  # their results come while the broker is away
     broker.control("stop_app")
-    created += cloud.create(4)                  # wakeups, commands: all in vain
+    created += cloud.create(4)  # wakeups, commands: all in vain
     for server in stopped:
         cloud.ask(server, "os-stop")
     broker.control("reset")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test fuzz [-- --seed S] [--requests N] [--only NUMBER]``: requests by chance over every route.
+"""``./deploy/test fuzz [-- --seed S] [--requests N] [--only NUMBER]``: requests by chance over
+every route.
 
 Prints the seed, and for each kind of failure one request with the command that sends it again.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,16 +20,18 @@ from tests.fuzz import run
 from tests.surface.world import World
 
 REQUESTS = 50_000
-SHOWN = 30              # kinds of failures
-EVERY = 5_000           # requests between two lines
+SHOWN = 30  # kinds of failures
+EVERY = 5_000  # requests between two lines
 
 
 def main() -> int:
     """Send them, and say what failed; the status is 1 then."""
     parser = argparse.ArgumentParser(prog="./deploy/test fuzz --")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(10 ** 9))
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9))
     parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--only", type=int, help="this request alone, after those of its block before it")
+    parser.add_argument(
+        "--only", type=int, help="this request alone, after those of its block before it"
+    )
     options = parser.parse_args()
     logging.basicConfig(handlers=[logging.NullHandler()], level=logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="kn-fuzz-") as folder, World(Path(folder)) as world:
@@ -47,7 +51,10 @@ def _one(world: World, seed: int, number: int) -> int:
 
 def _all(world: World, seed: int, most: int) -> int:
     began, kinds = time.monotonic(), Counter[tuple[str, ...]]()
-    print(f"{most} requests over {len(world.operations) + len(world.signed)} operations, seed {seed}", flush=True)
+    print(
+        f"{most} requests over {len(world.operations) + len(world.signed)} operations, seed {seed}",
+        flush=True,
+    )
     for first in range(0, most, EVERY):
         for failure in run.numbered(world, seed, range(first, min(first + EVERY, most))):
             kinds[failure.kind] += 1

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as bytes, which two servers in a row could count differently, or no server can read: what our worker makes
-of them. ``python -m tests.fuzz.raw PORT`` serves an application that tells what it was given."""
+"""Requests as bytes, which two servers in a row could count differently, or no server can read:
+what our worker makes of them. ``python -m tests.fuzz.raw PORT`` serves an application that tells
+what it was given."""
+
 from __future__ import annotations
 
 import json
@@ -15,66 +17,180 @@ from gunicorn.http.errors import ParseException
 
 LINE = b"POST /asked HTTP/1.1\r\nHost: x\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-#: Whoever stands before us could pass these on and count otherwise: the only answer is a refusal, and the end.
+#: Whoever stands before us could pass these on and count otherwise: the only answer is a refusal,
+#: and the end.
 REFUSED: dict[str, bytes] = {
-    "both lengths": LINE + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-    "both, chunked first": LINE + b"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    "both lengths": LINE
+    + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + SMUGGLED,
+    "both, chunked first": LINE
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\n"
+    + SMUGGLED,
     "two lengths": LINE + b"Content-Length: 0\r\nContent-Length: 35\r\n\r\n" + SMUGGLED,
-    "the same length twice": LINE + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nabcd" + SMUGGLED,
+    "the same length twice": LINE
+    + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nabcd"
+    + SMUGGLED,
     "a list of lengths": LINE + b"Content-Length: 4, 4\r\n\r\nabcd" + SMUGGLED,
-    **{f"length {value!r}": LINE + b"Content-Length: " + value + b"\r\n\r\nabcd" + SMUGGLED for value in (
-        b"-1", b"+4", b"4x", b"0x4", b"4.0", b"4 4", b"\xd9\xa4", b"\xb2", b"1_0", b"", b"4;a=b")},
-    **{f"encoding {value!r}": LINE + b"Transfer-Encoding: " + value + b"\r\n\r\n0\r\n\r\n" + SMUGGLED for value in (
-        b"xchunked", b"chunked, identity", b"identity, chunked", b"\x0bchunked", b"chunked\x0b", b"gzip, chunked",
-        b"chunked, chunked", b"'chunked'", b"chunked;q=1")},
-    "two encodings": LINE + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
-    "an encoding in HTTP/1.0": (b"POST /asked HTTP/1.0\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
-                                b"0\r\n\r\n" + SMUGGLED),
+    **{
+        f"length {value!r}": LINE + b"Content-Length: " + value + b"\r\n\r\nabcd" + SMUGGLED
+        for value in (
+            b"-1",
+            b"+4",
+            b"4x",
+            b"0x4",
+            b"4.0",
+            b"4 4",
+            b"\xd9\xa4",
+            b"\xb2",
+            b"1_0",
+            b"",
+            b"4;a=b",
+        )
+    },
+    **{
+        f"encoding {value!r}": LINE
+        + b"Transfer-Encoding: "
+        + value
+        + b"\r\n\r\n0\r\n\r\n"
+        + SMUGGLED
+        for value in (
+            b"xchunked",
+            b"chunked, identity",
+            b"identity, chunked",
+            b"\x0bchunked",
+            b"chunked\x0b",
+            b"gzip, chunked",
+            b"chunked, chunked",
+            b"'chunked'",
+            b"chunked;q=1",
+        )
+    },
+    "two encodings": LINE
+    + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"
+    + SMUGGLED,
+    "an encoding in HTTP/1.0": (
+        b"POST /asked HTTP/1.0\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
+        b"0\r\n\r\n" + SMUGGLED
+    ),
     "a folded header": LINE + b"X-A: b\r\n Transfer-Encoding: chunked\r\n\r\n" + SMUGGLED,
     "a folded encoding": LINE + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
     "a blank before the colon": LINE + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
     "a tabulator before the colon": LINE + b"Content-Length\t: 4\r\n\r\nabcd" + SMUGGLED,
-    "a header after a blank": b"POST /asked HTTP/1.1\r\n Content-Length: 4\r\nHost: x\r\n\r\nabcd" + SMUGGLED,
+    "a header after a blank": b"POST /asked HTTP/1.1\r\n Content-Length: 4\r\nHost: x\r\n\r\nabcd"
+    + SMUGGLED,
     "a header without a colon": LINE + b"Content-Length\r\n\r\n" + SMUGGLED,
     "a name of nothing": LINE + b": x\r\n\r\n" + SMUGGLED,
     "NUL in a value": LINE + b"X-A: a\x00b\r\n\r\n" + SMUGGLED,
     "NUL in a name": LINE + b"X\x00A: b\r\n\r\n" + SMUGGLED,
     "CR in a value": LINE + b"X-A: a\rContent-Length: 4\r\n\r\nabcd" + SMUGGLED,
     "LF alone": LINE + b"X-A: a\nContent-Length: 4\r\n\r\nabcd" + SMUGGLED,
-    **{f"chunk {size!r}": LINE + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\nabcd\r\n0\r\n\r\n" + SMUGGLED
-       for size in (b"0x4", b"+4", b"-4", b"4_", b"4 4", b"\t4", b"", b"g", b"4\xb2", b"f" * 20, b"4\n")},
-    "a chunk that is longer": LINE + b"Transfer-Encoding: chunked\r\n\r\n4\r\nabcdef\r\n0\r\n\r\n" + SMUGGLED,
+    **{
+        f"chunk {size!r}": LINE
+        + b"Transfer-Encoding: chunked\r\n\r\n"
+        + size
+        + b"\r\nabcd\r\n0\r\n\r\n"
+        + SMUGGLED
+        for size in (
+            b"0x4",
+            b"+4",
+            b"-4",
+            b"4_",
+            b"4 4",
+            b"\t4",
+            b"",
+            b"g",
+            b"4\xb2",
+            b"f" * 20,
+            b"4\n",
+        )
+    },
+    "a chunk that is longer": LINE
+    + b"Transfer-Encoding: chunked\r\n\r\n4\r\nabcdef\r\n0\r\n\r\n"
+    + SMUGGLED,
     "a chunk with LF alone": LINE + b"Transfer-Encoding: chunked\r\n\r\n4\nabcd\n0\n\n" + SMUGGLED,
     "a line that is too long": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "a header that is too long": LINE + b"X-A: " + b"a" * 9000 + b"\r\n\r\n",
     "too many headers": LINE + b"X-A: a\r\n" * 300 + b"\r\n",
-    "a version of nothing": b"GET / HTTP/x.y\r\n\r\n", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "HTTP/0.9": b"GET /\r\n\r\n", "no method": b" / HTTP/1.1\r\n\r\n", "no path": b"GET  HTTP/1.1\r\n\r\n",
-    "a method of signs": b"GE(T / HTTP/1.1\r\n\r\n", "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "a version of nothing": b"GET / HTTP/x.y\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/0.9": b"GET /\r\n\r\n",
+    "no method": b" / HTTP/1.1\r\n\r\n",
+    "no path": b"GET  HTTP/1.1\r\n\r\n",
+    "a method of signs": b"GE(T / HTTP/1.1\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
 #: One request each, read to its very end: the next one is the next one.
 TAKEN: dict[str, bytes] = {
     "a length": LINE + b"Content-Length: 35\r\n\r\n" + SMUGGLED,
     "one chunk": LINE + b"Transfer-Encoding: chunked\r\n\r\n23\r\n" + SMUGGLED + b"\r\n0\r\n\r\n",
     "Chunked": LINE + b"Transfer-Encoding: Chunked\r\n\r\n23;a=b\r\n" + SMUGGLED + b"\r\n0\r\n\r\n",
-    "a trailer": LINE + b"Transfer-Encoding: chunked\r\n\r\n23\r\n" + SMUGGLED + b"\r\n0\r\nX-T: a\r\n\r\n",
+    "a trailer": LINE
+    + b"Transfer-Encoding: chunked\r\n\r\n23\r\n"
+    + SMUGGLED
+    + b"\r\n0\r\nX-T: a\r\n\r\n",
 }
 #: Names that become in WSGI what another header is.
-UNDERSCORED = (b"X_Auth_Token: t\r\nX_Roles: admin\r\nX-Identity_Status: Confirmed\r\nContent_Length: 35\r\n"
-               b"Transfer_Encoding: chunked\r\nx_user_id: admin\r\n")
+UNDERSCORED = (
+    b"X_Auth_Token: t\r\nX_Roles: admin\r\nX-Identity_Status: Confirmed\r\nContent_Length: 35\r\n"
+    b"Transfer_Encoding: chunked\r\nx_user_id: admin\r\n"
+)
 #: What gunicorn believes of whoever is on this machine, unless it is told not to.
 FORWARDED = b"SCRIPT_NAME: /elsewhere\r\nPATH_INFO: /smuggled\r\nScript-Name: /x\r\n"
 #: Pieces of which requests by chance are made.
-LINES = (b"GET / HTTP/1.1", b"POST /a HTTP/1.1", b"POST /a HTTP/1.0", b"GET /%ff%00?a=\xff HTTP/1.1",
-         b"GET http://evil.example/ HTTP/1.1", b"OPTIONS * HTTP/1.1", b"CONNECT a:1 HTTP/1.1", b"GET / HTTP/1.2",
-         b"get / http/1.1", b"GET //a/../b HTTP/1.1", b"G" * 100 + b" / HTTP/1.1", b"GET /\xe2\x98\x83 HTTP/1.1", b"")
-HEADERS = (b"Host: x", b"Host: a, b", b"Host:", b"Content-Length: 4", b"Content-Length: 0", b"Content-Length: 1000",
-           b"Transfer-Encoding: chunked", b"Connection: keep-alive, close", b"Connection: x", b"Expect: 100-continue",
-           b"Expect: \xff", b"Upgrade: websocket", b"X: \xff\xfe", b"X_Y: z", b"Content-Type: application/json",
-           b" x: y", b"X-Forwarded-Proto: ftp", b"SCRIPT_NAME: /x", b"Script-Name: /x", b"Trailer: a", b"TE: trailers",
-           b"Proxy: x", b"Forwarded: for=\"", b"x:" + b"y" * 4000, b"\x7f: x", b"Range: bytes=0-")
-BODIES = (b"", b"abcd", b"4\r\nabcd\r\n0\r\n\r\n", b"0\r\n\r\n", b"\x00" * 50, b"GET / HTTP/1.1\r\n\r\n",
-          b"\r\n\r\n\r\n", b"ffffffff\r\nab", b"4;" + b"x" * 100 + b"\r\nabcd\r\n0\r\n\r\n")
+LINES = (
+    b"GET / HTTP/1.1",
+    b"POST /a HTTP/1.1",
+    b"POST /a HTTP/1.0",
+    b"GET /%ff%00?a=\xff HTTP/1.1",
+    b"GET http://evil.example/ HTTP/1.1",
+    b"OPTIONS * HTTP/1.1",
+    b"CONNECT a:1 HTTP/1.1",
+    b"GET / HTTP/1.2",
+    b"get / http/1.1",
+    b"GET //a/../b HTTP/1.1",
+    b"G" * 100 + b" / HTTP/1.1",
+    b"GET /\xe2\x98\x83 HTTP/1.1",
+    b"",
+)
+HEADERS = (
+    b"Host: x",
+    b"Host: a, b",
+    b"Host:",
+    b"Content-Length: 4",
+    b"Content-Length: 0",
+    b"Content-Length: 1000",
+    b"Transfer-Encoding: chunked",
+    b"Connection: keep-alive, close",
+    b"Connection: x",
+    b"Expect: 100-continue",
+    b"Expect: \xff",
+    b"Upgrade: websocket",
+    b"X: \xff\xfe",
+    b"X_Y: z",
+    b"Content-Type: application/json",
+    b" x: y",
+    b"X-Forwarded-Proto: ftp",
+    b"SCRIPT_NAME: /x",
+    b"Script-Name: /x",
+    b"Trailer: a",
+    b"TE: trailers",
+    b"Proxy: x",
+    b'Forwarded: for="',
+    b"x:" + b"y" * 4000,
+    b"\x7f: x",
+    b"Range: bytes=0-",
+)
+BODIES = (
+    b"",
+    b"abcd",
+    b"4\r\nabcd\r\n0\r\n\r\n",
+    b"0\r\n\r\n",
+    b"\x00" * 50,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\r\n\r\n\r\n",
+    b"ffffffff\r\nab",
+    b"4;" + b"x" * 100 + b"\r\nabcd\r\n0\r\n\r\n",
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +203,8 @@ class Answer:
 
 
 def ask(port: int, said: bytes, seconds: float = 20) -> list[Answer]:
-    """Say this and no more; every answer until the connection ends. Raises TimeoutError when it does not."""
+    """Say this and no more; every answer until the connection ends. Raises TimeoutError when it
+    does not."""
     with socket.create_connection(("127.0.0.1", port), seconds) as client:
         came = bytearray()
         try:
@@ -96,7 +213,7 @@ def ask(port: int, said: bytes, seconds: float = 20) -> list[Answer]:
             while piece := client.recv(65536):
                 came += piece
         except (ConnectionResetError, BrokenPipeError):
-            pass                    # it was refused before all of it was read
+            pass  # it was refused before all of it was read
     return answers(bytes(came))
 
 
@@ -106,8 +223,10 @@ def answers(came: bytes) -> list[Answer]:
     while came:
         head, _, rest = came.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
-        fields = {name.strip().lower(): value.strip() for name, _, value in (
-            line.partition(b":") for line in head.split(b"\r\n")[1:])}
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])
+        }
         length = int(fields.get(b"content-length", b"0"))
         found.append(Answer(status, fields.get(b"content-type", b"").decode(), rest[:length]))
         came = rest[length:]
@@ -118,10 +237,14 @@ def by_chance(seed: int, number: int) -> bytes:
     """Request ``number`` of a seed, mostly a broken one."""
     chance = Random(f"{seed}:{number}")
     lines = [chance.choice(LINES), *chance.choices(HEADERS, k=chance.choice((0, 1, 2, 3, 6)))]
-    said = chance.choices((b"\r\n", b"\n", b"\r"), (90, 6, 4))[0].join(lines) + b"\r\n\r\n" + chance.choice(BODIES)
+    said = (
+        chance.choices((b"\r\n", b"\n", b"\r"), (90, 6, 4))[0].join(lines)
+        + b"\r\n\r\n"
+        + chance.choice(BODIES)
+    )
     for _ in range(chance.choices((0, 1, 4), (60, 25, 15))[0]):
         at = chance.randrange(len(said))
-        said = said[:at] + bytes([chance.randrange(256)]) + said[at + chance.choice((0, 1)):]
+        said = said[:at] + bytes([chance.randrange(256)]) + said[at + chance.choice((0, 1)) :]
     return said
 
 
@@ -139,18 +262,27 @@ def faults(found: list[Answer]) -> list[str]:
 
 
 def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-    """The application: what it was given. A torn body is the client's fault, as it is for all our services."""
+    """The application: what it was given. A torn body is the client's fault, as it is for all our
+    services."""
     status = "200 OK"
     try:
         body = environ["wsgi.input"].read() if environ["REQUEST_METHOD"] == "POST" else b""
     except (OSError, ParseException):
         status, body = "400 Bad Request", b""
-    content = json.dumps({"path": environ["PATH_INFO"], "body": len(body), "headers": sorted(
-        name for name in environ if name.startswith(("HTTP_", "CONTENT_")))}).encode()
-    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(content)))])
+    content = json.dumps(
+        {
+            "path": environ["PATH_INFO"],
+            "body": len(body),
+            "headers": sorted(name for name in environ if name.startswith(("HTTP_", "CONTENT_"))),
+        }
+    ).encode()
+    start_response(
+        status, [("Content-Type", "application/json"), ("Content-Length", str(len(content)))]
+    )
     return [content]
 
 
 if __name__ == "__main__":
     from compute_api.edge.server import Server
+
     Server("raw", "127.0.0.1", int(sys.argv[1]), lambda: told, lambda: None, threads=4).run()

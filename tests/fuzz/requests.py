@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as it goes to a service, made by chance for one of its operations.
 
-Request number n of a seed is always the same, but for the ids of records, which each world has its own of.
+Request number n of a seed is always the same, but for the ids of records, which each world has its
+own of.
 """
+
 from __future__ import annotations
 
 import io
@@ -21,15 +23,53 @@ from tests.surface.operations import PARAMETER, Operation
 from tests.surface.site import Site
 from tests.surface.world import World
 
-PERSONAS, WEIGHTS = ("member", "admin", "manager", "reader", "other", "service", "none"), (45, 25, 5, 5, 10, 5, 5)
+PERSONAS, WEIGHTS = (
+    ("member", "admin", "manager", "reader", "other", "service", "none"),
+    (45, 25, 5, 5, 10, 5, 5),
+)
 #: Where nearly all is for admins.
 OF_ADMINS = (10, 70, 2, 3, 5, 5, 5)
-SERVICES = {"compute": 40, "network": 25, "identity": 15, "image": 10, "placement": 10, "metadata": 6,
-            "image-gateway": 4}
+SERVICES = {
+    "compute": 40,
+    "network": 25,
+    "identity": 15,
+    "image": 10,
+    "placement": 10,
+    "metadata": 6,
+    "image-gateway": 4,
+}
 #: Parameters of queries that some list knows.
-PARAMETERS = ("limit", "marker", "name", "sort_key", "sort_dir", "changes-since", "all_tenants", "project_id", "fields",
-              "page_reverse", "id", "status", "tags", "ip", "host", "created_at", "visibility", "resources", "required",
-              "member_of", "in_tree", "uuid", "offset", "user_id", "start", "end", "detailed", "with_servers", "seen")
+PARAMETERS = (
+    "limit",
+    "marker",
+    "name",
+    "sort_key",
+    "sort_dir",
+    "changes-since",
+    "all_tenants",
+    "project_id",
+    "fields",
+    "page_reverse",
+    "id",
+    "status",
+    "tags",
+    "ip",
+    "host",
+    "created_at",
+    "visibility",
+    "resources",
+    "required",
+    "member_of",
+    "in_tree",
+    "uuid",
+    "offset",
+    "user_id",
+    "start",
+    "end",
+    "detailed",
+    "with_servers",
+    "seen",
+)
 
 
 @dataclass(frozen=True)
@@ -69,15 +109,21 @@ def make(world: World, seed: int, number: int) -> Request:
     """Request ``number`` of this seed."""
     chance = Random(f"{seed}:{number}")
     service = chance.choices(list(SERVICES), list(SERVICES.values()))[0]
-    operation = chance.choice([one for one in (*world.operations, *world.signed) if one.service == service])
+    operation = chance.choice(
+        [one for one in (*world.operations, *world.signed) if one.service == service]
+    )
     site = world.sites[service]
     known = sorted({one for owner in ("own", "foreign") for one in site.ids[owner].items()})
     ids = [value for _, value in known]
-    persona = chance.choices(PERSONAS, OF_ADMINS if service in ("identity", "placement") else WEIGHTS)[0]
+    persona = chance.choices(
+        PERSONAS, OF_ADMINS if service in ("identity", "placement") else WEIGHTS
+    )[0]
     method = operation.method if chance.random() < 0.97 else chance.choice(hostile.METHODS)
     target = _path(operation, site, chance) + _query(operation, chance, ids)
     body = _body(operation, site, chance, ids)
-    return Request(operation, persona, method, target, _headers(operation, site, persona, chance, body), body)
+    return Request(
+        operation, persona, method, target, _headers(operation, site, persona, chance, body), body
+    )
 
 
 def _path(operation: Operation, site: Site, chance: Random) -> str:
@@ -89,23 +135,41 @@ def _path(operation: Operation, site: Site, chance: Random) -> str:
             return quote(site.id_of("own", kind), safe="")
         if draw < 0.9:
             return quote(site.id_of("foreign" if draw < 0.85 else "missing", kind), safe="")
-        return chance.choice(("%ff", "%c3%28", quote(chance.choice(hostile.TEXTS)[:2000].encode("utf-8", "replace"),
-                                                     safe="/" if draw < 0.93 else "")))
+        return chance.choice(
+            (
+                "%ff",
+                "%c3%28",
+                quote(
+                    chance.choice(hostile.TEXTS)[:2000].encode("utf-8", "replace"),
+                    safe="/" if draw < 0.93 else "",
+                ),
+            )
+        )
+
     path = PARAMETER.sub(one, operation.path)
     if operation.service == "compute":
-        path = chance.choices(("/v2.1", "/v2", f"/v2.1/{site.ids['own']['os-quota-sets']}"), (90, 7, 3))[0] + path
+        path = (
+            chance.choices(
+                ("/v2.1", "/v2", f"/v2.1/{site.ids['own']['os-quota-sets']}"), (90, 7, 3)
+            )[0]
+            + path
+        )
     return path + ("/" if chance.random() < 0.01 else "")
 
 
 def _query(operation: Operation, chance: Random, ids: list[str]) -> str:
     if chance.random() < 0.5 and operation.method == "GET":
         known = list((operation.query or {}).get("properties", {})) or list(PARAMETERS)
-        names = [chance.choice(known if chance.random() < 0.8 else PARAMETERS + hostile.KEYS)
-                 for _ in range(chance.choice((1, 1, 2, 3)))]
+        names = [
+            chance.choice(known if chance.random() < 0.8 else PARAMETERS + hostile.KEYS)
+            for _ in range(chance.choice((1, 1, 2, 3)))
+        ]
         pairs = [(name, str(hostile.value(chance, ids))[:2000]) for name in names]
         if chance.random() < 0.02:
             pairs *= 150
-        return "?" + (urlencode(pairs, errors="replace") if chance.random() < 0.97 else "%ff=%fe&&=&a=%")
+        return "?" + (
+            urlencode(pairs, errors="replace") if chance.random() < 0.97 else "%ff=%fe&&=&a=%"
+        )
     return QUERIES.get(operation.title, "")
 
 
@@ -130,14 +194,19 @@ def fuller(schema: dict[str, Any], chance: Random) -> Any:
     if "properties" not in schema or "object" not in samples.types(schema):
         try:
             return samples.simplest(schema)
-        except KeyError:            # a format that only the placement service has
+        except KeyError:  # a format that only the placement service has
             return "x"
-    names = [name for name in schema["properties"] if name in schema.get("required", ()) or chance.random() < 0.4]
+    names = [
+        name
+        for name in schema["properties"]
+        if name in schema.get("required", ()) or chance.random() < 0.4
+    ]
     return {name: fuller(schema["properties"][name], chance) for name in names}
 
 
-def _headers(operation: Operation, site: Site, persona: str, chance: Random, body: bytes
-             ) -> tuple[tuple[str, str], ...]:
+def _headers(
+    operation: Operation, site: Site, persona: str, chance: Random, body: bytes
+) -> tuple[tuple[str, str], ...]:
     sent = {"Host": "localhost", **site.proof(persona, chance)}
     if body:
         sent["Content-Type"] = "application/json"
@@ -153,14 +222,29 @@ def _headers(operation: Operation, site: Site, persona: str, chance: Random, bod
 
 
 def send(site: Site, request: Request) -> Answer:
-    """Let the application answer it, as gunicorn would ask it. Raises what the application raises."""
+    """Let the application answer it, as gunicorn would ask it. Raises what the application
+    raises."""
     path, _, query = request.target.partition("?")
     environ: dict[str, Any] = {
-        "REQUEST_METHOD": request.method, "SCRIPT_NAME": "", "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
-        "QUERY_STRING": query, "RAW_URI": request.target, "SERVER_NAME": "localhost", "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1", "REMOTE_ADDR": "127.0.0.1", "REMOTE_PORT": "1", "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(request.body), "wsgi.errors": sys.stderr,
-        "wsgi.multithread": True, "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True}
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+        "QUERY_STRING": query,
+        "RAW_URI": request.target,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": "127.0.0.1",
+        "REMOTE_PORT": "1",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(request.body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+        "wsgi.input_terminated": True,
+    }
     if request.body:
         environ["CONTENT_LENGTH"] = str(len(request.body))
     for name, value in request.headers:
@@ -168,10 +252,16 @@ def send(site: Site, request: Request) -> Answer:
         environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
     said: list[Any] = []
     began = time.thread_time()
-    items: Sequence[bytes] = site.application(environ, lambda status, headers, *more: said.extend((status, headers)))
+    items: Sequence[bytes] = site.application(
+        environ, lambda status, headers, *more: said.extend((status, headers))
+    )
     body = b"".join(items)
     if hasattr(items, "close"):
         items.close()
     status, headers = said[-2:]
-    return Answer(int(status.split()[0]), {name.lower(): value for name, value in headers}, body,
-                  time.thread_time() - began)
+    return Answer(
+        int(status.split()[0]),
+        {name.lower(): value for name, value in headers},
+        body,
+        time.thread_time() - began,
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of a seed, one after the other, and those whose answers may not be.
 
-Every ``BLOCK`` requests all services are set back, so that one request is tried again by beginning with its block.
+Every ``BLOCK`` requests all services are set back, so that one request is tried again by beginning
+with its block.
 """
+
 from __future__ import annotations
 
 import logging
@@ -32,8 +34,10 @@ class Failure:
         return (self.request.operation.service, *(fault[:120] for fault in self.faults))
 
     def __str__(self) -> str:
-        return (f"{'; '.join(self.faults)}\n  ./deploy/test fuzz -- --seed {self.seed} --only {self.number}\n"
-                f"  {self.request}")
+        return (
+            f"{'; '.join(self.faults)}\n  ./deploy/test fuzz -- --seed {self.seed} --only {self.number}\n"
+            f"  {self.request}"
+        )
 
 
 def numbered(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failure]:
@@ -53,7 +57,7 @@ def numbered(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failur
             try:
                 answer = requests.send(world.sites[request.operation.service], request)
                 faults = verdict.faults(world, request, answer, logged := log.taken(), before)
-            except Exception as problem:            # noqa: BLE001 - whatever an application lets through is a failure
+            except Exception as problem:  # noqa: BLE001 - whatever an application lets through is a failure
                 faults, logged = [f"raised {type(problem).__name__}: {problem}"[:300]], log.taken()
             if request.persona not in verdict.TENANTS:
                 before += request.text

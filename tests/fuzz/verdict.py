@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no answer may be, whatever was asked: a crash, a page, a word about our insides, a foreign project's record."""
+"""What no answer may be, whatever was asked: a crash, a page, a word about our insides, a foreign
+project's record."""
+
 from __future__ import annotations
 
 import logging
@@ -13,12 +15,14 @@ from tests.surface.world import World
 
 #: Statuses of the fifth hundred that we answer on purpose, in JSON.
 DELIBERATE = (501, 503)
-INSIDES = re.compile(rb"Traceback|site-packages|sqlalchemy|sqlite3?\.|psycopg|pymysql|IntegrityError|OperationalError"
-                     rb"|(SELECT|INSERT INTO|UPDATE|DELETE FROM) \w+|<class |object at 0x|\.py\b|, line \d+, in"
-                     rb"|/dev/shm|/tmp/|/usr/|(Key|Type|Value|Attribute|Unicode|Index|Assertion|Recursion|Overflow)\w*Error"
-                     rb"|NoneType|\bcompute_api\.|deploy\.standalone|\bcommon\.\w+\.")
+INSIDES = re.compile(
+    rb"Traceback|site-packages|sqlalchemy|sqlite3?\.|psycopg|pymysql|IntegrityError|OperationalError"
+    rb"|(SELECT|INSERT INTO|UPDATE|DELETE FROM) \w+|<class |object at 0x|\.py\b|, line \d+, in"
+    rb"|/dev/shm|/tmp/|/usr/|(Key|Type|Value|Attribute|Unicode|Index|Assertion|Recursion|Overflow)\w*Error"
+    rb"|NoneType|\bcompute_api\.|deploy\.standalone|\bcommon\.\w+\."
+)
 TENANTS = ("none", "reader", "member", "manager", "other")
-PLAIN = ("metadata", "image-gateway")       # whose refusals are words
+PLAIN = ("metadata", "image-gateway")  # whose refusals are words
 MOST_REFUSAL, MOST_LOG, MOST_SECONDS = 8192, 16384, 3.0
 
 
@@ -37,8 +41,11 @@ class Log(logging.Handler):
         return "\n".join(lines)
 
 
-def faults(world: World, request: Request, answer: Answer, logged: str, before: bytes = b"") -> list[str]:
-    """What is wrong with this answer, in few words each. ``before``: what admins have sent, which others may see."""
+def faults(
+    world: World, request: Request, answer: Answer, logged: str, before: bytes = b""
+) -> list[str]:
+    """What is wrong with this answer, in few words each. ``before``: what admins have sent, which
+    others may see."""
     found = []
     kind, sent = answer.headers.get("content-type", ""), request.text
     if answer.status >= 500 and answer.status not in DELIBERATE:
@@ -58,8 +65,11 @@ def faults(world: World, request: Request, answer: Answer, logged: str, before: 
         found.append(f"{len(logged)} characters were logged")
     if answer.seconds > MOST_SECONDS:
         found.append(f"{answer.seconds:.1f} seconds")
-    found += [f"header {name} cannot be sent" for name, value in answer.headers.items()
-              if not HEADER_VALUE_RE.fullmatch(value)]
+    found += [
+        f"header {name} cannot be sent"
+        for name, value in answer.headers.items()
+        if not HEADER_VALUE_RE.fullmatch(value)
+    ]
     if request.persona in TENANTS:
         found += _foreign(world, request, answer, sent + before)
     return found
@@ -68,7 +78,11 @@ def faults(world: World, request: Request, answer: Answer, logged: str, before: 
 def _cause(logged: str) -> str:
     """The last line of a traceback and of ours before it."""
     lines = logged.splitlines()
-    ours = [line.strip() for line in lines if line.strip().startswith("File ") and "site-packages" not in line]
+    ours = [
+        line.strip()
+        for line in lines
+        if line.strip().startswith("File ") and "site-packages" not in line
+    ]
     return f"{lines[-1][:200] if lines else ''} {ours[-1] if ours else ''}"
 
 
@@ -86,5 +100,11 @@ def _foreign(world: World, request: Request, answer: Answer, sent: bytes) -> lis
     """Ids of a foreign project's records that nobody asked for."""
     site = world.sites[request.operation.service]
     own = set(site.ids["own"].values())
-    return [f"tells of a foreign record: {kind}" for kind, value in site.ids["foreign"].items()
-            if len(value) >= 32 and value not in own and value.encode() in answer.body and value.encode() not in sent]
+    return [
+        f"tells of a foreign record: {kind}"
+        for kind, value in site.ids["foreign"].items()
+        if len(value) >= 32
+        and value not in own
+        and value.encode() in answer.body
+        and value.encode() not in sent
+    ]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values made from a JSON schema: one that fits, and around it what just fits and what just does not, place by place.
+"""Values made from a JSON schema: one that fits, and around it what just fits and what just does
+not, place by place.
 
-Each has the place (keys with / between, * for any item or name) that makes it differ from the others. All else in it is
-as simple as the schema lets it be, so that nothing else decides.
+Each has the place (keys with / between, * for any item or name) that makes it differ from the
+others. All else in it is as simple as the schema lets it be, so that nothing else decides.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -19,24 +21,68 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "uuid": (UUID, UUID.replace("-", ""), UUID.upper(), UUID[:-1], "{" + UUID + "}"),
     "ipv4": ("192.0.2.1", "192.0.2.256", "192.0.2", "192.0.2.1/24", "2001:db8::1"),
     "ipv6": ("2001:db8::1", "2001:db8::g", "::ffff:192.0.2.1", "192.0.2.1"),
-    "date-time": ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.5+01:00", "2026-01-02", "2026-13-02", "yesterday"),
+    "date-time": (
+        "2026-01-02T03:04:05Z",
+        "2026-01-02T03:04:05.5+01:00",
+        "2026-01-02",
+        "2026-13-02",
+        "yesterday",
+    ),
     "base64": ("aGVsbG8=", "aGVsbG8", "héllo", "aGVs\nbG8="),
     "regex": ("^web", "(", "*", "[a-", "(x+)+", "(?=x)"),
-    "name": ("x",), "az_name": ("x",), "name_with_leading_trailing_spaces": ("x",), "printable": ("x",),
-    "int32": ("1", "2147483647", "2147483648"), "cidr": ("10.0.0.0/8", "10.0.0.0"), "uri": ("http://a/b", "/b"),
+    "name": ("x",),
+    "az_name": ("x",),
+    "name_with_leading_trailing_spaces": ("x",),
+    "printable": ("x",),
+    "int32": ("1", "2147483647", "2147483648"),
+    "cidr": ("10.0.0.0/8", "10.0.0.0"),
+    "uri": ("http://a/b", "/b"),
     "mac-address": ("fa:16:3e:00:00:01",),
 }
 #: What may stand anywhere.
 ANYTHING: tuple[Any, ...] = (None, True, 0, 1, -1, 1.5, [], {}, ["x"], {"x": "x"})
-WORDS = ("x", "", " ", " x", "x ", "x y", "é", "x\ty", "x\u2028y", "x/y", "x,y", "x:y", "x@y", "x.y", "x_y", "x-y",
-         "-x", "x" * 64, "x" * 256, "0", "1", "-1", "01", "1.5", "1e3", "true", "TRUE", "tRue", "null")
-MAX_INT = 2 ** 31 - 1
+WORDS = (
+    "x",
+    "",
+    " ",
+    " x",
+    "x ",
+    "x y",
+    "é",
+    "x\ty",
+    "x\u2028y",
+    "x/y",
+    "x,y",
+    "x:y",
+    "x@y",
+    "x.y",
+    "x_y",
+    "x-y",
+    "-x",
+    "x" * 64,
+    "x" * 256,
+    "0",
+    "1",
+    "-1",
+    "01",
+    "1.5",
+    "1e3",
+    "true",
+    "TRUE",
+    "tRue",
+    "null",
+)
+MAX_INT = 2**31 - 1
 
 
 def whole_numbers(schema: Schema) -> Iterator[Any]:
     """Around the ends of the range, as numbers and as text."""
-    ends = {value + step for key in ("minimum", "maximum", "exclusiveMinimum")
-            if abs(value := schema.get(key, 0)) < 2 ** 63 for step in (-1, 0, 1)}
+    ends = {
+        value + step
+        for key in ("minimum", "maximum", "exclusiveMinimum")
+        if abs(value := schema.get(key, 0)) < 2**63
+        for step in (-1, 0, 1)
+    }
     for value in sorted(ends | {MAX_INT, MAX_INT + 1}):
         yield from (int(value), str(int(value)))
 
@@ -76,8 +122,18 @@ def simplest(schema: Schema) -> Any:
     if "array" in kinds:
         return [simplest(schema.get("items", {})) for _ in range(schema.get("minItems", 0))]
     if "string" in kinds:
-        word = TEXTS[schema["format"]][0] if "format" in schema else "1" if "9" in schema.get("pattern", "") else "x"
-        return "/" + word if schema.get("pattern", "").startswith("^/") else word[:schema.get("maxLength")]
+        word = (
+            TEXTS[schema["format"]][0]
+            if "format" in schema
+            else "1"
+            if "9" in schema.get("pattern", "")
+            else "x"
+        )
+        return (
+            "/" + word
+            if schema.get("pattern", "").startswith("^/")
+            else word[: schema.get("maxLength")]
+        )
     if {"integer", "number"} & set(kinds):
         return max(1, int(schema.get("minimum", 1)))
     return True if "boolean" in kinds else None
@@ -90,7 +146,10 @@ def _object(schema: Schema) -> dict[str, Any]:
     while len(made) < schema.get("minProperties", 0):
         name = next(more, None)
         if name is None:
-            return {**made, "x": simplest(next(iter(schema.get("patternProperties", {"": {}}).values())))}
+            return {
+                **made,
+                "x": simplest(next(iter(schema.get("patternProperties", {"": {}}).values()))),
+            }
         made[name] = simplest(known[name])
     return made
 
@@ -115,17 +174,34 @@ def _lists(schema: Schema, place: str) -> Iterator[Sample]:
     items = schema.get("items", {})
     yield from ((where, piece, [value]) for where, piece, value in around(items, f"{place}/*"))
     one = simplest(items)
-    for number in {2, *(schema[end] + more for end in ("minItems", "maxItems") if end in schema for more in (0, 1))}:
+    for number in {
+        2,
+        *(
+            schema[end] + more
+            for end in ("minItems", "maxItems")
+            if end in schema
+            for more in (0, 1)
+        ),
+    }:
         yield place, [one] * number, [one] * number
 
 
 def _records(schema: Schema, place: str) -> Iterator[Sample]:
     known, base = schema.get("properties", {}), simplest({**schema, "type": "object"})
-    for whole in ({**base, **{name: simplest(part) for name, part in known.items()}}, {**base, "x-unknown": ["x"]},
-                  *({key: value for key, value in base.items() if key != name} for name in base)):
+    for whole in (
+        {**base, **{name: simplest(part) for name, part in known.items()}},
+        {**base, "x-unknown": ["x"]},
+        *({key: value for key, value in base.items() if key != name} for name in base),
+    ):
         yield place, whole, whole
     for name, part in known.items():
-        yield from ((where, piece, {**base, name: value}) for where, piece, value in around(part, f"{place}/{name}"))
+        yield from (
+            (where, piece, {**base, name: value})
+            for where, piece, value in around(part, f"{place}/{name}")
+        )
     for part in schema.get("patternProperties", {}).values():
-        yield from ((where, piece, {**base, "x": value}) for where, piece, value in around(part, f"{place}/*"))
+        yield from (
+            (where, piece, {**base, "x": value})
+            for where, piece, value in around(part, f"{place}/*")
+        )
         yield from ((f"{place}/*", name, {**base, name: simplest(part)}) for name in WORDS)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's own schemas, and what they say of an answer: ``judge`` fails when Nova would not have given it.
+"""Nova's own schemas, and what they say of an answer: ``judge`` fails when Nova would not have
+given it.
 
-They are data, written by reader.py in an environment of its own; nothing of Nova is imported here. Without that
-environment there are no ``operations``, and nobody complains.
+They are data, written by reader.py in an environment of its own; nothing of Nova is imported here.
+Without that environment there are no ``operations``, and nobody complains.
 """
+
 from __future__ import annotations
 
 import base64
@@ -34,6 +36,7 @@ def _parses(parse: Callable[[str], Any]) -> Callable[[str], bool]:
         except (ValueError, binascii.Error):
             return False
         return True
+
     return check
 
 
@@ -42,13 +45,18 @@ def _is_url(text: str) -> bool:
     return bool(found.scheme and found.netloc) and text.isprintable() and " " not in text
 
 
-#: What Nova's format checker asks of the formats that stand in its responses; others it passes over.
+#: What Nova's format checker asks of the formats that stand in its responses; others it passes
+#: over.
 FORMATS: dict[str, Callable[[str], bool]] = {
-    "date-time": _parses(datetime.datetime.fromisoformat), "uuid": _parses(uuid.UUID), "uri": _is_url,
-    "ipv4": _parses(ipaddress.IPv4Address), "ipv6": _parses(ipaddress.IPv6Address),
+    "date-time": _parses(datetime.datetime.fromisoformat),
+    "uuid": _parses(uuid.UUID),
+    "uri": _is_url,
+    "ipv4": _parses(ipaddress.IPv4Address),
+    "ipv6": _parses(ipaddress.IPv6Address),
     "base64": _parses(functools.partial(base64.b64decode, validate=True)),
     "cidr": _parses(functools.partial(ipaddress.ip_network, strict=False)),
-    "name": lambda text: bool(text) and text == text.strip() and text.isprintable()}
+    "name": lambda text: bool(text) and text == text.strip() and text.isprintable(),
+}
 
 
 @dataclass
@@ -96,10 +104,14 @@ class Operation:
         if schema is None or (status != expected and answer is None):
             return
         if id(schema) not in self._compiled:
-            self._compiled[id(schema)] = jsonschema_rs.Draft202012Validator(schema, formats=FORMATS,
-                                                                            validate_formats=True)
+            self._compiled[id(schema)] = jsonschema_rs.Draft202012Validator(
+                schema, formats=FORMATS, validate_formats=True
+            )
         for error in self._compiled[id(schema)].iter_errors(answer):
-            yield "/".join("*" if isinstance(step, int) else step for step in error.instance_path), error.message
+            yield (
+                "/".join("*" if isinstance(step, int) else step for step in error.instance_path),
+                error.message,
+            )
 
 
 def require() -> None:
@@ -116,8 +128,15 @@ def operations() -> tuple[Operation, ...]:
     """Nova's operations, in the order of its routes."""
     if not nova_is_there():
         return ()
-    return tuple(Operation(**{**one, **{kind: Ranges(one[kind]) for kind in ("status", "body", "query", "response")}})
-                 for one in json.loads(NOVA_SCHEMAS.read_text())["operations"])
+    return tuple(
+        Operation(
+            **{
+                **one,
+                **{kind: Ranges(one[kind]) for kind in ("status", "body", "query", "response")},
+            }
+        )
+        for one in json.loads(NOVA_SCHEMAS.read_text())["operations"]
+    )
 
 
 @functools.cache
@@ -138,10 +157,16 @@ _ROOT = re.compile(r"/v2(\.1)?(/[a-z0-9-]{32,36}(?=/))?(?=/|$)")
 def find(method: str, url: str, body: Any = None) -> Operation | None:
     """The operation that this request means."""
     path = _ROOT.sub("", url.partition("?")[0], count=1).rstrip("/") or "/"
-    template = next((template for pattern, template in _templates(method) if pattern.fullmatch(path)), None)
+    template = next(
+        (template for pattern, template in _templates(method) if pattern.fullmatch(path)), None
+    )
     if template is None:
         return None
-    key = next(iter(body)) if template.endswith("/action") and isinstance(body, dict) and body else None
+    key = (
+        next(iter(body))
+        if template.endswith("/action") and isinstance(body, dict) and body
+        else None
+    )
     return _by_path().get((method, template, key))
 
 
@@ -151,9 +176,11 @@ def is_own(url: str) -> bool:
     return any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", own), path) for own in OWN)
 
 
-def problems(method: str, url: str, body: Any, version: int, status: int, answer: Any
-             ) -> Iterator[tuple[str, str, str]]:
-    """(operation, place, what) in which this answer is not Nova's. An error has no schema, so nothing is said of it."""
+def problems(
+    method: str, url: str, body: Any, version: int, status: int, answer: Any
+) -> Iterator[tuple[str, str, str]]:
+    """(operation, place, what) in which this answer is not Nova's. An error has no schema, so
+    nothing is said of it."""
     if not 200 <= status < 300 or not operations() or is_own(url):
         return
     operation = find(method, url, body)
@@ -164,9 +191,11 @@ def problems(method: str, url: str, body: Any, version: int, status: int, answer
         yield operation.title, place, what
 
 
-def disagreements(method: str, url: str, body: Any, version: int, status: int, answer: Any
-                  ) -> Iterator[tuple[str, str]]:
-    """(operation and place, all of it in words) of what Nova would not have answered, when no reason is known."""
+def disagreements(
+    method: str, url: str, body: Any, version: int, status: int, answer: Any
+) -> Iterator[tuple[str, str]]:
+    """(operation and place, all of it in words) of what Nova would not have answered, when no
+    reason is known."""
     for operation, place, what in problems(method, url, body, version, status, answer):
         if (operation, place) not in ANSWERS:
             yield f"{operation}: {place}", f"{operation} at 2.{version}, {status}: {place}: {what}"

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests made up from Nova's schemas and from ours, and who takes which: Nova's own validator, and ours.
+"""Requests made up from Nova's schemas and from ours, and who takes which: Nova's own validator,
+and ours.
 
-``trials`` lists for each operation, and each version at which a schema begins or ends, what Nova and what we ask there;
-``compared`` tries every sample of both on both. Nothing is carried out: only the schemas are asked.
+``trials`` lists for each operation, and each version at which a schema begins or ends, what Nova
+and what we ask there; ``compared`` tries every sample of both on both. Nothing is carried out: only
+the schemas are asked.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,8 +31,10 @@ from tests.nova.schemas import Operation, operations
 JUDGE = Path(__file__).with_name("judge.py")
 #: Bodies whose schema is chosen by their one key.
 BY_KEY: dict[str, dict[str, VersionedSchema]] = {
-    "/servers/{}/action": server_actions.BY_KEY, "/os-volumes_boot/{}/action": server_actions.BY_KEY,
-    "/os-aggregates/{}/action": aggregates.BY_KEY}
+    "/servers/{}/action": server_actions.BY_KEY,
+    "/os-volumes_boot/{}/action": server_actions.BY_KEY,
+    "/os-aggregates/{}/action": aggregates.BY_KEY,
+}
 
 
 def plain(path: str) -> str:
@@ -48,15 +53,25 @@ def _rows() -> dict[tuple[str, str], list[Route]]:
 @cache
 def gone() -> frozenset[tuple[str, str]]:
     """What we answer 410."""
-    return frozenset((method, plain(path)) for path, methods in GONE.items() for method in methods.split())
+    return frozenset(
+        (method, plain(path)) for path, methods in GONE.items() for method in methods.split()
+    )
 
 
 def row_of(operation: Operation, version: int) -> Route | None:
     """Our row for it at this version."""
     path = plain(operation.path)
-    row = next((one for one in _rows().get((operation.method, path), ()) if version in one.versions), None)
-    if row is not None and BY_KEY.get(path) is server_actions.BY_KEY and not any(
-            action.key == operation.key and version in Range(action.since, action.until) for action in states.ACTIONS):
+    row = next(
+        (one for one in _rows().get((operation.method, path), ()) if version in one.versions), None
+    )
+    if (
+        row is not None
+        and BY_KEY.get(path) is server_actions.BY_KEY
+        and not any(
+            action.key == operation.key and version in Range(action.since, action.until)
+            for action in states.ACTIONS
+        )
+    ):
         return None
     return row
 
@@ -86,7 +101,8 @@ class Trial:
         if self.kind == "query":
             return isinstance(value, dict) and all(
                 isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
-                for texts in value.values())
+                for texts in value.values()
+            )
         return self.key is None or (isinstance(value, dict) and set(value) == {self.key})
 
 
@@ -105,9 +121,16 @@ def trials() -> list[Trial]:
                     continue
                 document = {} if ours is None else ours.document
                 name = json.dumps((kind, operation.key, nova, document), sort_keys=True)
-                trial = found.setdefault(name, Trial(kind, nova or {"type": "object"}, document,
-                                                     (lambda value: True) if ours is None else ours.is_valid,
-                                                     operation.key))
+                trial = found.setdefault(
+                    name,
+                    Trial(
+                        kind,
+                        nova or {"type": "object"},
+                        document,
+                        (lambda value: True) if ours is None else ours.is_valid,
+                        operation.key,
+                    ),
+                )
                 trial.at.append((operation.title, version))
     return list(found.values())
 
@@ -131,11 +154,24 @@ def _asked(operation: Operation, row: Route, kind: str, version: int) -> Any:
 
 def compared(tried: list[Trial]) -> list[tuple[Trial, str, Any, Any, bool, bool]]:
     """(trial, place, what stands there, the whole, does Nova take it, do we) of every sample."""
-    cases = [(number, trial, *sample) for number, trial in enumerate(tried) for sample in trial.samples()]
-    asked = {"schemas": [trial.nova for trial in tried],
-             "cases": [(number, value) for number, _, _, _, value in cases]}
-    done = subprocess.run([str(NOVA_PYTHON), "-W", "ignore", str(JUDGE)], input=json.dumps(asked), text=True,
-                          capture_output=True, check=False)
+    cases = [
+        (number, trial, *sample) for number, trial in enumerate(tried) for sample in trial.samples()
+    ]
+    asked = {
+        "schemas": [trial.nova for trial in tried],
+        "cases": [(number, value) for number, _, _, _, value in cases],
+    }
+    done = subprocess.run(
+        [str(NOVA_PYTHON), "-W", "ignore", str(JUDGE)],
+        input=json.dumps(asked),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [(trial, place, piece, value, nova, trial.takes(value))
-            for (_, trial, place, piece, value), nova in zip(cases, json.loads(done.stdout), strict=True)]
+    return [
+        (trial, place, piece, value, nova, trial.takes(value))
+        for (_, trial, place, piece, value), nova in zip(
+            cases, json.loads(done.stdout), strict=True
+        )
+    ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests/surface/access.txt says: who is answered what, as data."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ OWNERS = ("own", "foreign", "missing")
 
 @dataclass(frozen=True)
 class Row:
-    """An operation's: (owner, persona) -> status or "ok"; ``done``: what "ok" is if not the operation's success."""
+    """An operation's: (owner, persona) -> status or "ok"; ``done``: what "ok" is if not the
+    operation's success."""
 
     words: dict[tuple[str, str], str]
     done: int = 0
@@ -40,8 +42,12 @@ def rows() -> dict[tuple[str, str], Row]:
     found: dict[tuple[str, str], Row] = {}
     for head, *lines in _groups():
         assert head.split() == list(PERSONAS), head
-        words = {(line.split()[0], persona): word for line in lines if not line.startswith(" ")
-                 for persona, word in zip(PERSONAS, line.split()[1:], strict=True)}
+        words = {
+            (line.split()[0], persona): word
+            for line in lines
+            if not line.startswith(" ")
+            for persona, word in zip(PERSONAS, line.split()[1:], strict=True)
+        }
         for line in lines:
             if line.startswith(" "):
                 service, _, name = line.strip().partition(" ")
@@ -53,4 +59,6 @@ def rows() -> dict[tuple[str, str], Row]:
 
 def name_of(operation: Operation) -> tuple[str, str]:
     """Where it stands in the table: the second name of servers is answered as the first."""
-    return operation.service, operation.name.replace("/os-volumes_boot", "/servers").replace(" @2.102", "")
+    return operation.service, operation.name.replace("/os-volumes_boot", "/servers").replace(
+        " @2.102", ""
+    )

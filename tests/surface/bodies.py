@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operations take that their schemas alone do not tell, by their titles: bodies, made of one's own records by the
-part of the path before them, and queries."""
+"""What operations take that their schemas alone do not tell, by their titles: bodies, made of one's
+own records by the part of the path before them, and queries."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,35 +15,53 @@ NEW_PROVIDER = {"name": "other", "uuid": "0f9a2c52-0000-4000-8000-000000000001"}
 PASSWORD = "correct horse"
 
 #: Of actions: as tests/allowed.py has them, and those of addresses, consoles and the network's.
-_ACTIONS: dict[str, Any] = {name.partition(" ")[0]: rule.body for name, rule in allowed.ALL.items()} | {
-    "os-getVNCConsole": {"type": "novnc"}, "os-getSerialConsole": {"type": "serial"},
-    "os-getSPICEConsole": {"type": "spice-html5"}, "injectNetworkInfo": None, "os-getConsoleOutput": {},
+_ACTIONS: dict[str, Any] = {
+    name.partition(" ")[0]: rule.body for name, rule in allowed.ALL.items()
+} | {
+    "os-getVNCConsole": {"type": "novnc"},
+    "os-getSerialConsole": {"type": "serial"},
+    "os-getSPICEConsole": {"type": "spice-html5"},
+    "injectNetworkInfo": None,
+    "os-getConsoleOutput": {},
     "os-migrateLive": {"host": None, "block_migration": "auto"},
-    "unshelve": {"availability_zone": None}}
+    "unshelve": {"availability_zone": None},
+}
 
 BODIES: dict[str, Any] = {
     **{_ACT + name: {name: body} for name, body in _ACTIONS.items()},
     _ACT + "addFixedIp": lambda known: {"addFixedIp": {"networkId": known["network"]}},
-    _ACT + "addSecurityGroup": lambda known: {"addSecurityGroup": {"name": known["os-security-groups"]}},
-    _ACT + "removeSecurityGroup": lambda known: {"removeSecurityGroup": {"name": known["os-security-groups"]}},
+    _ACT + "addSecurityGroup": lambda known: {
+        "addSecurityGroup": {"name": known["os-security-groups"]}
+    },
+    _ACT + "removeSecurityGroup": lambda known: {
+        "removeSecurityGroup": {"name": known["os-security-groups"]}
+    },
     _ACT + "addFloatingIp": lambda known: {"addFloatingIp": {"address": known["floating"]}},
     _ACT + "removeFloatingIp": lambda known: {"removeFloatingIp": {"address": known["floating"]}},
     _ACT + "removeFixedIp": lambda known: {"removeFixedIp": {"address": known["fixed"]}},
-    "POST /servers": {"server": {"name": "x", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}},
+    "POST /servers": {
+        "server": {"name": "x", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}
+    },
     "PUT /servers/{server_id}": {"server": {"name": "x"}},
-    "POST /servers/{server_id}/remote-consoles": {"remote_console": {"protocol": "vnc", "type": "novnc"}},
-    "POST /servers/{server_id}/os-interface": lambda known: {"interfaceAttachment": {"net_id": known["network"]}},
+    "POST /servers/{server_id}/remote-consoles": {
+        "remote_console": {"protocol": "vnc", "type": "novnc"}
+    },
+    "POST /servers/{server_id}/os-interface": lambda known: {
+        "interfaceAttachment": {"net_id": known["network"]}
+    },
     "POST /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /servers/{server_id}/metadata/{key}": lambda known: {"meta": {known["metadata"]: "y"}},
     "PUT /servers/{server_id}/tags": {"tags": ["x"]},
-    "POST /os-server-external-events": lambda known: {"events": [{
-        "name": "network-changed", "server_uuid": known["servers"]}]},
+    "POST /os-server-external-events": lambda known: {
+        "events": [{"name": "network-changed", "server_uuid": known["servers"]}]
+    },
     "POST /flavors": {"flavor": {"name": "x", "ram": 64, "vcpus": 1, "disk": 1}},
     "PUT /flavors/{flavor_id}": {"flavor": {"description": "x"}},
     "POST /flavors/{flavor_id}/action addTenantAccess": {"addTenantAccess": {"tenant": "x"}},
     "POST /flavors/{flavor_id}/action removeTenantAccess": lambda known: {
-        "removeTenantAccess": {"tenant": known["os-quota-sets"]}},
+        "removeTenantAccess": {"tenant": known["os-quota-sets"]}
+    },
     "POST /flavors/{flavor_id}/os-extra_specs": {"extra_specs": {"hw:cpu_policy": "shared"}},
     "PUT /flavors/{flavor_id}/os-extra_specs/{key}": {"hw:cpu_policy": "shared"},
     "POST /os-keypairs": {"keypair": {"name": "x", "type": "ssh", "public_key": PUBLIC_KEY}},
@@ -56,13 +75,21 @@ BODIES: dict[str, Any] = {
     "PUT /os-aggregates/{aggregate_id}": {"aggregate": {"name": "x"}},
     "POST /os-aggregates/{aggregate_id}/action add_host": {"add_host": {"host": "host1"}},
     "POST /os-aggregates/{aggregate_id}/action remove_host": {"remove_host": {"host": "host2"}},
-    "POST /os-aggregates/{aggregate_id}/action set_metadata": {"set_metadata": {"metadata": {"x": "y"}}},
+    "POST /os-aggregates/{aggregate_id}/action set_metadata": {
+        "set_metadata": {"metadata": {"x": "y"}}
+    },
     "POST /os-aggregates/{aggregate_id}/images": {"cache": [{"id": IMAGE}]},
     "POST /os-security-groups": {"security_group": {"name": "x", "description": "x"}},
     "PUT /os-security-groups/{group_id}": {"security_group": {"name": "x", "description": "x"}},
-    "POST /os-security-group-rules": lambda known: {"security_group_rule": {
-        "parent_group_id": known["os-security-groups"], "ip_protocol": "tcp", "from_port": 1, "to_port": 2,
-        "cidr": "10.0.0.0/8"}},
+    "POST /os-security-group-rules": lambda known: {
+        "security_group_rule": {
+            "parent_group_id": known["os-security-groups"],
+            "ip_protocol": "tcp",
+            "from_port": 1,
+            "to_port": 2,
+            "cidr": "10.0.0.0/8",
+        }
+    },
     "POST /os-floating-ips": {"pool": "public-own"},
     "POST /os-baremetal-nodes": {},
     "POST /os-baremetal-nodes/{id}/action": {},
@@ -72,17 +99,37 @@ BODIES: dict[str, Any] = {
     # placement
     "POST /resource_providers": NEW_PROVIDER,
     "PUT /resource_providers/{provider_uuid}": {"name": "host1"},
-    "POST /resource_providers/{provider_uuid}/inventories": {"resource_class": "CUSTOM_X", "total": 1},
-    "PUT /resource_providers/{provider_uuid}/inventories": {"resource_provider_generation": 1, "inventories": {}},
+    "POST /resource_providers/{provider_uuid}/inventories": {
+        "resource_class": "CUSTOM_X",
+        "total": 1,
+    },
+    "PUT /resource_providers/{provider_uuid}/inventories": {
+        "resource_provider_generation": 1,
+        "inventories": {},
+    },
     "PUT /resource_providers/{provider_uuid}/inventories/{resource_class}": {
-        "resource_provider_generation": 1, "total": 9},
-    "PUT /resource_providers/{provider_uuid}/aggregates": {"aggregates": [], "resource_provider_generation": 1},
-    "PUT /resource_providers/{provider_uuid}/traits": {"traits": [], "resource_provider_generation": 1},
+        "resource_provider_generation": 1,
+        "total": 9,
+    },
+    "PUT /resource_providers/{provider_uuid}/aggregates": {
+        "aggregates": [],
+        "resource_provider_generation": 1,
+    },
+    "PUT /resource_providers/{provider_uuid}/traits": {
+        "traits": [],
+        "resource_provider_generation": 1,
+    },
     "POST /resource_classes": {"name": "CUSTOM_X"},
     "PUT /resource_classes/{name}": {"name": "CUSTOM_X"},
     # identity
-    "POST /v3/auth/tokens": lambda known: {"auth": {"identity": {"methods": ["password"], "password": {"user": {
-        "id": known["users"], "password": PASSWORD}}}}},
+    "POST /v3/auth/tokens": lambda known: {
+        "auth": {
+            "identity": {
+                "methods": ["password"],
+                "password": {"user": {"id": known["users"], "password": PASSWORD}},
+            }
+        }
+    },
     "POST /v3/users": {"user": {"name": "x"}},
     "PATCH /v3/users/{key}": {"user": {"description": "x"}},
     "POST /v3/users/{key}/password": {"user": {"original_password": PASSWORD, "password": "x"}},
@@ -97,14 +144,26 @@ BODIES: dict[str, Any] = {
     "PATCH /v3/services/{key}": {"service": {"description": "x"}},
     "POST /v3/regions": {"region": {"id": "x"}},
     "PATCH /v3/regions/{key}": {"region": {"description": "x"}},
-    "POST /v3/endpoints": lambda known: {"endpoint": {
-        "service_id": known["services"], "interface": "public", "url": "http://x"}},
+    "POST /v3/endpoints": lambda known: {
+        "endpoint": {"service_id": known["services"], "interface": "public", "url": "http://x"}
+    },
     "PATCH /v3/endpoints/{key}": {"endpoint": {"url": "http://y"}},
-    "POST /v3/limits": lambda known: {"limits": [{"service_id": known["services"], "resource_name": "servers",
-                                                "resource_limit": 1, "domain_id": "default"}]},
+    "POST /v3/limits": lambda known: {
+        "limits": [
+            {
+                "service_id": known["services"],
+                "resource_name": "servers",
+                "resource_limit": 1,
+                "domain_id": "default",
+            }
+        ]
+    },
     "PATCH /v3/limits/{key}": {"limit": {"resource_limit": 2}},
-    "POST /v3/registered_limits": lambda known: {"registered_limits": [{
-        "service_id": known["services"], "resource_name": "x", "default_limit": 1}]},
+    "POST /v3/registered_limits": lambda known: {
+        "registered_limits": [
+            {"service_id": known["services"], "resource_name": "x", "default_limit": 1}
+        ]
+    },
     "PATCH /v3/registered_limits/{key}": {"registered_limit": {"default_limit": 2}},
     # image
     "POST /v2/images": {"name": "x", "disk_format": "raw", "container_format": "bare"},
@@ -117,8 +176,9 @@ BODIES: dict[str, Any] = {
     "PUT /v2.0/kilonova/hosts/{name}": {"revision": 0, "tunnel_address": "192.0.2.1"},
     "POST /v2.0/networks": {"network": {"name": "x"}},
     "PUT /v2.0/networks/{key}": {"network": {"name": "x"}},
-    "POST /v2.0/subnets": lambda known: {"subnet": {
-        "network_id": known["networks"], "cidr": "10.9.0.0/24", "ip_version": 4}},
+    "POST /v2.0/subnets": lambda known: {
+        "subnet": {"network_id": known["networks"], "cidr": "10.9.0.0/24", "ip_version": 4}
+    },
     "PUT /v2.0/subnets/{key}": {"subnet": {"name": "x"}},
     "POST /v2.0/ports": lambda known: {"port": {"network_id": known["networks"]}},
     "PUT /v2.0/ports/{key}": {"port": {"name": "x"}},
@@ -127,16 +187,35 @@ BODIES: dict[str, Any] = {
     "POST /v2.0/routers": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{key}": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{key}/add_router_interface": lambda known: {"port_id": known["ports"]},
-    "PUT /v2.0/routers/{key}/remove_router_interface": lambda known: {"subnet_id": known["subnets"]},
+    "PUT /v2.0/routers/{key}/remove_router_interface": lambda known: {
+        "subnet_id": known["subnets"]
+    },
     "POST /v2.0/security-groups": {"security_group": {"name": "x"}},
     "PUT /v2.0/security-groups/{key}": {"security_group": {"name": "x"}},
-    "POST /v2.0/security-group-rules": lambda known: {"security_group_rule": {
-        "security_group_id": known["security-groups"], "direction": "egress", "protocol": "udp"}},
+    "POST /v2.0/security-group-rules": lambda known: {
+        "security_group_rule": {
+            "security_group_id": known["security-groups"],
+            "direction": "egress",
+            "protocol": "udp",
+        }
+    },
     "PUT /v2.0/security-group-rules/{key}": {"security_group_rule": {}},
-    "POST /v2.0/floatingips": lambda known: {"floatingip": {"floating_network_id": known["public"]}},
+    "POST /v2.0/floatingips": lambda known: {
+        "floatingip": {"floating_network_id": known["public"]}
+    },
     "PUT /v2.0/floatingips/{key}": {"floatingip": {"description": "x"}},
-    **{f"PUT /v2.0/{noun}/{{key}}/tags": {"tags": ["x"]} for noun in (
-        "networks", "subnets", "ports", "routers", "security-groups", "security-group-rules", "floatingips")},
+    **{
+        f"PUT /v2.0/{noun}/{{key}}/tags": {"tags": ["x"]}
+        for noun in (
+            "networks",
+            "subnets",
+            "ports",
+            "routers",
+            "security-groups",
+            "security-group-rules",
+            "floatingips",
+        )
+    },
 }
 
 QUERIES = {

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An identity service for this process with a user for each persona, reached over HTTP as keystonemiddleware does.
+"""An identity service for this process with a user for each persona, reached over HTTP as
+keystonemiddleware does.
 
-``PERSONAS`` are who may ask; "third" owns what is foreign to all of them. All have one password, which is hashed once.
+``PERSONAS`` are who may ask; "third" owns what is foreign to all of them. All have one password,
+which is hashed once.
 """
+
 from __future__ import annotations
 
 import io
@@ -24,8 +27,15 @@ from deploy.standalone.identity.service import IdentityService
 
 PASSWORD = "correct horse"
 #: persona -> project, role; "none" has no token. Roles imply one another, as Keystone's do.
-PERSONAS = {"none": None, "other": ("other", "manager"), "service": ("service", "service"), "reader": ("own", "reader"),
-            "member": ("own", "member"), "manager": ("own", "manager"), "admin": ("admin", "admin")}
+PERSONAS = {
+    "none": None,
+    "other": ("other", "manager"),
+    "service": ("service", "service"),
+    "reader": ("own", "reader"),
+    "member": ("own", "member"),
+    "manager": ("own", "manager"),
+    "admin": ("admin", "admin"),
+}
 OWNER = {"own": "member", "foreign": "third"}
 
 
@@ -36,19 +46,25 @@ class _Quiet(WSGIRequestHandler):
 
 def _bounded(application: Any) -> Any:
     """wsgiref's input has no end, gunicorn's has."""
+
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        return application({**environ, "wsgi.input": io.BytesIO(environ["wsgi.input"].read(length))}, start_response)
+        return application(
+            {**environ, "wsgi.input": io.BytesIO(environ["wsgi.input"].read(length))},
+            start_response,
+        )
+
     return entry
 
 
 class Identity:
-    """The service; ``close`` ends it. ``tokens``, ``users`` and ``projects`` map names to what they are there."""
+    """The service; ``close`` ends it. ``tokens``, ``users`` and ``projects`` map names to what they
+    are there."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "guard.db"
         self.database = Database(self.path, schema.METADATA)
-        self._server = make_server("127.0.0.1", 0, None, handler_class=_Quiet)     # type: ignore[arg-type]
+        self._server = make_server("127.0.0.1", 0, None, handler_class=_Quiet)  # type: ignore[arg-type]
         self.url = f"http://127.0.0.1:{self._server.server_port}/v3"
         bootstrap(self.database, {"admin": PASSWORD, "kilonova": PASSWORD}, {"identity": self.url})
         self.users, self.projects = self._people()
@@ -60,46 +76,85 @@ class Identity:
     def _people(self) -> tuple[dict[str, str], dict[str, str]]:
         digest, home = passwords.digest(PASSWORD), {"domain_id": schema.DEFAULT_DOMAIN, "extra": {}}
         with self.database.write() as connection:
+
             def names(table: sa.Table) -> dict[str, str]:
-                return {row.name: row.id for row in connection.execute(sa.select(table.c.name, table.c.id))}
+                return {
+                    row.name: row.id
+                    for row in connection.execute(sa.select(table.c.name, table.c.id))
+                }
+
             roles = names(schema.roles)
             for name in ("own", "other", "third"):
-                connection.execute(sa.insert(schema.projects).values(home | {"id": uuid.uuid4().hex, "name": name}))
+                connection.execute(
+                    sa.insert(schema.projects).values(home | {"id": uuid.uuid4().hex, "name": name})
+                )
             projects = names(schema.projects)
             for persona, place in {**PERSONAS, "third": ("third", "member")}.items():
                 if place is None or persona == "admin":
                     continue
                 user = uuid.uuid4().hex
-                connection.execute(sa.insert(schema.users).values(
-                    home | {"id": user, "name": persona, "password_hash": digest}))
-                connection.execute(sa.insert(schema.project_roles).values(
-                    project_id=projects[place[0]], user_id=user, role_id=roles[place[1]]))
+                connection.execute(
+                    sa.insert(schema.users).values(
+                        home | {"id": user, "name": persona, "password_hash": digest}
+                    )
+                )
+                connection.execute(
+                    sa.insert(schema.project_roles).values(
+                        project_id=projects[place[0]], user_id=user, role_id=roles[place[1]]
+                    )
+                )
             return names(schema.users), projects
 
     def _tokens(self, client: TestClient) -> dict[str, str]:
         found = {}
         for name, place in {**PERSONAS, "third": ("third", "member")}.items():
             if place is not None:
-                answer = client.simulate_post("/v3/auth/tokens", json={"auth": {
-                    "identity": {"methods": ["password"], "password": {"user": {
-                        "id": self.users[name], "password": PASSWORD}}},
-                    "scope": {"project": {"id": self.projects[place[0]]}}}})
+                answer = client.simulate_post(
+                    "/v3/auth/tokens",
+                    json={
+                        "auth": {
+                            "identity": {
+                                "methods": ["password"],
+                                "password": {
+                                    "user": {"id": self.users[name], "password": PASSWORD}
+                                },
+                            },
+                            "scope": {"project": {"id": self.projects[place[0]]}},
+                        }
+                    },
+                )
                 assert answer.status_code == 201, answer.text
                 found[name] = answer.headers["X-Subject-Token"]
         return found
 
     def options(self) -> SimpleNamespace:
         """The section [identity] of our processes."""
-        return SimpleNamespace(identity=SimpleNamespace(
-            auth_url=self.url, username="kilonova", password=PASSWORD, domain="Default", project_name="service",
-            region="RegionOne"))
+        return SimpleNamespace(
+            identity=SimpleNamespace(
+                auth_url=self.url,
+                username="kilonova",
+                password=PASSWORD,
+                domain="Default",
+                project_name="service",
+                region="RegionOne",
+            )
+        )
 
     def middleware(self) -> dict[str, Any]:
         """What the standalone services give to keystonemiddleware."""
-        return {"auth_type": "password", "auth_url": self.url, "username": "kilonova", "password": PASSWORD,
-                "project_name": "service", "user_domain_id": "default", "project_domain_id": "default",
-                "www_authenticate_uri": self.url, "token_cache_time": 3600, "include_service_catalog": False,
-                "service_token_roles_required": True}
+        return {
+            "auth_type": "password",
+            "auth_url": self.url,
+            "username": "kilonova",
+            "password": PASSWORD,
+            "project_name": "service",
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+            "www_authenticate_uri": self.url,
+            "token_cache_time": 3600,
+            "include_service_catalog": False,
+            "service_token_roles_required": True,
+        }
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of every service, from the tables that serve them: how it is asked for so that it would be done.
+"""Every operation of every service, from the tables that serve them: how it is asked for so that it
+would be done.
 
-The bodies come from our schemas, as simple as these let them be; what more it takes stands in tests/surface/bodies.py.
+The bodies come from our schemas, as simple as these let them be; what more it takes stands in
+tests/surface/bodies.py.
 """
+
 from __future__ import annotations
 
 import re
@@ -28,18 +31,24 @@ from tests.surface.site import Site
 PARAMETER = re.compile(r"\{(\w+)\}")
 #: What the standalone services' tables say of bodies, by the path of what they are about.
 FIELDS: dict[str, tuple[str, ...]] = {
-    path: tuple(fields) for root, found in (
+    path: tuple(fields)
+    for root, found in (
         ("/v2.0", {noun.plural: noun.attributes for noun in NETWORK_RESOURCES}),
         ("/v3", {kind.plural: kind.fields for kind in RESOURCES.values()}),
-        ("/v2", {"images": image_schema.images.c.keys()}))
-    for plural, fields in found.items() for path in (f"{root}/{plural}", f"{root}/{plural}/{{key}}")}
+        ("/v2", {"images": image_schema.images.c.keys()}),
+    )
+    for plural, fields in found.items()
+    for path in (f"{root}/{plural}", f"{root}/{plural}/{{key}}")
+}
 FLAVOR_ACTIONS = ("addTenantAccess", "removeTenantAccess")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One of them at one version. key: of the body, where that chooses. schema, query: what these may hold, if known;
-    success: the status when all is well, 0 where the table does not say. is_older: a newer row has the same title.
+    """One of them at one version. key: of the body, where that chooses. schema, query: what these
+    may hold, if known;
+    success: the status when all is well, 0 where the table does not say. is_older: a newer row has
+    the same title.
     fields: what a body may hold where there is no schema. since: its
     row's first version."""
 
@@ -71,11 +80,16 @@ class Operation:
         return [parts[at - 1] for at, part in enumerate(parts) if PARAMETER.fullmatch(part)]
 
     def url(self, site: Site, *owners: str) -> str:
-        """The path to records of these owners, one for each parameter; the last one's for the rest. Of what is missing
-        only the first is."""
+        """The path to records of these owners, one for each parameter; the last one's for the rest.
+        Of what is missing only the first is."""
         if owners == ("missing",):
             owners = ("missing", "own")
-        found = iter([site.id_of(owners[min(at, len(owners) - 1)], kind) for at, kind in enumerate(self.kinds)])
+        found = iter(
+            [
+                site.id_of(owners[min(at, len(owners) - 1)], kind)
+                for at, kind in enumerate(self.kinds)
+            ]
+        )
         root = "/v2.1" if self.service == "compute" else ""
         return root + PARAMETER.sub(lambda _: next(found), self.path) + QUERIES.get(self.title, "")
 
@@ -104,33 +118,65 @@ def compute() -> Iterator[Operation]:
         version = route.until or microversions.text(microversions.MAX)
         number = microversions.number(version)
         query = None if route.query is None else route.query.at(number).document
-        if route.path.endswith(("/servers/{server_id}/action", "/os-volumes_boot/{server_id}/action")):
+        if route.path.endswith(
+            ("/servers/{server_id}/action", "/os-volumes_boot/{server_id}/action")
+        ):
             yield from _actions(route)
         elif route.path == "/os-aggregates/{aggregate_id}/action":
             for key, body in aggregates.BY_KEY.items():
-                yield Operation("compute", "POST", route.path, key, version, body.at(number).document, success=200)
+                yield Operation(
+                    "compute",
+                    "POST",
+                    route.path,
+                    key,
+                    version,
+                    body.at(number).document,
+                    success=200,
+                )
         elif route.path == "/flavors/{flavor_id}/action":
             for key in FLAVOR_ACTIONS:
                 yield Operation("compute", "POST", route.path, key, version, success=200)
         else:
-            yield Operation("compute", route.method, route.path, "", version, None if route.body is None else
-                            route.body.at(number).document, query, route.success, since=route.since)
+            yield Operation(
+                "compute",
+                route.method,
+                route.path,
+                "",
+                version,
+                None if route.body is None else route.body.at(number).document,
+                query,
+                route.success,
+                since=route.since,
+            )
 
 
 def _actions(route: routes.Route) -> Iterator[Operation]:
     for key, schema in action_schemas.BY_KEY.items():
         rows = [row for row in states.ACTIONS if row.key == key]
-        version = min((row.until or microversions.text(microversions.MAX) for row in rows), key=microversions.number)
+        version = min(
+            (row.until or microversions.text(microversions.MAX) for row in rows),
+            key=microversions.number,
+        )
         version = min(version, route.until or version, key=microversions.number)
-        yield Operation("compute", "POST", route.path, key, version, schema.at(microversions.number(version)).document,
-                        success=rows[0].success)
+        yield Operation(
+            "compute",
+            "POST",
+            route.path,
+            key,
+            version,
+            schema.at(microversions.number(version)).document,
+            success=rows[0].success,
+        )
 
 
 def told_apart(found: Iterable[Operation]) -> list[Operation]:
     """Where several rows have one title, all but the newest say so."""
     rows = list(found)
     newest = {one.title: at for at, one in enumerate(rows)}
-    return [one if newest[one.title] == at else replace(one, is_older=True) for at, one in enumerate(rows)]
+    return [
+        one if newest[one.title] == at else replace(one, is_older=True)
+        for at, one in enumerate(rows)
+    ]
 
 
 def placement() -> Iterator[Operation]:
@@ -139,8 +185,16 @@ def placement() -> Iterator[Operation]:
         version = route.until or placement_versions.text(placement_versions.MAX)
         number = microversions.number(version)
         body = None if route.body is None else route.body.at(number).document
-        yield Operation("placement", route.method, route.path, "", version, body,
-                        route.query.at(number).document, route.success)
+        yield Operation(
+            "placement",
+            route.method,
+            route.path,
+            "",
+            version,
+            body,
+            route.query.at(number).document,
+            route.success,
+        )
 
 
 def standalone(site: Site, application: Any) -> Iterator[Operation]:
@@ -148,4 +202,6 @@ def standalone(site: Site, application: Any) -> Iterator[Operation]:
     for route in inspect.inspect_routes(application):
         for method in route.methods:
             if not method.internal:
-                yield Operation(site.name, method.method, route.path, fields=FIELDS.get(route.path, ()))
+                yield Operation(
+                    site.name, method.method, route.path, fields=FIELDS.get(route.path, ())
+                )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One service in this process: how it is asked by a persona, and how it is set back after a change."""
+"""One service in this process: how it is asked by a persona, and how it is set back after a
+change."""
+
 from __future__ import annotations
 
 import copy
@@ -40,26 +42,45 @@ class Database:
 
 
 class Site:
-    """``ids``: "own" and "foreign" records by the part of the path before them. ``fakes``: neighbours with a memory;
+    """``ids``: "own" and "foreign" records by the part of the path before them. ``fakes``:
+    neighbours with a memory;
     ``also``: what else is done when it is set back."""
 
-    def __init__(self, name: str, application: Any, tokens: Mapping[str, str], ids: Ids, database: Database,
-                 fakes: tuple[Any, ...] = (), also: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        application: Any,
+        tokens: Mapping[str, str],
+        ids: Ids,
+        database: Database,
+        fakes: tuple[Any, ...] = (),
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name, self.application, self.tokens, self.ids = name, application, tokens, ids
         self.client = falcon.testing.TestClient(application)
         self.database, self._fakes, self._also = database, fakes, also
         self._kept: list[dict[str, Any]] = [{} for _ in fakes]
 
-    def ask(self, persona: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-            ) -> falcon.testing.Result:
+    def ask(
+        self,
+        persona: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> falcon.testing.Result:
         """A request with a JSON body, or with bytes as they are."""
         sent = self.proof(persona, Random(0))
         path, _, query = path.partition("?")
         if body is not None:
             sent["Content-Type"] = "application/json"
         return self.client.simulate_request(
-            method, path, query_string=query, headers=sent | dict(headers or {}),
-            body=body if body is None or isinstance(body, bytes) else json.dumps(body))
+            method,
+            path,
+            query_string=query,
+            headers=sent | dict(headers or {}),
+            body=body if body is None or isinstance(body, bytes) else json.dumps(body),
+        )
 
     def proof(self, persona: str, chance: Random) -> dict[str, str]:
         """The headers that say who asks."""
@@ -85,11 +106,17 @@ class Site:
 
 
 def typed(application: Any) -> Any:
-    """The checker of the test client wants a type of every answer, Placement's own tests none without a body."""
+    """The checker of the test client wants a type of every answer, Placement's own tests none
+    without a body."""
+
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            if not status.startswith(("204", "304")) and "content-type" not in {name.lower() for name, _ in headers}:
+            if not status.startswith(("204", "304")) and "content-type" not in {
+                name.lower() for name, _ in headers
+            }:
                 headers = [*headers, ("Content-Type", "none")]
             return start_response(status, headers, *more)
+
         return application(environ, start)
+
     return entry

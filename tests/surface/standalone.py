@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone services as they are served: identity by itself, image and network behind keystonemiddleware."""
+"""The standalone services as they are served: identity by itself, image and network behind
+keystonemiddleware."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -39,7 +41,7 @@ class Standalone:
     def __init__(self, folder: Path, identity: Identity) -> None:
         self._identity: Identity = identity
         self._opened: list[Database] = []
-        self.applications: dict[str, Any] = {}      #: as falcon knows them
+        self.applications: dict[str, Any] = {}  #: as falcon knows them
         self.identity = self._identity_site(folder)
         self.image = self._image_site(folder)
         self.network = self._network_site(folder)
@@ -58,49 +60,106 @@ class Standalone:
         self._opened.append(Database(path, tables))
         return self._opened[-1]
 
-    def _site(self, name: str, application: Any, path: Path, is_open: Callable[[str], bool] | None = None,
-              also: Callable[[], None] = lambda: None) -> Site:
+    def _site(
+        self,
+        name: str,
+        application: Any,
+        path: Path,
+        is_open: Callable[[str], bool] | None = None,
+        also: Callable[[], None] = lambda: None,
+    ) -> Site:
         self.applications[name] = application
         if is_open is not None:
             application = guarded(application, self._identity.middleware(), is_open)
-        return Site(name, application, self._identity.tokens, {"own": {}, "foreign": {}}, site.Database(path),
-                    also=also)
+        return Site(
+            name,
+            application,
+            self._identity.tokens,
+            {"own": {}, "foreign": {}},
+            site.Database(path),
+            also=also,
+        )
 
     def _identity_site(self, folder: Path) -> Site:
         """Not the one that tokens are asked for: here users may be removed."""
         path = folder / "identity.db"
         with sqlite3.connect(self._identity.path) as source, sqlite3.connect(path) as copy:
             source.backup(copy)
-        made = self._site("identity", identity_app.build(IdentityService(
-            self._open(path, identity_schema.METADATA), timedelta(hours=12))), path)
+        made = self._site(
+            "identity",
+            identity_app.build(
+                IdentityService(self._open(path, identity_schema.METADATA), timedelta(hours=12))
+            ),
+            path,
+        )
         own, roles = made.ids["own"], _get(made, "/v3/roles")["roles"]
-        own |= {"roles": next(one["id"] for one in roles if one["name"] == "member"), "regions": "RegionOne",
-                "services": _get(made, "/v3/services")["services"][0]["id"], "domains": "default",
-                "endpoints": _get(made, "/v3/endpoints")["endpoints"][0]["id"]}
+        own |= {
+            "roles": next(one["id"] for one in roles if one["name"] == "member"),
+            "regions": "RegionOne",
+            "services": _get(made, "/v3/services")["services"][0]["id"],
+            "domains": "default",
+            "endpoints": _get(made, "/v3/endpoints")["endpoints"][0]["id"],
+        }
         body = {"service_id": own["services"], "resource_name": "servers", "default_limit": 5}
-        [registered] = _post(made, "admin", "/v3/registered_limits", {"registered_limits": [body]})["registered_limits"]
+        [registered] = _post(made, "admin", "/v3/registered_limits", {"registered_limits": [body]})[
+            "registered_limits"
+        ]
         own["registered_limits"] = registered["id"]
         for owner, persona in OWNER.items():
             project, user = self._identity.projects[_place(owner)], self._identity.users[persona]
-            [limit] = _post(made, "admin", "/v3/limits", {"limits": [{
-                "service_id": own["services"], "resource_name": "servers", "resource_limit": 3,
-                "project_id": project}]})["limits"]
-            credential = _post(made, persona, f"/v3/users/{user}/application_credentials", {
-                "application_credential": {"name": "robot"}})["application_credential"]
-            made.ids[owner] |= {"projects": project, "users": user, "limits": limit["id"],
-                                "application_credentials": credential["id"]}
+            [limit] = _post(
+                made,
+                "admin",
+                "/v3/limits",
+                {
+                    "limits": [
+                        {
+                            "service_id": own["services"],
+                            "resource_name": "servers",
+                            "resource_limit": 3,
+                            "project_id": project,
+                        }
+                    ]
+                },
+            )["limits"]
+            credential = _post(
+                made,
+                persona,
+                f"/v3/users/{user}/application_credentials",
+                {"application_credential": {"name": "robot"}},
+            )["application_credential"]
+            made.ids[owner] |= {
+                "projects": project,
+                "users": user,
+                "limits": limit["id"],
+                "application_credentials": credential["id"],
+            }
         return made
 
     def _image_site(self, folder: Path) -> Site:
         path = folder / "image.db"
         kept: list[str] = []
-        shelf = ImageStore(self._open(path, image_schema.METADATA), ImageFiles(folder / "images", 1024 * 1024))
-        made = self._site("image", image_app.build(shelf), path, image_caller.is_open,
-                          lambda: [(folder / "images" / image).write_bytes(b"data") for image in kept])
+        shelf = ImageStore(
+            self._open(path, image_schema.METADATA), ImageFiles(folder / "images", 1024 * 1024)
+        )
+        made = self._site(
+            "image",
+            image_app.build(shelf),
+            path,
+            image_caller.is_open,
+            lambda: [(folder / "images" / image).write_bytes(b"data") for image in kept],
+        )
         for owner, persona in OWNER.items():
-            image = _post(made, persona, "/v2/images", {"name": "i", "disk_format": "raw", "container_format": "bare",
-                                                        "tags": [owner]})["id"]
-            assert made.ask(persona, "PUT", f"/v2/images/{image}/file", b"data", OCTETS).status_code == 204
+            image = _post(
+                made,
+                persona,
+                "/v2/images",
+                {"name": "i", "disk_format": "raw", "container_format": "bare", "tags": [owner]},
+            )["id"]
+            assert (
+                made.ask(persona, "PUT", f"/v2/images/{image}/file", b"data", OCTETS).status_code
+                == 204
+            )
             _post(made, persona, f"/v2/images/{image}/members", {"member": "a-member"})
             made.ids[owner] |= {"images": image, "tags": owner, "members": "a-member"}
         kept += [one.name for one in (folder / "images").iterdir() if one.is_file()]
@@ -109,41 +168,98 @@ class Standalone:
 
     def _network_site(self, folder: Path) -> Site:
         path = folder / "network.db"
-        self.fabric = Fabric(self._open(path, network_schema.METADATA), NetworkSettings(has_hosts=False))
-        made = self._site("network", network_app.build(self.fabric), path, network_caller.is_open,
-                          lambda: setattr(self.fabric, "hosts", HostRegistry({"host1": 0}, time.monotonic)))
+        self.fabric = Fabric(
+            self._open(path, network_schema.METADATA), NetworkSettings(has_hosts=False)
+        )
+        made = self._site(
+            "network",
+            network_app.build(self.fabric),
+            path,
+            network_caller.is_open,
+            lambda: setattr(self.fabric, "hosts", HostRegistry({"host1": 0}, time.monotonic)),
+        )
         made.ids["own"] |= {"extensions": "router", "agents": site.MISSING}
         with self.fabric.change() as change:
-            change.connection.execute(insert(network_schema.hosts).values(
-                name="host1", tunnel_address="192.0.2.1", external_gateway=True, changed=0, created_at=moment()))
+            change.connection.execute(
+                insert(network_schema.hosts).values(
+                    name="host1",
+                    tunnel_address="192.0.2.1",
+                    external_gateway=True,
+                    changed=0,
+                    created_at=moment(),
+                )
+            )
         self.fabric.hosts.note_contact("host1")
-        made.ids["own"] |= {"hosts": "host1", "agents": _get(made, "/v2.0/agents")["agents"][0]["id"]}
+        made.ids["own"] |= {
+            "hosts": "host1",
+            "agents": _get(made, "/v2.0/agents")["agents"][0]["id"],
+        }
         public = _make(made, "admin", "network", {"router:external": True})
-        _make(made, "admin", "subnet", {"network_id": public, "cidr": "172.24.4.0/24", "ip_version": 4})
+        _make(
+            made,
+            "admin",
+            "subnet",
+            {"network_id": public, "cidr": "172.24.4.0/24", "ip_version": 4},
+        )
         for owner, persona in OWNER.items():
             self._network_records(made, owner, persona, public)
         return made
 
     def _network_records(self, made: Site, owner: str, persona: str, public: str) -> None:
         network = _make(made, persona, "network", {"name": owner})
-        subnet = _make(made, persona, "subnet", {"network_id": network, "cidr": "10.0.0.0/24", "ip_version": 4})
+        subnet = _make(
+            made, persona, "subnet", {"network_id": network, "cidr": "10.0.0.0/24", "ip_version": 4}
+        )
         router = _make(made, persona, "router", {"external_gateway_info": {"network_id": public}})
-        answer = made.ask(persona, "PUT", f"/v2.0/routers/{router}/add_router_interface", {"subnet_id": subnet})
+        answer = made.ask(
+            persona, "PUT", f"/v2.0/routers/{router}/add_router_interface", {"subnet_id": subnet}
+        )
         assert answer.status_code == 200, answer.text
         group = _make(made, persona, "security_group", {"name": owner})
-        port = _make(made, "admin", "port", {
-            "network_id": network, "security_groups": [group], "binding:host_id": "host1", "device_id": "server",
-            "device_owner": "compute:nova", "project_id": self._identity.projects[_place(owner)]})
+        port = _make(
+            made,
+            "admin",
+            "port",
+            {
+                "network_id": network,
+                "security_groups": [group],
+                "binding:host_id": "host1",
+                "device_id": "server",
+                "device_owner": "compute:nova",
+                "project_id": self._identity.projects[_place(owner)],
+            },
+        )
         made.ids[owner] |= {
-            "networks": network, "subnets": subnet, "routers": router, "ports": port, "security-groups": group,
-            "security-group-rules": _make(made, persona, "security_group_rule", {
-                "security_group_id": group, "direction": "ingress", "protocol": "tcp"}),
+            "networks": network,
+            "subnets": subnet,
+            "routers": router,
+            "ports": port,
+            "security-groups": group,
+            "security-group-rules": _make(
+                made,
+                persona,
+                "security_group_rule",
+                {"security_group_id": group, "direction": "ingress", "protocol": "tcp"},
+            ),
             "floatingips": _make(made, persona, "floatingip", {"floating_network_id": public}),
-            "tags": owner, "bindings": "host1", "quotas": self._identity.projects[_place(owner)], "public": public,
-            "network-ip-availabilities": network}
-        for noun in ("networks", "subnets", "routers", "ports", "security-groups", "security-group-rules",
-                     "floatingips"):
-            answer = made.ask(persona, "PUT", f"/v2.0/{noun}/{made.ids[owner][noun]}/tags", {"tags": [owner]})
+            "tags": owner,
+            "bindings": "host1",
+            "quotas": self._identity.projects[_place(owner)],
+            "public": public,
+            "network-ip-availabilities": network,
+        }
+        for noun in (
+            "networks",
+            "subnets",
+            "routers",
+            "ports",
+            "security-groups",
+            "security-group-rules",
+            "floatingips",
+        ):
+            answer = made.ask(
+                persona, "PUT", f"/v2.0/{noun}/{made.ids[owner][noun]}/tags", {"tags": [owner]}
+            )
             assert answer.status_code == 200, answer.text
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test tempest [--latest | --least] [--unified-limits] [GROUP ...]``: Tempest, as it comes from PyPI,
-against our own clouds.
+"""``./deploy/test tempest [--latest | --least] [--unified-limits] [GROUP ...]``: Tempest, as it
+comes from PyPI, against our own clouds.
 
-Groups without guests run against three hosts of the memory driver, the others against two with real guests; each at the
-least microversion 2.1, and once more asking for the latest. Prints for each group how many passed, with negative tests
-apart, what failed, and why the rest was skipped. docs/tempest.md has the reason of each skip.
+Groups without guests run against three hosts of the memory driver, the others against two with real
+guests; each at the least microversion 2.1, and once more asking for the latest. Prints for each
+group how many passed, with negative tests apart, what failed, and why the rest was skipped.
+docs/tempest.md has the reason of each skip.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,7 +35,9 @@ from tests.e2e.live import Live
 from tests.tempest import configure, known, outcomes
 from tests.tempest.groups import GROUPS, USUAL, Group, read_lists, sorted_into
 
-LISTS = Path(os.environ.get("KILONOVA_TEMPEST_LISTS", ROOT.parent / "shared/research/tempest-lists"))
+LISTS = Path(
+    os.environ.get("KILONOVA_TEMPEST_LISTS", ROOT.parent / "shared/research/tempest-lists")
+)
 LEAST, LATEST = "2.1", "latest"
 #: How many of Tempest's tests run side by side.
 WORKERS = 2
@@ -46,8 +50,10 @@ class Tempest:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        known = folder.with_suffix(".yaml")     # not in the home of who calls this
-        self._ends_well(self._command("tempest", "init", "--workspace-path", str(known), str(folder)))
+        known = folder.with_suffix(".yaml")  # not in the home of who calls this
+        self._ends_well(
+            self._command("tempest", "init", "--workspace-path", str(known), str(folder))
+        )
 
     def ids(self) -> list[str]:
         """The ids of all its tests."""
@@ -58,34 +64,65 @@ class Tempest:
         asked, log = self.folder / f"{name}.ids", self.folder / f"{name}.log"
         asked.write_text("\n".join(ids) + "\n")
         with log.open("w") as stream:
-            self._command("tempest", "run", "--load-list", str(asked), "--concurrency", str(WORKERS), to=stream)
+            self._command(
+                "tempest",
+                "run",
+                "--load-list",
+                str(asked),
+                "--concurrency",
+                str(WORKERS),
+                to=stream,
+            )
         return outcomes.read(ids, log.read_text(errors="replace").splitlines())
 
     @staticmethod
     def _ends_well(done: subprocess.CompletedProcess[str]) -> list[str]:
         if done.returncode != 0:
-            raise Failure(f"{' '.join(done.args)} ended with {done.returncode}: {done.stdout[-2000:]}",
-                          "This is a bug; please report it.")
+            raise Failure(
+                f"{' '.join(done.args)} ended with {done.returncode}: {done.stdout[-2000:]}",
+                "This is a bug; please report it.",
+            )
         return done.stdout.splitlines()
 
-    def _command(self, *words: str, to: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(TEMPEST / "bin" / words[0]), *words[1:]], cwd=self.folder, env=self._environ(),
-                              stdin=subprocess.DEVNULL, stdout=to, stderr=subprocess.STDOUT, text=True, check=False)
+    def _command(
+        self, *words: str, to: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(TEMPEST / "bin" / words[0]), *words[1:]],
+            cwd=self.folder,
+            env=self._environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=to,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
 
     def _environ(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{TEMPEST / 'bin'}:{os.environ['PATH']}", "TEMPEST_CONFIG_DIR": str(self.folder),
-                "TEMPEST_CONFIG": configure.FILE}
+        return {
+            **os.environ,
+            "PATH": f"{TEMPEST / 'bin'}:{os.environ['PATH']}",
+            "TEMPEST_CONFIG_DIR": str(self.folder),
+            "TEMPEST_CONFIG": configure.FILE,
+        }
 
 
 @contextmanager
 def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, configure.Cloud]]:
-    """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone afterwards."""
+    """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone
+    afterwards."""
     home = Path(tempfile.mkdtemp(prefix="kn-tempest-", dir="/tmp"))
     home.chmod(0o755)
     driver, more = ("libvirt", ("", "-2")) if has_guests else ("memory", ("", "-2", "-3"))
     hosts = tuple(f"{os.uname().nodename}{one}" for one in more)
-    live = Live(home, free_ports(Ports.COUNT), hosts=hosts, networks=True, driver=driver,
-                options=configure.FILTERED + (configure.UNIFIED if unified else ()))
+    live = Live(
+        home,
+        free_ports(Ports.COUNT),
+        hosts=hosts,
+        networks=True,
+        driver=driver,
+        options=configure.FILTERED + (configure.UNIFIED if unified else ()),
+    )
     say(f"A cloud of {len(hosts)} hosts, driver {driver} …")
     preflight.check(live.cloud)
     try:
@@ -94,8 +131,10 @@ def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, confi
         if unified:
             configure.register_limits(live.seed.admin.identity)
         else:
-            live.seed.admin.compute.update_quota_set(live.seed.admin.session.get_project_id(), **NO_LIMIT)
-        clear(live.rest())          # a host with a server does not join another zone
+            live.seed.admin.compute.update_quota_set(
+                live.seed.admin.session.get_project_id(), **NO_LIMIT
+            )
+        clear(live.rest())  # a host with a server does not join another zone
         yield live, configure.Cloud.of(live.seed)
     finally:
         live.down("--purge")
@@ -103,27 +142,51 @@ def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, confi
 
 def run(arguments: Sequence[str]) -> int:
     """Parse the command line and do it; 1 when a test failed."""
-    parser = argparse.ArgumentParser(prog="./deploy/test tempest", description=(__doc__ or "").split("\n\n", 1)[1])
-    parser.add_argument("--least", action="store_true", help=f"only with the least microversion {LEAST}")
+    parser = argparse.ArgumentParser(
+        prog="./deploy/test tempest", description=(__doc__ or "").split("\n\n", 1)[1]
+    )
+    parser.add_argument(
+        "--least", action="store_true", help=f"only with the least microversion {LEAST}"
+    )
     parser.add_argument("--latest", action="store_true", help="only with the latest microversion")
-    parser.add_argument("--unified-limits", action="store_true", help="in clouds where Keystone's limits are in force")
-    parser.add_argument("group", nargs="*", help=", ".join(f"{one.name}: {one.needs}" for one in GROUPS))
+    parser.add_argument(
+        "--unified-limits",
+        action="store_true",
+        help="in clouds where Keystone's limits are in force",
+    )
+    parser.add_argument(
+        "group", nargs="*", help=", ".join(f"{one.name}: {one.needs}" for one in GROUPS)
+    )
     asked = parser.parse_args(arguments)
     unknown = {*asked.group} - {one.name for one in GROUPS}
     if unknown:
-        raise Failure(f"No group {', '.join(sorted(unknown))}.",
-                      f"Name some of {' '.join(one.name for one in GROUPS)}.")
+        raise Failure(
+            f"No group {', '.join(sorted(unknown))}.",
+            f"Name some of {' '.join(one.name for one in GROUPS)}.",
+        )
     versions = [LEAST] if asked.least else [LATEST] if asked.latest else [LEAST, LATEST]
     chosen = [group for name in asked.group or USUAL for group in GROUPS if group.name == name]
     lists = read_lists(LISTS)
-    say(f"Tests by the lists of {LISTS}." if lists else f"There are no lists in {LISTS}: tests by their names.")
+    say(
+        f"Tests by the lists of {LISTS}."
+        if lists
+        else f"There are no lists in {LISTS}: tests by their names."
+    )
     folder, well = Path(tempfile.mkdtemp(prefix="kn-tempest-log-", dir="/tmp")), True
     for has_guests in (False, True):
         groups = [group for group in chosen if group.boots == has_guests]
         if groups:
             with cloud(has_guests, asked.unified_limits) as (live, found):
-                well = _judge(Tempest(folder / ("guests" if has_guests else "memory")), found, groups, versions,
-                              lists) and well
+                well = (
+                    _judge(
+                        Tempest(folder / ("guests" if has_guests else "memory")),
+                        found,
+                        groups,
+                        versions,
+                        lists,
+                    )
+                    and well
+                )
                 live.judge()
     if well:
         shutil.rmtree(folder)
@@ -132,8 +195,13 @@ def run(arguments: Sequence[str]) -> int:
     return 1
 
 
-def _judge(tempest: Tempest, found: configure.Cloud, groups: Sequence[Group], versions: Sequence[str],
-           lists: Mapping[str, Sequence[str]]) -> bool:
+def _judge(
+    tempest: Tempest,
+    found: configure.Cloud,
+    groups: Sequence[Group],
+    versions: Sequence[str],
+    lists: Mapping[str, Sequence[str]],
+) -> bool:
     well = True
     for version in versions:
         configure.write(found, tempest.folder, version)
@@ -143,10 +211,15 @@ def _judge(tempest: Tempest, found: configure.Cloud, groups: Sequence[Group], ve
             began = time.monotonic()
             outcome = tempest.run(ids[group.name], f"{group.name}-{version}")
             outcome.foresee(known.LATEST if version == LATEST else ())
-            say(f"{group.name} ({group.needs}), microversion {version}: {outcome.line()}, "
-                f"{time.monotonic() - began:.0f} s")
-            for word, tests in (("FAILED", outcome.failed), ("NOT RUN", outcome.not_run),
-                                ("PASSED, but is known to fail", outcome.stale)):
+            say(
+                f"{group.name} ({group.needs}), microversion {version}: {outcome.line()}, "
+                f"{time.monotonic() - began:.0f} s"
+            )
+            for word, tests in (
+                ("FAILED", outcome.failed),
+                ("NOT RUN", outcome.not_run),
+                ("PASSED, but is known to fail", outcome.stale),
+            ):
                 for test in tests:
                     say(f"    {word} {test}")
             for why, number in outcome.reasons().items():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tempest.conf for a cloud that ``./deploy/up`` made: what Tempest has to know, and what it may expect.
+"""tempest.conf for a cloud that ``./deploy/up`` made: what Tempest has to know, and what it may
+expect.
 
 What is switched off has its reason in docs/tempest.md.
 """
+
 from __future__ import annotations
 
 import configparser
@@ -13,14 +15,25 @@ from typing import Any
 from deploy.seed import Seed
 
 FILE = "tempest.conf"
-#: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of other projects.
+#: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of
+#: other projects.
 APART = "DifferentHostFilter"
-FILTERS = ("ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter", "ServerGroupAntiAffinityFilter",
-           "ServerGroupAffinityFilter", "SameHostFilter", APART)
+FILTERS = (
+    "ComputeFilter",
+    "ComputeCapabilitiesFilter",
+    "ImagePropertiesFilter",
+    "ServerGroupAntiAffinityFilter",
+    "ServerGroupAffinityFilter",
+    "SameHostFilter",
+    APART,
+)
 #: Options of the cloud. Keystone's limits: those that are registered, each as it is at that moment.
 FILTERED = (("scheduler", "enabled_filters", ", ".join(FILTERS)),)
-UNIFIED = (("quota", "driver", "unified"), ("quota", "unified_limits_resource_list", ""),
-           ("quota", "unified_limits_cache_seconds", 0))
+UNIFIED = (
+    ("quota", "driver", "unified"),
+    ("quota", "unified_limits_resource_list", ""),
+    ("quota", "unified_limits_cache_seconds", 0),
+)
 #: Registered limits: what no test but those of limits reaches.
 LIMITS = {"servers": 1000, "class:VCPU": 1000, "class:MEMORY_MB": 1 << 24, "class:DISK_GB": 1 << 20}
 #: Debian's hash-bang of the tiny guest is busybox's shell, which has no pipefail.
@@ -44,34 +57,53 @@ class Cloud:
 
     @classmethod
     def of(cls, seed: Seed, image_name: str = "tiny") -> Cloud:
-        """Looks the names up; a second image is made when there is none. A cloud may have no public network."""
+        """Looks the names up; a second image is made when there is none. A cloud may have no public
+        network."""
         admin = seed.admin
         image, public = admin.image.find_image(image_name), admin.network.find_network("public")
         second = admin.image.find_image(f"{image_name}-2") or _copy(admin, image)
         flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors()}
-        return cls(admin.config.config["auth"]["auth_url"], admin.config.config["auth"], image.id, second.id,
-                   flavors["m1.nano"], flavors["m1.tiny"], public.id if public else "", seed.cloud.hosts,
-                   seed.cloud.has_guests, UNIFIED[0] in seed.cloud.options)
+        return cls(
+            admin.config.config["auth"]["auth_url"],
+            admin.config.config["auth"],
+            image.id,
+            second.id,
+            flavors["m1.nano"],
+            flavors["m1.tiny"],
+            public.id if public else "",
+            seed.cloud.hosts,
+            seed.cloud.has_guests,
+            UNIFIED[0] in seed.cloud.options,
+        )
 
 
 def register_limits(identity: Any) -> None:
-    """Keystone's defaults; Tempest looks for the service that they are of by the name that Nova has there."""
+    """Keystone's defaults; Tempest looks for the service that they are of by the name that Nova has
+    there."""
     service = identity.update_service(next(iter(identity.services(type="compute"))), name="nova")
     for name, most in LIMITS.items():
-        identity.create_registered_limit(service_id=service.id, region_id="RegionOne", resource_name=name,
-                                         default_limit=most)
+        identity.create_registered_limit(
+            service_id=service.id, region_id="RegionOne", resource_name=name, default_limit=most
+        )
 
 
 def _copy(admin: Any, image: Any) -> Any:
     data = admin.image.download_image(image).content
     properties = {name: value for name, value in image.properties.items() if name.startswith("hw_")}
-    return admin.image.create_image(f"{image.name}-2", data=data, disk_format=image.disk_format, visibility="public",
-                                    container_format="bare", **properties)
+    return admin.image.create_image(
+        f"{image.name}-2",
+        data=data,
+        disk_format=image.disk_format,
+        visibility="public",
+        container_format="bare",
+        **properties,
+    )
 
 
+# fmt: off
 def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> dict[str, dict[str, object]]:
-    """Tempest's options by section. ``version``: the least microversion that it asks for, or "latest"; ``strangers``:
-    its tests would keep servers of other projects apart."""
+    """Tempest's options by section. ``version``: the least microversion that it asks for, or
+    "latest"; ``strangers``: its tests would keep servers of other projects apart."""
     filters = [name for name in FILTERS if not (strangers and name == APART)]
     guests, several = cloud.has_guests, len(cloud.hosts) > 1
     return {
@@ -99,7 +131,8 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "block_migration_for_live_migration": True, "live_migrate_back_and_forth": several,
             "unified_limits": cloud.unified,
             "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(filters)},
-        # Tempest waits so long for an image's state, which a server in memory may have left before it looks.
+        # Tempest waits so long for an image's state, which a server in memory may have left before
+        # it looks.
         "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
         "network": {"public_network_id": cloud.public_network, "floating_network_name": "public"},
         "network-feature-enabled": {"ipv6": False, "port_security": True, "api_extensions": "all"},
@@ -107,6 +140,7 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "run_validation": guests, "image_ssh_user": "root", "image_alt_ssh_user": "root", "ssh_timeout": 120,
             "connect_timeout": 10, "ssh_shell_prologue": PROLOGUE, "ssh_key_type": "ecdsa"},
     }
+# fmt: on
 
 
 def write(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> Path:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tempest's compute tests in groups, by what a cloud must have for them; and which test is in which.
+"""Tempest's compute tests in groups, by what a cloud must have for them; and which test is in
+which.
 
-The groups and their letters are those of the id lists that KILONOVA_TEMPEST_LISTS names (a folder of ``A1.txt`` and so
-on, one id a line). Without lists a test belongs to the first group below whose expression finds its id.
+The groups and their letters are those of the id lists that KILONOVA_TEMPEST_LISTS names (a folder
+of ``A1.txt`` and so on, one id a line). Without lists a test belongs to the first group below whose
+expression finds its id.
 """
+
 from __future__ import annotations
 
 import re
@@ -20,8 +23,10 @@ _LIMITS = r"test_compute_unified_limits"
 
 @dataclass(frozen=True)
 class Group:
-    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it waits for a volume service.
-    ``strangers``: it wants a server on another host than those of other projects, which no hint knows here."""
+    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it waits for a
+    volume service.
+    ``strangers``: it wants a server on another host than those of other projects, which no hint
+    knows here."""
 
     name: str
     needs: str
@@ -33,21 +38,46 @@ class Group:
 
 #: In the order in which an id is looked for.
 GROUPS = (
-    Group("B", "a volume service", r"[Vv]olume|scenario\.test_stamp_pattern|test_snapshots_with_add_location",
-          volumes=True),
-    Group("E", "guests that one can log in to",
-          _GUESTS + r"|test_attach_interfaces|test_device_tagging|ServersTestFqdn|FqdnHostnames|"
-          r"test_verify_created_server|test_host_name_is_same|test_change_server_password", boots=True),
-    Group("S", "guests, networks and ssh: the scenarios", rf"tempest\.scenario\.(?!{_LIMITS})", boots=True,
-          strangers=True),
-    Group("F", "two hosts and more", r"test_live_migration|test_servers_on_multinodes|test_server_affinity|"
-                                     r"test_cold_migration"),
-    Group("C", "networks", r"compute\.(floating_ips|security_groups)\.|test_disk_config|test_auto_allocate|"
-                           r"test_server_(addresses|group|metadata|tags|password)|test_instance_actions|"
-                           r"test_list_servers_negative|test_create_server_multi_nic|test_multiple_create\.|"
-                           r"servers\.test_servers_negative|test_delete_server\.Delete|test_images(_oneserver)?\."),
-    Group("A2", "servers", _LIMITS + r"|compute\.servers\.|test_list_image_filters|test_server_|test_delete_server|"
-                           r"test_simple_tenant_usage\.|admin\.test_servers"),
+    Group(
+        "B",
+        "a volume service",
+        r"[Vv]olume|scenario\.test_stamp_pattern|test_snapshots_with_add_location",
+        volumes=True,
+    ),
+    Group(
+        "E",
+        "guests that one can log in to",
+        _GUESTS + r"|test_attach_interfaces|test_device_tagging|ServersTestFqdn|FqdnHostnames|"
+        r"test_verify_created_server|test_host_name_is_same|test_change_server_password",
+        boots=True,
+    ),
+    Group(
+        "S",
+        "guests, networks and ssh: the scenarios",
+        rf"tempest\.scenario\.(?!{_LIMITS})",
+        boots=True,
+        strangers=True,
+    ),
+    Group(
+        "F",
+        "two hosts and more",
+        r"test_live_migration|test_servers_on_multinodes|test_server_affinity|"
+        r"test_cold_migration",
+    ),
+    Group(
+        "C",
+        "networks",
+        r"compute\.(floating_ips|security_groups)\.|test_disk_config|test_auto_allocate|"
+        r"test_server_(addresses|group|metadata|tags|password)|test_instance_actions|"
+        r"test_list_servers_negative|test_create_server_multi_nic|test_multiple_create\.|"
+        r"servers\.test_servers_negative|test_delete_server\.Delete|test_images(_oneserver)?\.",
+    ),
+    Group(
+        "A2",
+        "servers",
+        _LIMITS + r"|compute\.servers\.|test_list_image_filters|test_server_|test_delete_server|"
+        r"test_simple_tenant_usage\.|admin\.test_servers",
+    ),
     Group("A1", "no server", r"."),
 )
 #: What ``./deploy/test tempest`` runs when no group is named, in this order.
@@ -55,7 +85,8 @@ USUAL = ("A1", "A2", "C", "E", "F", "S")
 
 
 def sorted_into(ids: Iterable[str], lists: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The ids of ``stestr list`` by group. ``lists``: names without brackets by group; an empty one: by expression.
+    """The ids of ``stestr list`` by group. ``lists``: names without brackets by group; an empty
+    one: by expression.
 
     What only guests have is in S (scenarios) or E, whatever its list.
     """
@@ -83,11 +114,14 @@ def _listed(test: str, name: str) -> str:
 
 
 def read_lists(folder: Path | None) -> dict[str, list[str]]:
-    """The lists in a folder by their names; none when there is no such folder. D's wait for volumes, as B's do."""
+    """The lists in a folder by their names; none when there is no such folder. D's wait for
+    volumes, as B's do."""
     if folder is None or not folder.is_dir():
         return {}
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.txt")):
         group = "B" if path.stem == "D" else path.stem
-        found.setdefault(group, []).extend(line.strip() for line in path.read_text().splitlines() if line.strip())
+        found.setdefault(group, []).extend(
+            line.strip() for line in path.read_text().splitlines() if line.strip()
+        )
     return found

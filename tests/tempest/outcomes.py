@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tempest run`` prints, read: each test's outcome, and why it was skipped or what it failed by."""
+"""What ``tempest run`` prints, read: each test's outcome, and why it was skipped or what it failed
+by."""
+
 from __future__ import annotations
 
 import re
@@ -9,18 +11,22 @@ from dataclasses import dataclass, field
 
 from tests.tempest.known import Known, reason, stale
 
-#: ``{1} tempest.api…test_x [1.2s] ... ok``; of a class: ``{1} setUpClass (tempest.…Class) [0s] ... FAILED``
-_LINE = re.compile(r"^\{\d+\} (?P<test>(?:setUpClass|tearDownClass) \([\w.]+\)|[\w.]+)\S* (?:\[[\d.]+s\] )?\.\.\. "
-                   r"(?P<word>ok|FAILED|SKIPPED)(?:: (?P<why>.*))?$")
+#: ``{1} tempest.api…test_x [1.2s] ... ok``; of a class: ``{1} setUpClass (tempest.…Class) [0s] ...
+#: FAILED``
+_LINE = re.compile(
+    r"^\{\d+\} (?P<test>(?:setUpClass|tearDownClass) \([\w.]+\)|[\w.]+)\S* (?:\[[\d.]+s\] )?\.\.\. "
+    r"(?P<word>ok|FAILED|SKIPPED)(?:: (?P<why>.*))?$"
+)
 _CLASS = re.compile(r"(?P<part>setUpClass|tearDownClass) \((?P<name>[\w.]+)\)")
 
 
 @dataclass
 class Outcomes:
-    """The tests of a group by outcome; ``skipped``: with the reason. ``not_run``: asked for, and nothing was said.
+    """The tests of a group by outcome; ``skipped``: with the reason. ``not_run``: asked for, and
+    nothing was said.
 
-    ``said``: what was printed below a failure; ``known``: failures that were foreseen, with the reason; ``stale``: what
-    passed though a failure was foreseen.
+    ``said``: what was printed below a failure; ``known``: failures that were foreseen, with the
+    reason; ``stale``: what passed though a failure was foreseen.
     """
 
     asked: list[str]
@@ -33,7 +39,9 @@ class Outcomes:
 
     def foresee(self, rows: Sequence[Known]) -> None:
         """Failures that these rows foresee count as known."""
-        self.known = {test: why for test in self.failed if (why := reason(rows, test, self.said[test]))}
+        self.known = {
+            test: why for test in self.failed if (why := reason(rows, test, self.said[test]))
+        }
         self.failed = [test for test in self.failed if test not in self.known]
         self.stale = stale(rows, self.passed)
 
@@ -49,20 +57,25 @@ class Outcomes:
         return not self.failed and not self.not_run and not self.stale
 
     def reasons(self) -> dict[str, int]:
-        """How many were skipped, or failed as foreseen, for each reason, the most frequent one first."""
+        """How many were skipped, or failed as foreseen, for each reason, the most frequent one
+        first."""
         return dict(Counter([*self.skipped.values(), *self.known.values()]).most_common())
 
     def line(self) -> str:
-        """Counts, those of negative tests apart: a server that answers 404 to everything passes many of these."""
+        """Counts, those of negative tests apart: a server that answers 404 to everything passes
+        many of these."""
         negative = sum("egative" in one for one in self.passed)
         known = f", {len(self.known)} failed as foreseen" if self.known else ""
         not_run = f", {len(self.not_run)} not run" if self.not_run else ""
-        return (f"{len(self.passed)}/{len(self.asked)} passed ({negative} of them negative), "
-                f"{len(self.failed)} failed, {len(self.skipped)} skipped{known}{not_run}")
+        return (
+            f"{len(self.passed)}/{len(self.asked)} passed ({negative} of them negative), "
+            f"{len(self.failed)} failed, {len(self.skipped)} skipped{known}{not_run}"
+        )
 
 
 def read(asked: Iterable[str], printed: Iterable[str]) -> Outcomes:
-    """``asked``: ids, with or without brackets. What a class's set-up says holds for all its tests."""
+    """``asked``: ids, with or without brackets. What a class's set-up says holds for all its
+    tests."""
     found = Outcomes([one.split("[")[0] for one in asked])
     tests: list[str] = []
     for line in printed:

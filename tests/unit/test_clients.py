@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tests of the clients' suites are run, and which are left out with a reason."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,12 +14,17 @@ CLI = "openstackclient.tests.functional."
 def test_what_is_left_out_has_a_reason_and_the_rest_runs() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"Volume": VOLUMES, r"test_b$": "why not"})
     assert suite.chosen(["A.test_a", "A.test_b", "Volume.test_b", "A.test_bc"]) == (
-        ["A.test_a", "A.test_bc"], {"A.test_b": "why not", "Volume.test_b": VOLUMES}), "the first reason"
+        ["A.test_a", "A.test_bc"],
+        {"A.test_b": "why not", "Volume.test_b": VOLUMES},
+    ), "the first reason"
 
 
 def test_tests_of_other_projects_services_are_not_ours() -> None:
     suite = Suite("one", ("one/tests",), only=r"\.compute\.", left_out={r"test_b": "why not"})
-    assert suite.chosen(["a.compute.test_a", "a.dns.test_a", "a.dns.test_b"]) == (["a.compute.test_a"], {})
+    assert suite.chosen(["a.compute.test_a", "a.dns.test_a", "a.dns.test_b"]) == (
+        ["a.compute.test_a"],
+        {},
+    )
 
 
 def test_a_reason_without_a_test_is_noticed() -> None:
@@ -26,18 +32,46 @@ def test_a_reason_without_a_test_is_noticed() -> None:
     assert suite.unused(["A.test_a", "A.test_b"]) == ["test_gone"]
 
 
-@pytest.mark.parametrize(("suite", "test", "runs"), [
-    (NOVACLIENT, NOVA + "test_device_tagging.TestBlockDeviceTaggingCLI."
-                        "test_boot_server_with_tagged_block_devices", False),
-    (NOVACLIENT, NOVA + "test_device_tagging.TestNICDeviceTaggingCLIError."
-                        "test_boot_server_with_tagged_nic_devices_with_error", True),
-    (NOVACLIENT, NOVA + "legacy.test_servers.TestServersBootNovaClient.test_boot_server_with_legacy_bdm", False),
-    (NOVACLIENT, NOVA + "test_servers.TestServersBootNovaClient.test_boot_server_with_net_name", True),
-    (NOVACLIENT, NOVA + "test_resize.TestServersResize.test_resize_up_confirm", True),
-    (OPENSTACKCLIENT, CLI + "compute.v2.test_server.ServerTests.test_server_boot_with_bdm_image", False),
-    (OPENSTACKCLIENT, CLI + "compute.v2.test_server.ServerTests.test_server_create_with_none_network", True),
-    (OPENSTACKSDK, SDK + "cloud.test_dns.TestZone.test_zones", False),
-    (OPENSTACKSDK, SDK + "cloud.test_compute.TestCompute.test_list_all_servers", True)])
+@pytest.mark.parametrize(
+    ("suite", "test", "runs"),
+    [
+        (
+            NOVACLIENT,
+            NOVA + "test_device_tagging.TestBlockDeviceTaggingCLI."
+            "test_boot_server_with_tagged_block_devices",
+            False,
+        ),
+        (
+            NOVACLIENT,
+            NOVA + "test_device_tagging.TestNICDeviceTaggingCLIError."
+            "test_boot_server_with_tagged_nic_devices_with_error",
+            True,
+        ),
+        (
+            NOVACLIENT,
+            NOVA + "legacy.test_servers.TestServersBootNovaClient.test_boot_server_with_legacy_bdm",
+            False,
+        ),
+        (
+            NOVACLIENT,
+            NOVA + "test_servers.TestServersBootNovaClient.test_boot_server_with_net_name",
+            True,
+        ),
+        (NOVACLIENT, NOVA + "test_resize.TestServersResize.test_resize_up_confirm", True),
+        (
+            OPENSTACKCLIENT,
+            CLI + "compute.v2.test_server.ServerTests.test_server_boot_with_bdm_image",
+            False,
+        ),
+        (
+            OPENSTACKCLIENT,
+            CLI + "compute.v2.test_server.ServerTests.test_server_create_with_none_network",
+            True,
+        ),
+        (OPENSTACKSDK, SDK + "cloud.test_dns.TestZone.test_zones", False),
+        (OPENSTACKSDK, SDK + "cloud.test_compute.TestCompute.test_list_all_servers", True),
+    ],
+)
 def test_only_what_needs_volumes_is_left_out(suite: Suite, test: str, runs: bool) -> None:
     assert (test in suite.chosen([test])[0]) == runs
 

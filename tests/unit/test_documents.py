@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What documents say of the code is there."""
+
 from __future__ import annotations
 
 import re

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every action in every vm_state and task_state, with and without a lock, by each persona, on the table's functions.
+"""Every action in every vm_state and task_state, with and without a lock, by each persona, on the
+table's functions.
 
 Status and effect are compared with ``tests.allowed``, which knows nothing of the table.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ CALLERS = {
     "reader": RequestContext("u2", PROJECT, ("reader",), "req-2"),
     "stranger": RequestContext("u3", "q" * 32, ("member", "reader"), "req-3"),
     "admin": RequestContext("a1", "admins", ("admin",), "req-4"),
-    "manager": RequestContext("u4", PROJECT, ("manager",), "req-5")}
+    "manager": RequestContext("u4", PROJECT, ("manager",), "req-5"),
+}
 WORDS = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
 TASKS: list[str | None] = [None, *sorted(WORDS - set(states.VM_STATES))]
 NAMES = pytest.mark.parametrize("name", sorted(allowed.ALL))
@@ -37,7 +40,11 @@ NAMES = pytest.mark.parametrize("name", sorted(allowed.ALL))
 
 def rows_of(name: str) -> list[states.Action]:
     key, _, value = name.partition(" ")
-    return [row for row in states.ACTIONS if row.key == key and (row.when is None or row.when[1] == value)]
+    return [
+        row
+        for row in states.ACTIONS
+        if row.key == key and (row.when is None or row.when[1] == value)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +55,13 @@ def policy() -> Policy:
 def test_the_hand_written_page_speaks_of_every_action() -> None:
     told = {name.partition(" ")[0] for name in allowed.ALL}
     assert {row.key for row in states.ACTIONS if row.query is None} - told == {
-        "create", "softDelete", "attach_interface", "detach_interface", "attach_share", "detach_share"}
+        "create",
+        "softDelete",
+        "attach_interface",
+        "detach_interface",
+        "attach_share",
+        "detach_share",
+    }
     assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
 
 
@@ -62,9 +75,18 @@ def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
         for vm_state in states.VM_STATES:
             for task_state in TASKS:
                 for locked in (False, True):
-                    found = SimpleNamespace(vm_state=vm_state, task_state=task_state, locked=locked,
-                                            action="a" if task_state else None, shares=0)
-                    got = judged(states.matching_row(rows, vm_state), found, caller) if permitted else 403
+                    found = SimpleNamespace(
+                        vm_state=vm_state,
+                        task_state=task_state,
+                        locked=locked,
+                        action="a" if task_state else None,
+                        shares=0,
+                    )
+                    got = (
+                        judged(states.matching_row(rows, vm_state), found, caller)
+                        if permitted
+                        else 403
+                    )
                     persona = allowed.PERSONAS[token]
                     wanted = allowed.status(name, persona, vm_state, task_state, locked)
                     if (got if sees else 404) != wanted:
@@ -87,10 +109,27 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     made = Store(f"sqlite:///{path}")
     upgrade(made)
     with made.begin() as tx:
-        tx.execute(sa.insert(schema.servers).values(created_at=now(), updated_at=now()), {
-            "id": SERVER, "project_id": PROJECT, "user_id": "u1", "name": "vm", "hostname": "vm", "vm_state": "active",
-            "flavor": {}, "flavor_id": "1", "vcpus": 1, "memory_mb": 1, "disk_gb": 1, "meta": {}, "tags": [],
-            "scheduler_hints": {}, "security_groups": [], "reservation_id": "r"})
+        tx.execute(
+            sa.insert(schema.servers).values(created_at=now(), updated_at=now()),
+            {
+                "id": SERVER,
+                "project_id": PROJECT,
+                "user_id": "u1",
+                "name": "vm",
+                "hostname": "vm",
+                "vm_state": "active",
+                "flavor": {},
+                "flavor_id": "1",
+                "vcpus": 1,
+                "memory_mb": 1,
+                "disk_gb": 1,
+                "meta": {},
+                "tags": [],
+                "scheduler_hints": {},
+                "security_groups": [],
+                "reservation_id": "r",
+            },
+        )
     yield made
     made.close()
 
@@ -110,6 +149,7 @@ def asked(store: Store, name: str, caller: RequestContext) -> int:
             immediate_actions.do(tx, rows[0], SERVER, context=caller, args=args, project_id=scope)
         else:
             actions.begin(tx, rows, SERVER, context=caller, args=args, project_id=scope)
+
     try:
         store.write(work)
     except errors.Problem as problem:
@@ -120,16 +160,27 @@ def asked(store: Store, name: str, caller: RequestContext) -> int:
 @NAMES
 @pytest.mark.parametrize("task_state", [None, "rebooting"])
 def test_accepted_action_takes_the_server_refused_leaves_it(
-        store: Store, name: str, task_state: str | None) -> None:
+    store: Store, name: str, task_state: str | None
+) -> None:
     holder = "running action" if task_state else None
     for vm_state in states.VM_STATES:
         with store.begin() as tx:
             tx.execute(sa.delete(schema.actions))
-            tx.execute(sa.update(schema.servers).values(vm_state=vm_state, task_state=task_state, action=holder,
-                                                        locked=False, locked_by=None))
+            tx.execute(
+                sa.update(schema.servers).values(
+                    vm_state=vm_state,
+                    task_state=task_state,
+                    action=holder,
+                    locked=False,
+                    locked_by=None,
+                )
+            )
         before, row = server_of(store), rows_of(name)[0]
         got = asked(store, name, CALLERS["admin"])
-        after, journal = server_of(store), store.read(lambda tx: list(tx.execute(sa.select(schema.actions))))
+        after, journal = (
+            server_of(store),
+            store.read(lambda tx: list(tx.execute(sa.select(schema.actions)))),
+        )
         assert got == allowed.status(name, "admin", vm_state, task_state, False), (vm_state, got)
         if got == 409:
             assert (after, journal) == (before, [])
@@ -154,7 +205,11 @@ def test_another_project_s_server_is_not_there(store: Store, name: str) -> None:
 
 def test_an_action_without_a_task_state_holds_the_server_too(store: Store) -> None:
     with store.begin() as tx:
-        tx.execute(sa.update(schema.servers).values(vm_state="active", task_state=None, action=None, locked=False))
+        tx.execute(
+            sa.update(schema.servers).values(
+                vm_state="active", task_state=None, action=None, locked=False
+            )
+        )
     assert asked(store, "trigger_crash_dump", CALLERS["user"]) == 202
     assert server_of(store).task_state is None
     for name in ("trigger_crash_dump", "os-stop", "pause", "rebuild"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a failing test prints: of the clouds that it used, what happened since it began, and nothing else."""
+"""What a failing test prints: of the clouds that it used, what happened since it began, and nothing
+else."""
+
 from __future__ import annotations
 
 import re
@@ -15,8 +17,8 @@ from tests.unit.test_house_rules import ROOT
 
 SERVER, ACTION, REQUEST, ANOTHER = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abcd")
 MOMENT = 1_700_000_000_000_000
-#: A ring of its own: a cloud of the session that is used and one that is not, one that does not come up, and tests that
-#: fail in every way.
+#: A ring of its own: a cloud of the session that is used and one that is not, one that does not
+#: come up, and tests that fail in every way.
 RING = """
 import pathlib, time, pytest
 from tests import evidence, failures
@@ -104,9 +106,27 @@ def pytest_says(folder: Path, *arguments: str) -> str:
     """What it prints of the ring, run with the plugin."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_ring.py").write_text(RING)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "tests.failures", "-p", "no:cacheprovider", "-q",
-                           "--rootdir", str(folder), *arguments, str(folder / "test_ring.py")],
-                          cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.failures",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--rootdir",
+            str(folder),
+            *arguments,
+            str(folder / "test_ring.py"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 1, done
     return done.stdout
 
@@ -123,7 +143,9 @@ def said(folder: Path) -> str:
 
 def of(said: str, *test: str) -> str:
     """What is said of one test."""
-    [found] = re.findall(rf"^_+ {' '.join(test)} _+\n(.*?)^(?:___|===)", said, re.DOTALL | re.MULTILINE)
+    [found] = re.findall(
+        rf"^_+ {' '.join(test)} _+\n(.*?)^(?:___|===)", said, re.DOTALL | re.MULTILINE
+    )
     return str(found)
 
 
@@ -136,12 +158,18 @@ def section(said: str, title: str) -> list[str]:
 def test_failure_tells_what_its_own_cloud_did_meanwhile(said: str) -> None:
     told = of(said, "test_of_a_cloud")
     assert section(told, "log of used") == ["used.log: 1 of 1 lines", "  2026-01-01 of this test"]
-    assert "log of other" not in said and "the reason" in told and "4 failed, 2 passed, 3 errors" in said
+    assert (
+        "log of other" not in said
+        and "the reason" in told
+        and "4 failed, 2 passed, 3 errors" in said
+    )
 
 
 def test_failure_tells_the_same_in_junit_xml(said: str, folder: Path) -> None:
     [case] = ElementTree.parse(folder / "junit.xml").findall(".//testcase[@name='test_of_a_cloud']")
-    assert section(str(case.findtext("failure")), "log of used") == section(of(said, "test_of_a_cloud"), "log of used")
+    assert section(str(case.findtext("failure")), "log of used") == section(
+        of(said, "test_of_a_cloud"), "log of used"
+    )
 
 
 def test_failure_tells_the_same_from_an_xdist_worker(said: str, tmp_path: Path) -> None:
@@ -151,13 +179,19 @@ def test_failure_tells_the_same_from_an_xdist_worker(said: str, tmp_path: Path) 
 
 def test_cloud_that_does_not_come_up_tells_before_removal(said: str) -> None:
     told = of(said, "ERROR at setup of", "test_of_no_cloud")
-    assert section(told, "log of doomed") == ["doomed.log: 1 of 1 lines", "  2026-01-01 does not come up"]
+    assert section(told, "log of doomed") == [
+        "doomed.log: 1 of 1 lines",
+        "  2026-01-01 does not come up",
+    ]
     assert "no broker" in told
 
 
 def test_teardown_that_fails_tells_unless_the_test_did(said: str) -> None:
     told = of(said, "ERROR at teardown of", "test_ended_wrong")
-    assert section(told, "log of unruly") == ["unruly.log: 1 of 1 lines", "  2026-01-01 while it ends"]
+    assert section(told, "log of unruly") == [
+        "unruly.log: 1 of 1 lines",
+        "  2026-01-01 while it ends",
+    ]
     assert section(of(said, "test_wrong_twice"), "log of unruly") == ["nothing"]
     again = of(said, "ERROR at teardown of", "test_wrong_twice")
     assert "not gone" in again and "log of unruly" not in again
@@ -179,7 +213,20 @@ def test_report_of_much_is_cut(said: str) -> None:
 
 # --- evidence ---
 def action(state: str, *, name: str = "resize", message: str | None = None) -> tuple[object, ...]:
-    return (ACTION, SERVER, f"req-{REQUEST}", name, state, "do", "boot", 2, "h1", MOMENT, MOMENT + 5_000_000, message)
+    return (
+        ACTION,
+        SERVER,
+        f"req-{REQUEST}",
+        name,
+        state,
+        "do",
+        "boot",
+        2,
+        "h1",
+        MOMENT,
+        MOMENT + 5_000_000,
+        message,
+    )
 
 
 def test_actions_are_told_when_in_hand_or_failed() -> None:
@@ -193,18 +240,35 @@ def test_actions_are_told_when_in_hand_or_failed() -> None:
 
 def test_log_tells_of_ids_and_alarms_before_the_rest(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
-    traceback = ["2026-01-01 ERROR it broke", "Traceback (most recent call last):",
-                 *(f"  File {number}" for number in range(20)), "ValueError: the cause"]
-    log.write_text("\n".join(["2026-01-01 INFO long ago"] + [
-        f"2026-01-01 INFO server {SERVER} boots", *traceback, f"2026-01-01 INFO server {ANOTHER} boots",
-        *(f"2026-01-01 INFO beat {number}" for number in range(50))]))
+    traceback = [
+        "2026-01-01 ERROR it broke",
+        "Traceback (most recent call last):",
+        *(f"  File {number}" for number in range(20)),
+        "ValueError: the cause",
+    ]
+    log.write_text(
+        "\n".join(
+            ["2026-01-01 INFO long ago"]
+            + [
+                f"2026-01-01 INFO server {SERVER} boots",
+                *traceback,
+                f"2026-01-01 INFO server {ANOTHER} boots",
+                *(f"2026-01-01 INFO beat {number}" for number in range(50)),
+            ]
+        )
+    )
     before = {log: len("2026-01-01 INFO long ago\n")}
     heading, *told = evidence.news([log], before, {SERVER})
     assert heading == "agent.log: 11 of 75 lines"
-    assert [line.strip() for line in told[:4]] == [f"2026-01-01 INFO server {SERVER} boots", traceback[0], "File 15",
-                                                   "File 16"]
+    assert [line.strip() for line in told[:4]] == [
+        f"2026-01-01 INFO server {SERVER} boots",
+        traceback[0],
+        "File 15",
+        "File 16",
+    ]
     assert told[7] == "  ValueError: the cause" and told[8:] == [
-        f"  2026-01-01 INFO beat {number}" for number in range(47, 50)]
+        f"  2026-01-01 INFO beat {number}" for number in range(47, 50)
+    ]
 
 
 def test_log_that_concerns_nothing_tells_its_last_lines(tmp_path: Path) -> None:
@@ -212,14 +276,18 @@ def test_log_that_concerns_nothing_tells_its_last_lines(tmp_path: Path) -> None:
     quiet.write_text("".join(f"2026-01-01 INFO beat {number}\n" for number in range(9)))
     silent.write_text("2026-01-01 ERROR long ago\n")
     assert evidence.news([quiet, silent], evidence.sizes([silent])) == [
-        "quiet.log: 3 of 9 lines", *(f"  2026-01-01 INFO beat {number}" for number in (6, 7, 8))]
+        "quiet.log: 3 of 9 lines",
+        *(f"  2026-01-01 INFO beat {number}" for number in (6, 7, 8)),
+    ]
 
 
 def test_log_that_was_turned_over_tells_its_beginning(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     log.write_text("2026-01-01 INFO anew\n")
     assert evidence.news([log, tmp_path / "gone.log"], {log: 1 << 26}) == [
-        "agent.log: 1 of 1 lines", "  2026-01-01 INFO anew"]
+        "agent.log: 1 of 1 lines",
+        "  2026-01-01 INFO anew",
+    ]
 
 
 def test_logs_of_many_processes_share_the_lines(tmp_path: Path) -> None:
@@ -227,4 +295,7 @@ def test_logs_of_many_processes_share_the_lines(tmp_path: Path) -> None:
     for log in logs:
         log.write_text("2026-01-01 ERROR again\n" * 100)
     told = evidence.news(logs, {})
-    assert len(told) == evidence.ALL_LOGS + len(logs) and told.count("agent-7.log: 6 of 100 lines") == 1
+    assert (
+        len(told) == evidence.ALL_LOGS + len(logs)
+        and told.count("agent-7.log: 6 of 100 lines") == 1
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tests of real guests ask them (tests/e2e/guests.py): again while a guest does not let ssh in, and never again
-once it did, for the command may have run."""
+"""How the tests of real guests ask them (tests/e2e/guests.py): again while a guest does not let ssh
+in, and never again once it did, for the command may have run."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,14 +17,19 @@ SILENT = "echo 'Connection timed out during banner exchange' >&2; exit 255"
 
 @pytest.fixture
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Takes what ssh does the first time, the second and so on; returns a guest and who tells how often it was run."""
+    """Takes what ssh does the first time, the second and so on; returns a guest and who tells how
+    often it was run."""
+
     def prepare(*scripts: str) -> tuple[Guest, Any]:
         runs = tmp_path / "runs"
         cases = "".join(f"{number}) {script};;\n" for number, script in enumerate(scripts, 1))
-        (tmp_path / "ssh").write_text(f"#!/bin/sh\necho >> {runs}\ncase $(wc -l < {runs}) in\n{cases}esac\n")
+        (tmp_path / "ssh").write_text(
+            f"#!/bin/sh\necho >> {runs}\ncase $(wc -l < {runs}) in\n{cases}esac\n"
+        )
         (tmp_path / "ssh").chmod(0o755)
         live: Any = SimpleNamespace(home=tmp_path)
         return Guest(live, "id", "name", "203.0.113.1"), lambda: len(runs.read_text().splitlines())
+
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return prepare
 

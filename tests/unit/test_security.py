@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/security.md names the test of each security property; what it names is there."""
+
 from __future__ import annotations
 
 import ast
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = re.findall(r"^\| (ST-\d+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (ST-\d+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE
+)
 
 
 def test_every_property_has_one_row() -> None:

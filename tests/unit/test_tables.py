@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables, row by row: actions, statuses, event names and workflows say nothing that contradicts itself."""
+"""The tables, row by row: actions, statuses, event names and workflows say nothing that contradicts
+itself."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -12,7 +14,9 @@ from compute_agent.verbs import HANDLERS, VERBS
 from conductor import lanes
 from conductor.workflows import WORKFLOWS
 
-STRINGS = {name: value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
+STRINGS = {
+    name: value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
+}
 TASK_STATES = {value for value in STRINGS.values() if value not in VM_STATES}
 ROWS = pytest.mark.parametrize("row", ACTIONS, ids=lambda row: f"{row.key}{row.when or ''}")
 
@@ -34,8 +38,16 @@ def test_every_action_speaks_of_known_states(row: Action) -> None:
 
 
 #: Actions that no task_state shows, as the API has it, and those that leave the server as it was.
-UNSEEN = {"trigger_crash_dump", "attach_interface", "detach_interface", "addSecurityGroup", "removeSecurityGroup",
-          "confirmResize", "attach_share", "detach_share"}
+UNSEEN = {
+    "trigger_crash_dump",
+    "attach_interface",
+    "detach_interface",
+    "addSecurityGroup",
+    "removeSecurityGroup",
+    "confirmResize",
+    "attach_share",
+    "detach_share",
+}
 UNCHANGED = UNSEEN - {"confirmResize"} | {"createImage", "createBackup", "os-migrateLive"}
 
 
@@ -59,7 +71,9 @@ def test_no_two_rows_answer_to_the_same_body_in_the_same_state() -> None:
     taken = Counter((row.key, row.when, vm_state) for row in ACTIONS for vm_state in row.vm)
     assert [place for place, number in taken.items() if number > 1] == []
     alone = {row.key for row in ACTIONS if row.vm == states.ANY}
-    assert all(number == 1 for key, number in Counter(row.key for row in ACTIONS).items() if key in alone)
+    assert all(
+        number == 1 for key, number in Counter(row.key for row in ACTIONS).items() if key in alone
+    )
     for row in ACTIONS:
         found = states.action(row.key, row.when[1] if row.when else None)
         assert found is not None
@@ -79,13 +93,21 @@ def test_every_transient_state_has_an_exit(during: str) -> None:
     """While it is in hand a superseding action can end it: nothing can hang for ever."""
     rows = [row for row in ACTIONS if row.during == during]
     for row in rows:
-        exits = [other for other in ACTIONS if other.supersedes and (other.task == states.ANY or during in other.task)]
+        exits = [
+            other
+            for other in ACTIONS
+            if other.supersedes and (other.task == states.ANY or during in other.task)
+        ]
         assert "delete" in [other.name for other in exits], row.key
 
 
-@pytest.mark.parametrize("vm_state", sorted({row.after for row in ACTIONS if row.after} | {states.ERROR}))
+@pytest.mark.parametrize(
+    "vm_state", sorted({row.after for row in ACTIONS if row.after} | {states.ERROR})
+)
 def test_every_state_that_is_reached_can_be_left(vm_state: str) -> None:
-    ways = [row.name for row in ACTIONS if row.workflow and (row.vm == states.ANY or vm_state in row.vm)]
+    ways = [
+        row.name for row in ACTIONS if row.workflow and (row.vm == states.ANY or vm_state in row.vm)
+    ]
     assert "delete" in ways
     assert vm_state in (states.DELETED, states.BUILDING) or len(ways) > 1
 
@@ -94,31 +116,76 @@ def test_hard_reboot_ends_a_hanging_reboot_and_what_is_worse_only_delete_and_eva
     hard = states.action("reboot", "HARD")
     assert hard is not None
     assert states.REBOOTING in hard.task
-    assert {row.name for row in ACTIONS if row.supersedes} == {"reboot", "delete", "forceDelete", "evacuate"}
+    assert {row.name for row in ACTIONS if row.supersedes} == {
+        "reboot",
+        "delete",
+        "forceDelete",
+        "evacuate",
+    }
     assert states.SPAWNING not in hard.task
 
 
-STATUSES = {"BUILD", "ACTIVE", "REBOOT", "HARD_REBOOT", "REBUILD", "PASSWORD", "SHUTOFF", "PAUSED", "SUSPENDED",
-            "ERROR", "DELETED", "SOFT_DELETED", "RESCUE", "RESIZE", "VERIFY_RESIZE", "REVERT_RESIZE", "MIGRATING",
-            "SHELVED", "SHELVED_OFFLOADED"}
+STATUSES = {
+    "BUILD",
+    "ACTIVE",
+    "REBOOT",
+    "HARD_REBOOT",
+    "REBUILD",
+    "PASSWORD",
+    "SHUTOFF",
+    "PAUSED",
+    "SUSPENDED",
+    "ERROR",
+    "DELETED",
+    "SOFT_DELETED",
+    "RESCUE",
+    "RESIZE",
+    "VERIFY_RESIZE",
+    "REVERT_RESIZE",
+    "MIGRATING",
+    "SHELVED",
+    "SHELVED_OFFLOADED",
+}
 
 
-@pytest.mark.parametrize(("vm_state", "task_state", "status"), [
-    ("building", "spawning", "BUILD"), ("active", None, "ACTIVE"), ("active", "powering-off", "ACTIVE"),
-    ("active", "rebooting", "REBOOT"), ("active", "reboot_pending", "REBOOT"), ("active", "reboot_started", "REBOOT"),
-    ("active", "rebooting_hard", "HARD_REBOOT"), ("stopped", None, "SHUTOFF"),
-    ("stopped", "rebooting_hard", "HARD_REBOOT"), ("paused", None, "PAUSED"), ("suspended", None, "SUSPENDED"),
-    ("error", None, "ERROR"), ("error", "deleting", "ERROR"), ("deleted", None, "DELETED"),
-    ("soft-delete", None, "SOFT_DELETED"), ("rescued", None, "RESCUE"), ("resized", None, "VERIFY_RESIZE"),
-    ("shelved", None, "SHELVED"), ("shelved_offloaded", None, "SHELVED_OFFLOADED"),
-    ("active", "rebuilding", "REBUILD"), ("stopped", "rebuild_spawning", "REBUILD"), ("error", "rebuilding", "REBUILD"),
-    ("active", "updating_password", "PASSWORD"), ("active", "image_uploading", "ACTIVE"), ("no such", None, "UNKNOWN")])
+@pytest.mark.parametrize(
+    ("vm_state", "task_state", "status"),
+    [
+        ("building", "spawning", "BUILD"),
+        ("active", None, "ACTIVE"),
+        ("active", "powering-off", "ACTIVE"),
+        ("active", "rebooting", "REBOOT"),
+        ("active", "reboot_pending", "REBOOT"),
+        ("active", "reboot_started", "REBOOT"),
+        ("active", "rebooting_hard", "HARD_REBOOT"),
+        ("stopped", None, "SHUTOFF"),
+        ("stopped", "rebooting_hard", "HARD_REBOOT"),
+        ("paused", None, "PAUSED"),
+        ("suspended", None, "SUSPENDED"),
+        ("error", None, "ERROR"),
+        ("error", "deleting", "ERROR"),
+        ("deleted", None, "DELETED"),
+        ("soft-delete", None, "SOFT_DELETED"),
+        ("rescued", None, "RESCUE"),
+        ("resized", None, "VERIFY_RESIZE"),
+        ("shelved", None, "SHELVED"),
+        ("shelved_offloaded", None, "SHELVED_OFFLOADED"),
+        ("active", "rebuilding", "REBUILD"),
+        ("stopped", "rebuild_spawning", "REBUILD"),
+        ("error", "rebuilding", "REBUILD"),
+        ("active", "updating_password", "PASSWORD"),
+        ("active", "image_uploading", "ACTIVE"),
+        ("no such", None, "UNKNOWN"),
+    ],
+)
 def test_a_server_shows_the_apis_status(vm_state: str, task_state: str | None, status: str) -> None:
     assert states.status(vm_state, task_state) == status
 
 
 def test_every_state_has_a_status() -> None:
-    assert {states.status(vm_state, task) for vm_state in VM_STATES for task in [None, *TASK_STATES]} == STATUSES
+    assert {
+        states.status(vm_state, task) for vm_state in VM_STATES for task in [None, *TASK_STATES]
+    } == STATUSES
 
 
 @pytest.mark.parametrize("name", sorted(STATUSES))
@@ -159,12 +226,17 @@ def test_every_workflow_is_well_formed(name: str) -> None:
     for step in workflow.steps:
         assert step.why, f"{step.name} does not say why it stands there"
         ways = [way for way in (step.apply, step.command, step.call) if way is not None]
-        only_back = step.undo is not None or step.undo_command is not None or step.undo_call is not None
-        assert len(ways) == 1 or ways == [step.apply, step.call] or not ways and only_back, \
+        only_back = (
+            step.undo is not None or step.undo_command is not None or step.undo_call is not None
+        )
+        assert len(ways) == 1 or ways == [step.apply, step.call] or not ways and only_back, (
             f"{step.name} is neither here, nor a call, nor a command"
+        )
         assert step.prepare is None or step.apply is not None
         assert not (step.on_start or step.on_result) or step.command is not None
-        assert (step.lane in lanes.LANES) and (step.call is None or step.name in lanes.LANES[step.lane])
+        assert (step.lane in lanes.LANES) and (
+            step.call is None or step.name in lanes.LANES[step.lane]
+        )
     assert workflow.index(None) == 0
     with pytest.raises(LookupError, match="no step no such step in this release"):
         workflow.index("no such step")
@@ -172,8 +244,12 @@ def test_every_workflow_is_well_formed(name: str) -> None:
 
 def test_a_steps_name_belongs_to_one_lane() -> None:
     names = [name for steps in lanes.LANES.values() for name in steps]
-    inside = {step.name for workflow in WORKFLOWS.values() for step in workflow.steps
-              if not (step.call or step.undo_call)}
+    inside = {
+        step.name
+        for workflow in WORKFLOWS.values()
+        for step in workflow.steps
+        if not (step.call or step.undo_call)
+    }
     assert len(names) == len(set(names))
     assert inside & set(names) == set()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How Tempest's tests are sorted into groups, and what it prints is read."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,15 +12,28 @@ from tests.tempest.groups import GROUPS, USUAL, read_lists, sorted_into
 from tests.tempest.known import Known
 
 API = "tempest.api.compute."
-ONE, TWO = API + "servers.test_x.ServersNegativeTest.test_one", API + "servers.test_x.ServersNegativeTest.test_two"
+ONE, TWO = (
+    API + "servers.test_x.ServersNegativeTest.test_one",
+    API + "servers.test_x.ServersNegativeTest.test_two",
+)
 OTHER = API + "test_y.Other.test_three"
 
 
 def test_each_outcome_is_read_and_negative_ones_are_counted() -> None:
-    found = outcomes.read([ONE + "[id-1,negative]", TWO, OTHER], [
-        f"{{0}} {ONE} [0.010s] ... ok", "noise ... ok", f"{{1}} {TWO} [1.5s] ... FAILED",
-        f"{{1}} {OTHER} ... SKIPPED: Volume service not enabled."])
-    assert (found.passed, found.failed, found.skipped) == ([ONE], [TWO], {OTHER: "Volume service not enabled."})
+    found = outcomes.read(
+        [ONE + "[id-1,negative]", TWO, OTHER],
+        [
+            f"{{0}} {ONE} [0.010s] ... ok",
+            "noise ... ok",
+            f"{{1}} {TWO} [1.5s] ... FAILED",
+            f"{{1}} {OTHER} ... SKIPPED: Volume service not enabled.",
+        ],
+    )
+    assert (found.passed, found.failed, found.skipped) == (
+        [ONE],
+        [TWO],
+        {OTHER: "Volume service not enabled."},
+    )
     assert found.line() == "1/3 passed (1 of them negative), 1 failed, 1 skipped"
     assert found.reasons() == {"Volume service not enabled.": 1}
     assert not found.is_well
@@ -27,8 +41,10 @@ def test_each_outcome_is_read_and_negative_ones_are_counted() -> None:
 
 def test_what_a_class_says_of_its_setup_holds_for_its_tests() -> None:
     name = ONE.rsplit(".", 1)[0]
-    found = outcomes.read([ONE, TWO, OTHER], [f"{{0}} setUpClass ({name}) [0.000000s] ... FAILED",
-                                              f"{{0}} {OTHER} [0.1s] ... ok"])
+    found = outcomes.read(
+        [ONE, TWO, OTHER],
+        [f"{{0}} setUpClass ({name}) [0.000000s] ... FAILED", f"{{0}} {OTHER} [0.1s] ... ok"],
+    )
     assert (found.failed, found.passed) == ([ONE, TWO], [OTHER])
     skipped = outcomes.read([ONE, TWO], [f"{{0}} setUpClass ({name}) ... SKIPPED: no: why"])
     assert skipped.skipped == {ONE: "no: why", TWO: "no: why"}
@@ -43,8 +59,13 @@ def test_a_test_of_which_nothing_is_said_did_not_run() -> None:
 
 
 def test_a_class_that_cannot_be_torn_down_has_failed() -> None:
-    found = outcomes.read([ONE], [f"{{0}} {ONE} [0.010s] ... ok",
-                                  f"{{0}} tearDownClass ({ONE.rsplit('.', 1)[0]}) [0.000000s] ... FAILED"])
+    found = outcomes.read(
+        [ONE],
+        [
+            f"{{0}} {ONE} [0.010s] ... ok",
+            f"{{0}} tearDownClass ({ONE.rsplit('.', 1)[0]}) [0.000000s] ... FAILED",
+        ],
+    )
     assert (found.passed, found.failed) == ([], [ONE])
 
 
@@ -52,16 +73,29 @@ KNOWN = (Known(r"ServersNegativeTest\.test_(one|two)$", "'rxtx_factor'", "Tempes
 
 
 def test_failure_that_is_foreseen_is_known_by_its_words() -> None:
-    found = outcomes.read([ONE, TWO], [f"{{0}} {ONE} [0.010s] ... FAILED", "", "    KeyError: 'rxtx_factor'",
-                                       f"{{1}} {TWO} [0.010s] ... FAILED", "    KeyError: 'id'"])
+    found = outcomes.read(
+        [ONE, TWO],
+        [
+            f"{{0}} {ONE} [0.010s] ... FAILED",
+            "",
+            "    KeyError: 'rxtx_factor'",
+            f"{{1}} {TWO} [0.010s] ... FAILED",
+            "    KeyError: 'id'",
+        ],
+    )
     found.foresee(KNOWN)
     assert (found.failed, found.known, found.not_run) == ([TWO], {ONE: "Tempest is older"}, [])
     assert "1 failed, 0 skipped, 1 failed as foreseen" in found.line() and not found.is_well
 
 
 def test_failure_of_a_class_is_known_by_its_words() -> None:
-    found = outcomes.read([ONE, TWO], [f"{{0}} setUpClass ({ONE.rsplit('.', 1)[0]}) [0.0s] ... FAILED",
-                                       "    KeyError: 'rxtx_factor'"])
+    found = outcomes.read(
+        [ONE, TWO],
+        [
+            f"{{0}} setUpClass ({ONE.rsplit('.', 1)[0]}) [0.0s] ... FAILED",
+            "    KeyError: 'rxtx_factor'",
+        ],
+    )
     found.foresee(KNOWN)
     assert [*found.known] == [ONE, TWO] and found.is_well
 
@@ -74,17 +108,36 @@ def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
     assert found.is_well
 
 
-@pytest.mark.parametrize(("name", "group"), [
-    (API + "flavors.test_flavors.FlavorsV2TestJSON.test_get_flavor", "A1"),
-    (API + "servers.test_list_server_filters.ListServerFiltersTestJSON.test_list_servers_filter_by_flavor", "A2"),
-    (API + "security_groups.test_security_groups.SecurityGroupsTestJSON.test_security_groups_create_list_delete", "C"),
-    (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "B"),
-    (API + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers", "E"),
-    (API + "admin.test_live_migration.LiveMigrationTest.test_live_block_migration", "F"),
-    (API + "servers.test_server_actions.ServerActionsTestOtherB.test_get_vnc_console", "E"),
-    (API + "images.test_images.ImagesTestJSON.test_create_image_from_stopped_server", "C"),
-    ("tempest.scenario.test_compute_unified_limits.ServersQuotaTest.test_server_count_vcpu_memory_disk_quota", "A2"),
-    ("tempest.scenario.test_network_basic_ops.TestNetworkBasicOps.test_subnet_details", "S")])
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        (API + "flavors.test_flavors.FlavorsV2TestJSON.test_get_flavor", "A1"),
+        (
+            API
+            + "servers.test_list_server_filters.ListServerFiltersTestJSON.test_list_servers_filter_by_flavor",
+            "A2",
+        ),
+        (
+            API
+            + "security_groups.test_security_groups.SecurityGroupsTestJSON.test_security_groups_create_list_delete",
+            "C",
+        ),
+        (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "B"),
+        (
+            API
+            + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers",
+            "E",
+        ),
+        (API + "admin.test_live_migration.LiveMigrationTest.test_live_block_migration", "F"),
+        (API + "servers.test_server_actions.ServerActionsTestOtherB.test_get_vnc_console", "E"),
+        (API + "images.test_images.ImagesTestJSON.test_create_image_from_stopped_server", "C"),
+        (
+            "tempest.scenario.test_compute_unified_limits.ServersQuotaTest.test_server_count_vcpu_memory_disk_quota",
+            "A2",
+        ),
+        ("tempest.scenario.test_network_basic_ops.TestNetworkBasicOps.test_subnet_details", "S"),
+    ],
+)
 def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
     found = sorted_into([name + "[id-1]", "tempest.api.volume.test_x.Volumes.test_y"], {})
     assert {key: ids for key, ids in found.items() if ids} == {group: [name + "[id-1]"]}
@@ -93,18 +146,36 @@ def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
 def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> None:
     scenario = "tempest.scenario.test_z.Scenario.test_it"
     screen = API + "servers.test_novnc.NoVNCConsoleTestJSON.test_novnc"
-    (tmp_path / "C.txt").write_text(f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n")
+    (tmp_path / "C.txt").write_text(
+        f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n"
+    )
     (tmp_path / "D.txt").write_text(OTHER + "\n")
     found = sorted_into([ONE + "[id-1]", scenario, screen, OTHER], read_lists(tmp_path))
     assert {key: ids for key, ids in found.items() if ids} == {
-        "C": [ONE + "[id-1]"], "S": [scenario], "E": [screen], "B": [OTHER]}
+        "C": [ONE + "[id-1]"],
+        "S": [scenario],
+        "E": [screen],
+        "B": [OTHER],
+    }
     assert read_lists(tmp_path / "absent") == {}
 
 
 def test_what_keeps_strangers_apart_is_not_asked_of_hints() -> None:
-    cloud = configure.Cloud("", dict.fromkeys(("username", "password", "project_name"), ""), "", "", "", "", "",
-                            ("one", "two"), has_guests=True, unified=False)
-    told = configure.options(cloud, Path("/folder"), "2.1", strangers=True)["compute-feature-enabled"]
+    cloud = configure.Cloud(
+        "",
+        dict.fromkeys(("username", "password", "project_name"), ""),
+        "",
+        "",
+        "",
+        "",
+        "",
+        ("one", "two"),
+        has_guests=True,
+        unified=False,
+    )
+    told = configure.options(cloud, Path("/folder"), "2.1", strangers=True)[
+        "compute-feature-enabled"
+    ]
     assert str(told["scheduler_enabled_filters"]).endswith(",SameHostFilter")
 
 
@@ -114,10 +185,23 @@ def test_every_group_but_the_volumes_is_usual() -> None:
 
 @pytest.mark.parametrize("hosts", [("one",), ("one", "two"), ("one", "two", "three")])
 def test_servers_move_between_two_hosts_that_are_named(hosts: tuple[str, ...]) -> None:
-    cloud = configure.Cloud("http://identity", {name: name for name in ("username", "password", "project_name")},
-                            "image", "image-2", "flavor", "flavor-2", "public", hosts, has_guests=True, unified=False)
+    cloud = configure.Cloud(
+        "http://identity",
+        {name: name for name in ("username", "password", "project_name")},
+        "image",
+        "image-2",
+        "flavor",
+        "flavor-2",
+        "public",
+        hosts,
+        has_guests=True,
+        unified=False,
+    )
     told = configure.options(cloud, Path("/folder"), "2.1")
-    assert str(told["compute-feature-enabled"]["scheduler_enabled_filters"]).endswith(",DifferentHostFilter")
+    assert str(told["compute-feature-enabled"]["scheduler_enabled_filters"]).endswith(
+        ",DifferentHostFilter"
+    )
     assert told["compute"]["min_compute_nodes"] == len(hosts)
     assert [told["compute"].get(f"migration_{end}_host") for end in ("source", "dest")] == (
-        ["one", "two"] if len(hosts) > 1 else [None, None])
+        ["one", "two"] if len(hosts) > 1 else [None, None]
+    )

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of docs/glossary.md are kept: what this project once had words of its own for has the field's.
+"""The words of docs/glossary.md are kept: what this project once had words of its own for has the
+field's.
 
-A name in the code is split into its words (``hasBegun``, ``has_begun``); none of them may be among REPLACED.
+A name in the code is split into its words (``hasBegun``, ``has_begun``); none of them may be among
+REPLACED.
 """
+
 from __future__ import annotations
 
 import ast
@@ -17,10 +20,25 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
 #: A word that is not used for names any more -> the field's.
 REPLACED = {
-    "bell": "wake, notify", "errand": "plan", "fitting": "assignment", "forgive": "discard", "greet": "register",
-    "hands": "dependencies", "insists": "retry until done", "lapses": "needs a lease", "lively": "capable of live "
-    "migration", "owe": "debt", "owes": "debt", "placing": "claim", "steering": "control", "tale": "events",
-    "tales": "events", "teller": "sender", "telling": "notifications", "wish": "request", "wishes": "requests",
+    "bell": "wake, notify",
+    "errand": "plan",
+    "fitting": "assignment",
+    "forgive": "discard",
+    "greet": "register",
+    "hands": "dependencies",
+    "insists": "retry until done",
+    "lapses": "needs a lease",
+    "lively": "capable of live migration",
+    "owe": "debt",
+    "owes": "debt",
+    "placing": "claim",
+    "steering": "control",
+    "tale": "events",
+    "tales": "events",
+    "teller": "sender",
+    "telling": "notifications",
+    "wish": "request",
+    "wishes": "requests",
 }
 #: Class names that two modules may have, and why.
 SHARED_CLASSES = {
@@ -36,8 +54,12 @@ SHARED_CLASSES = {
 @cache
 def trees() -> tuple[tuple[Path, ast.Module], ...]:
     """Every file of the product but upgrades, which name what once was."""
-    return tuple((path, ast.parse(path.read_text())) for package in PACKAGES
-                 for path in sorted((ROOT / package).rglob("*.py")) if "versions" not in path.parts)
+    return tuple(
+        (path, ast.parse(path.read_text()))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "versions" not in path.parts
+    )
 
 
 def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -56,10 +78,17 @@ def words(name: str) -> set[str]:
 
 
 def test_names_have_the_words_of_the_field() -> None:
-    found = [f"{path.relative_to(ROOT)}:{line} {name}: {REPLACED[word]}" for path, tree in trees()
-             for name, line in names(tree) for word in words(name) & set(REPLACED)]
-    found += [f"{path.relative_to(ROOT)}: {REPLACED[word]}" for path, _ in trees()
-              for word in words(path.stem) & set(REPLACED)]
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}: {REPLACED[word]}"
+        for path, tree in trees()
+        for name, line in names(tree)
+        for word in words(name) & set(REPLACED)
+    ]
+    found += [
+        f"{path.relative_to(ROOT)}: {REPLACED[word]}"
+        for path, _ in trees()
+        for word in words(path.stem) & set(REPLACED)
+    ]
     assert found == []
 
 
@@ -73,6 +102,8 @@ def test_public_class_names_are_unique() -> None:
     assert set(shared) == set(SHARED_CLASSES), shared
 
 
-@pytest.mark.parametrize(("name", "found"), [("wakeBell", {"wake", "bell"}), ("_HAS_WISH", {"has", "wish"})])
+@pytest.mark.parametrize(
+    ("name", "found"), [("wakeBell", {"wake", "bell"}), ("_HAS_WISH", {"has", "wish"})]
+)
 def test_names_are_split_into_words(name: str, found: set[str]) -> None:
     assert words(name) == found

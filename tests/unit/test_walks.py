@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The walks of tests/e2e/test_action_pairs.py."""
+
 from __future__ import annotations
 
 from itertools import pairwise, product

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher of the e2e ring takes for a proof that two domains of one server ran at the same moment, and that it
-says so when it did not look."""
+"""What the watcher of the e2e ring takes for a proof that two domains of one server ran at the same
+moment, and that it says so when it did not look."""
+
 from __future__ import annotations
 
 import time
@@ -46,8 +47,10 @@ def test_back_after_a_rest_is_one() -> None:
 
 def test_servers_do_not_mix() -> None:
     seen = Sightings("sight")
-    assert not any(seen.note(server, Sighting(host, began, began + 0.1))
-                   for server, host, began in (("s", "a", 0.0), ("t", "b", 0.2), ("s", "a", 0.4)))
+    assert not any(
+        seen.note(server, Sighting(host, began, began + 0.1))
+        for server, host, began in (("s", "a", 0.0), ("t", "b", 0.2), ("s", "a", 0.4))
+    )
 
 
 class Falters(dict[str, Path]):
@@ -65,7 +68,10 @@ class Falters(dict[str, Path]):
 def test_a_look_that_fails_is_told_and_others_follow() -> None:
     watcher = Watcher({}, Falters()).start()
     try:
-        with pytest.raises(AssertionError, match=f"{KERNEL} failed: FileNotFoundError"), watcher.watching():
+        with (
+            pytest.raises(AssertionError, match=f"{KERNEL} failed: FileNotFoundError"),
+            watcher.watching(),
+        ):
             await_true(lambda: watcher.looks[KERNEL], 10, "a look after the first failure")
         assert len(watcher.violations) == 1
     finally:
@@ -75,7 +81,10 @@ def test_a_look_that_fails_is_told_and_others_follow() -> None:
 def test_one_way_of_looking_does_not_stand_for_the_other() -> None:
     watcher = Watcher({}, {}).start()
     try:
-        with pytest.raises(AssertionError, match=f"looked 0 times by {WAYS[0]}"), watcher.watching():
-            time.sleep(1.1)     # a watch of less than a second need not have looked
+        with (
+            pytest.raises(AssertionError, match=f"looked 0 times by {WAYS[0]}"),
+            watcher.watching(),
+        ):
+            time.sleep(1.1)  # a watch of less than a second need not have looked
     finally:
         watcher.stop()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cloud in one thread for each test of this ring."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

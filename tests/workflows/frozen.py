@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cloud as bytes: what was prepared once is poured into as many new clouds as there are cases.
+"""A whole cloud as bytes: what was prepared once is poured into as many new clouds as there are
+cases.
 
-Bytes are all that two cases have in common, so none can see what another did. What cannot be frozen (a function within
-a function, a thread, a socket) is refused when it is to be frozen, and never shared.
+Bytes are all that two cases have in common, so none can see what another did. What cannot be frozen
+(a function within a function, a thread, a socket) is refused when it is to be frozen, and never
+shared.
 """
+
 from __future__ import annotations
 
 import io
@@ -27,8 +30,8 @@ UUID = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Frozen:
-    """All that a cloud has: its database, its time, what its processes, hosts and neighbours remember; and ``more``,
-    which may speak of the cloud."""
+    """All that a cloud has: its database, its time, what its processes, hosts and neighbours
+    remember; and ``more``, which may speak of the cloud."""
 
     def __init__(self, cloud: Cloud, more: Any) -> None:
         self._micros = cloud.time.micros
@@ -37,7 +40,8 @@ class Frozen:
             self._database = database.serialize()
 
     def pour(self, cloud: Cloud) -> Any:
-        """This cloud has all that now, in place of what it had; returns a copy of ``more``, which speaks of it."""
+        """This cloud has all that now, in place of what it had; returns a copy of ``more``, which
+        speaks of it."""
         cloud.time.micros = self._micros
         with _database(cloud.store) as database:
             database.deserialize(self._database)
@@ -66,7 +70,13 @@ def _memory_but_ids(cloud: Cloud) -> bytes:
 
 def _named(cloud: Cloud) -> dict[str, Any]:
     """What is not frozen: a copy has its own, or it is the same for all."""
-    return {"cloud": cloud, "store": cloud.store, "time": cloud.time, "verbs": VERBS, "choosing": choosing()}
+    return {
+        "cloud": cloud,
+        "store": cloud.store,
+        "time": cloud.time,
+        "verbs": VERBS,
+        "choosing": choosing(),
+    }
 
 
 def _pickled(cloud: Cloud, what: Any) -> bytes:

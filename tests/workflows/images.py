@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image service in memory, as conductor and agents use it; see ``neighbours`` for what can go wrong."""
+"""An image service in memory, as conductor and agents use it; see ``neighbours`` for what can go
+wrong."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -17,14 +19,15 @@ class Images(Neighbour):
         super().__init__("image service")
         self.records: dict[str, dict[str, Any]] = {}
         self.refuses: str | None = None
-        self.same_age = False       # all were made within one second: no order can be told
+        self.same_age = False  # all were made within one second: no order can be told
 
     def create(self, record: dict[str, Any]) -> None:
         self._speak("create", record["id"])
         if self.refuses:
             raise errors.Forbidden(self.refuses)
-        self.records.setdefault(record["id"], {**record, "number": len(self.records), "data": None,
-                                               "status": "queued"})
+        self.records.setdefault(
+            record["id"], {**record, "number": len(self.records), "data": None, "status": "queued"}
+        )
         self._answer(None)
 
     def show(self, image_id: str) -> ImageRef:
@@ -40,14 +43,21 @@ class Images(Neighbour):
 
     def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
         self._speak("find")
-        found = [record for record in self.records.values()
-                 if all(record.get(name) == value for name, value in filters.items())]
-        return self._answer(sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"])))
+        found = [
+            record
+            for record in self.records.values()
+            if all(record.get(name) == value for name, value in filters.items())
+        ]
+        return self._answer(
+            sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"]))
+        )
 
     def writer(self, image_id: str) -> Callable[[Iterator[bytes]], None]:
         """What an agent stores the bytes of an image with."""
+
         def write(chunks: Iterator[bytes]) -> None:
             data = b"".join(chunks)
             if image_id in self.records:
                 self.records[image_id].update(data=data, status="active")
+
         return write

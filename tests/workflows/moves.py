@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three hosts between which a server moves, and things that happen at one moment of it; for the stories of moves."""
+"""Three hosts between which a server moves, and things that happen at one moment of it; for the
+stories of moves."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -45,7 +47,8 @@ def server_on(cloud: Cloud, host: str = "h1", **wishes: Any) -> str:
 
 
 def before(cloud: Cloud, verb: str, act: Act) -> None:
-    """When a command with this verb is about to be sent for the first time, this happens to the host it is for."""
+    """When a command with this verb is about to be sent for the first time, this happens to the
+    host it is for."""
     deliver, done = cloud.do, []
 
     def do(host: str, commands: list[Command]) -> None:
@@ -53,11 +56,13 @@ def before(cloud: Cloud, verb: str, act: Act) -> None:
             done.append(host)
             act(host)
         deliver(host, commands)
+
     cloud.do = do  # type: ignore[method-assign]  # the post is the simulator's to bend
 
 
 def after(cloud: Cloud, verb: str, act: Act) -> None:
-    """When a host has carried a command with this verb out for the first time, and has told nobody."""
+    """When a host has carried a command with this verb out for the first time, and has told
+    nobody."""
     done: list[str] = []
 
     def at(name: str) -> Callable[[str, str, str], None]:
@@ -65,15 +70,20 @@ def after(cloud: Cloud, verb: str, act: Act) -> None:
             if (seen, where) == (verb, "after") and not done:
                 done.append(name)
                 act(name)
+
         return hit
+
     for name, host in cloud.hosts.items():
         host.fault_point = at(name)
 
 
 def reset_state(cloud: Cloud, server: str, state: str = "active") -> None:
     """An admin's word."""
-    cloud.store.write(lambda tx: immediate_actions.do(tx, states.row("os-resetState"), server, context=ADMIN,
-                                            args={"state": state}))
+    cloud.store.write(
+        lambda tx: immediate_actions.do(
+            tx, states.row("os-resetState"), server, context=ADMIN, args={"state": state}
+        )
+    )
 
 
 def last(cloud: Cloud, server: str) -> Any:
@@ -109,13 +119,25 @@ def lead_up(cloud: Cloud, server: str, wanted: str) -> None:
 
 
 def stands(cloud: Cloud, server: str, vm_state: str, host: str | None) -> None:
-    """It is at rest in this state on this host, runs if it should, has no more than it needs, and is whole."""
+    """It is at rest in this state on this host, runs if it should, has no more than it needs, and
+    is whole."""
     found = cloud.show(server)
-    assert (found.vm_state, found.task_state, found.action, found.host) == (vm_state, None, None, host), last(
-        cloud, server).message
+    assert (found.vm_state, found.task_state, found.action, found.host) == (
+        vm_state,
+        None,
+        None,
+        host,
+    ), last(cloud, server).message
     assert (found.vcpus, found.memory_mb) == (found.flavor["vcpus"], found.flavor["memory_mb"]) or (
-        vm_state == states.RESIZED)
+        vm_state == states.RESIZED
+    )
     assert cloud.findings() == []
-    runs = [name for name, one in cloud.hosts.items() if any(
-        domain.server == server and domain.power_state == states.RUNNING for domain in one.driver.domains())]
+    runs = [
+        name
+        for name, one in cloud.hosts.items()
+        if any(
+            domain.server == server and domain.power_state == states.RUNNING
+            for domain in one.driver.domains()
+        )
+    ]
     assert runs == ([host] if vm_state in (states.ACTIVE, states.RESIZED) else [])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network service in memory, as the conductor uses it; see ``neighbours`` for what can go wrong, and it can wire
-late. A port's active binding is the port's own binding:host_id, as everywhere; what it is bound to besides stands in
-its "bindings"."""
+"""A network service in memory, as the conductor uses it; see ``neighbours`` for what can go wrong,
+and it can wire late. A port's active binding is the port's own binding:host_id, as everywhere; what
+it is bound to besides stands in its "bindings"."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +14,17 @@ from common.models import Interface
 from tests.workflows.neighbours import Neighbour, one
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
-SUBNETS = {f"s-{name}": {"id": f"s-{name}", "cidr": "10.0.0.0/24", "gateway_ip": "10.0.0.1", "enable_dhcp": True,
-                         "dns_nameservers": [], "host_routes": []} for name in NETWORKS}
+SUBNETS = {
+    f"s-{name}": {
+        "id": f"s-{name}",
+        "cidr": "10.0.0.0/24",
+        "gateway_ip": "10.0.0.1",
+        "enable_dhcp": True,
+        "dns_nameservers": [],
+        "host_routes": [],
+    }
+    for name in NETWORKS
+}
 
 
 class Networks(Neighbour):
@@ -23,13 +33,15 @@ class Networks(Neighbour):
     def __init__(self) -> None:
         super().__init__("network service")
         self.held: dict[str, dict[str, Any]] = {}
-        self.floating: dict[str, dict[str, list[str]]] = {}     # by port and fixed address
+        self.floating: dict[str, dict[str, list[str]]] = {}  # by port and fixed address
         self.refuses: str | None = None
-        self.slow = False           # calls that make ports are given up, and carried out when ``catch_up`` is called
+        self.slow = (
+            False  # calls that make ports are given up, and carried out when ``catch_up`` is called
+        )
         self.put_off: list[Sequence[dict[str, Any]]] = []
-        self.wires_after = 0        # looks at a bound port before it is active
+        self.wires_after = 0  # looks at a bound port before it is active
         self.cannot_bind: set[str] = set()
-        self.one_host_a_port = False            # it knows no second binding
+        self.one_host_a_port = False  # it knows no second binding
         self.numbers = iter(range(10, 250))
 
     def ports(self, server: str) -> list[dict[str, Any]]:
@@ -53,10 +65,18 @@ class Networks(Neighbour):
         made = []
         for wanted in ports:
             number = next(self.numbers)
-            port = {"id": ids.new(), "mac_address": f"fa:16:3e:00:00:{number:02x}", "status": "DOWN", "looks": 0,
-                    "security_groups": ["default"],
-                    "fixed_ips": [{"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}],
-                    "bindings": [], **wanted}
+            port = {
+                "id": ids.new(),
+                "mac_address": f"fa:16:3e:00:00:{number:02x}",
+                "status": "DOWN",
+                "looks": 0,
+                "security_groups": ["default"],
+                "fixed_ips": [
+                    {"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}
+                ],
+                "bindings": [],
+                **wanted,
+            }
             self._bind(port)
             self.held[port["id"]] = port
             made.append(dict(port))
@@ -65,7 +85,9 @@ class Networks(Neighbour):
     def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
         self._speak("update", port_id)
         port = self._held(port_id)
-        if values.get("binding:host_id", port.get("binding:host_id")) != port.get("binding:host_id"):
+        if values.get("binding:host_id", port.get("binding:host_id")) != port.get(
+            "binding:host_id"
+        ):
             port["bindings"] = []
         port.update(values)
         if "binding:host_id" in values:
@@ -83,13 +105,20 @@ class Networks(Neighbour):
             return self._answer(None)
         held = self._held(port["id"])
         if host == held["binding:host_id"]:
-            return self._answer({"host": host, "vif_type": held["binding:vif_type"], "status": "ACTIVE"})
+            return self._answer(
+                {"host": host, "vif_type": held["binding:vif_type"], "status": "ACTIVE"}
+            )
         if host in self.cannot_bind:
             return self._answer({"host": host, "vif_type": "binding_failed"})
         found = next((one for one in held["bindings"] if one["host"] == host), None)
         if found is None:
-            found = {"host": host, "vif_type": "bridge", "vif_details": {}, "status": "INACTIVE",
-                     "profile": port.get("binding:profile") or {}}
+            found = {
+                "host": host,
+                "vif_type": "bridge",
+                "vif_details": {},
+                "status": "INACTIVE",
+                "profile": port.get("binding:profile") or {},
+            }
             held["bindings"] = [*held["bindings"], found]
         return self._answer(dict(found))
 
@@ -102,12 +131,24 @@ class Networks(Neighbour):
         elif host != port["binding:host_id"]:
             found = next((one for one in port["bindings"] if one["host"] == host), None)
             if found is None:
-                raise errors.NotFound(f"Binding for port {port_id} for host {host} could not be found.")
-            before = {"host": port["binding:host_id"], "vif_type": port["binding:vif_type"], "status": "INACTIVE",
-                      "profile": port.get("binding:profile") or {}}
-            port.update({"binding:host_id": host, "binding:vif_type": found["vif_type"],
-                         "binding:profile": found["profile"], "status": "ACTIVE",
-                         "bindings": [before, *(one for one in port["bindings"] if one is not found)]})
+                raise errors.NotFound(
+                    f"Binding for port {port_id} for host {host} could not be found."
+                )
+            before = {
+                "host": port["binding:host_id"],
+                "vif_type": port["binding:vif_type"],
+                "status": "INACTIVE",
+                "profile": port.get("binding:profile") or {},
+            }
+            port.update(
+                {
+                    "binding:host_id": host,
+                    "binding:vif_type": found["vif_type"],
+                    "binding:profile": found["profile"],
+                    "status": "ACTIVE",
+                    "bindings": [before, *(one for one in port["bindings"] if one is not found)],
+                }
+            )
         self._answer(None)
 
     def unbind_at(self, port_id: str, host: str) -> None:
@@ -123,9 +164,17 @@ class Networks(Neighbour):
 
     def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
         self._speak("described", one(port["id"] for port in ports))
-        return self._answer([interface_of(port, NETWORKS, SUBNETS,
-                                          floating=self.floating.get(port["id"]) if floating else None)
-                             for port in ports])
+        return self._answer(
+            [
+                interface_of(
+                    port,
+                    NETWORKS,
+                    SUBNETS,
+                    floating=self.floating.get(port["id"]) if floating else None,
+                )
+                for port in ports
+            ]
+        )
 
     def catch_up(self) -> None:
         """Carry out what was put off."""
@@ -135,7 +184,9 @@ class Networks(Neighbour):
 
     def user_makes(self, network: str) -> str:
         """A port that belongs to a user."""
-        made = self.create([{"network_id": network, "device_id": "", "device_owner": "", "binding:host_id": ""}])
+        made = self.create(
+            [{"network_id": network, "device_id": "", "device_owner": "", "binding:host_id": ""}]
+        )
         return str(made[0]["id"])
 
     def _held(self, port_id: str) -> dict[str, Any]:
@@ -145,7 +196,9 @@ class Networks(Neighbour):
 
     def _bind(self, port: dict[str, Any]) -> None:
         host = port.get("binding:host_id")
-        port["binding:vif_type"] = "unbound" if not host else "binding_failed" if host in self.cannot_bind else "bridge"
+        port["binding:vif_type"] = (
+            "unbound" if not host else "binding_failed" if host in self.cannot_bind else "bridge"
+        )
         port.update(looks=0, status="DOWN")
         self._wire(port, looked=0)
 
@@ -153,4 +206,3 @@ class Networks(Neighbour):
         port["looks"] += looked
         if port["binding:vif_type"] == "bridge" and port["looks"] >= self.wires_after:
             port["status"] = "ACTIVE"
-

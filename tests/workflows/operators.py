@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators of the simulator's cloud, who give ``kilonova host`` commands at a terminal."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ def never() -> bool:
 
 @dataclass
 class Operator:
-    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: do they give the command with --stop,
-    at another terminal?"""
+    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: do they give the
+    command with --stop, at another terminal?"""
 
     cloud: Cloud
     stops: Callable[[], bool] = never
@@ -38,8 +39,15 @@ class Operator:
                 self.cloud.store.write(lambda tx: host_actions.stop(tx, found.id))
         self.cloud.round()
 
-    def drain(self, host: str = "h1", *, cold: bool = False, dry_run: bool = False, parallel: int = 2,
-              wait: bool = False) -> int:
+    def drain(
+        self,
+        host: str = "h1",
+        *,
+        cold: bool = False,
+        dry_run: bool = False,
+        parallel: int = 2,
+        wait: bool = False,
+    ) -> int:
         return self._run(host, Name.DRAIN, Arguments(cold, parallel, wait), dry_run)
 
     def evacuate(self, host: str = "h1", *, dry_run: bool = False, force: bool = False) -> int:
@@ -48,9 +56,19 @@ class Operator:
     def _run(self, host: str, name: Name, args: Arguments, dry_run: bool) -> int:
         self.host = host
         if dry_run:
-            return commands.rehearse(self.cloud.store, self.cloud.select, host, name, args, self.said.append,
-                                     has_hook=self.cloud.engine.fence_host is not None, silence=30)
-        return commands.watch(self.cloud.store, self.begin(host, name, args), self.sleep, self.said.append)
+            return commands.rehearse(
+                self.cloud.store,
+                self.cloud.select,
+                host,
+                name,
+                args,
+                self.said.append,
+                has_hook=self.cloud.engine.fence_host is not None,
+                silence=30,
+            )
+        return commands.watch(
+            self.cloud.store, self.begin(host, name, args), self.sleep, self.said.append
+        )
 
     def begin(self, host: str, name: Name, args: Arguments = BY_DEFAULT) -> HostAction:
         return commands.begin(self.cloud.store, host, name, args, self.said.append)

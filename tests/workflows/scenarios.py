@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each workflow is asked for and how its server ends; used by the tests of this ring."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -17,14 +18,15 @@ from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
 @dataclass
 class Scenario:
-    """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number of domains, number
-    of images in the image service. ``before``: what was asked before, or KILL; ``verbs``: of its host steps;
-    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then. ``keeps``: of one that moves,
-    whether its disk is what it was.
+    """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number
+    of domains, number of images in the image service. ``before``: what was asked before, or KILL;
+    ``verbs``: of its host steps;
+    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then. ``keeps``:
+    of one that moves, whether its disk is what it was.
 
-    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``alone``: its
-    host is the only one. ``ports``: has it any? ``brief``: a variant of another scenario, which is not tried with
-    everything that can happen."""
+    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts
+    share. ``alone``: its host is the only one. ``ports``: has it any? ``brief``: a variant of
+    another scenario, which is not tried with everything that can happen."""
 
     ask: str
     ends: str
@@ -43,89 +45,211 @@ class Scenario:
     brief: bool = False
 
 
-KILL = "kill"                    #: its host dies, and an admin says so
+KILL = "kill"  #: its host dies, and an admin says so
 SCENARIOS = {
-    "create": Scenario("create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verbs=("ensure_guest",)),
+    "create": Scenario(
+        "create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verbs=("ensure_guest",)
+    ),
     "stop": Scenario("os-stop", states.STOPPED, verbs=("ensure_stopped",)),
-    "start": Scenario("os-start", states.ACTIVE, before=("os-stop",), fails_as=states.STOPPED,
-                      verbs=("ensure_running",)),
+    "start": Scenario(
+        "os-start",
+        states.ACTIVE,
+        before=("os-stop",),
+        fails_as=states.STOPPED,
+        verbs=("ensure_running",),
+    ),
     "reboot_soft": Scenario("reboot:SOFT", states.ACTIVE, fails_as=states.ERROR, verbs=("reboot",)),
     "reboot_hard": Scenario("reboot:HARD", states.ACTIVE, fails_as=states.ERROR, verbs=("reboot",)),
     "pause": Scenario("pause", states.PAUSED, verbs=("ensure_paused",)),
-    "unpause": Scenario("unpause", states.ACTIVE, before=("pause",), fails_as=states.PAUSED,
-                        verbs=("ensure_running",)),
+    "unpause": Scenario(
+        "unpause",
+        states.ACTIVE,
+        before=("pause",),
+        fails_as=states.PAUSED,
+        verbs=("ensure_running",),
+    ),
     "suspend": Scenario("suspend", states.SUSPENDED, verbs=("ensure_suspended",)),
-    "resume": Scenario("resume", states.ACTIVE, before=("suspend",), fails_as=states.SUSPENDED,
-                       verbs=("ensure_running",)),
+    "resume": Scenario(
+        "resume",
+        states.ACTIVE,
+        before=("suspend",),
+        fails_as=states.SUSPENDED,
+        verbs=("ensure_running",),
+    ),
     "crash_dump": Scenario("trigger_crash_dump", states.ACTIVE, verbs=("inject_nmi",)),
     "change_password": Scenario("changePassword", states.ACTIVE, verbs=("set_password",)),
     "rescue": Scenario("rescue", states.RESCUED, fails_as=states.ERROR, verbs=("rescue",)),
-    "unrescue": Scenario("unrescue", states.ACTIVE, before=("rescue",), fails_as=states.ERROR, verbs=("unrescue",)),
+    "unrescue": Scenario(
+        "unrescue", states.ACTIVE, before=("rescue",), fails_as=states.ERROR, verbs=("unrescue",)
+    ),
     "rebuild": Scenario("rebuild", states.ACTIVE, fails_as=states.ERROR, verbs=("rebuild",)),
     "snapshot": Scenario("createImage", states.ACTIVE, images=1, verbs=("snapshot",)),
     "backup": Scenario("createBackup", states.ACTIVE, images=1, verbs=("snapshot",)),
     "shelve": Scenario("shelve", states.SHELVED, images=1, verbs=("snapshot",)),
-    "offload": Scenario("shelveOffload", states.SHELVED_OFFLOADED, domains=0, images=1, before=("shelve",)),
-    "unshelve": Scenario("unshelve", states.ACTIVE, before=("shelve", "shelveOffload"), verbs=("ensure_guest",),
-                         fails_as=states.SHELVED_OFFLOADED, fails_with=0, fails_images=1),
-    "unshelve_here": Scenario("unshelve", states.ACTIVE, before=("shelve",), verbs=("ensure_running",),
-                              fails_as=states.SHELVED, fails_images=1),
+    "offload": Scenario(
+        "shelveOffload", states.SHELVED_OFFLOADED, domains=0, images=1, before=("shelve",)
+    ),
+    "unshelve": Scenario(
+        "unshelve",
+        states.ACTIVE,
+        before=("shelve", "shelveOffload"),
+        verbs=("ensure_guest",),
+        fails_as=states.SHELVED_OFFLOADED,
+        fails_with=0,
+        fails_images=1,
+    ),
+    "unshelve_here": Scenario(
+        "unshelve",
+        states.ACTIVE,
+        before=("shelve",),
+        verbs=("ensure_running",),
+        fails_as=states.SHELVED,
+        fails_images=1,
+    ),
     "soft_delete": Scenario("softDelete", states.SOFT_DELETED, verbs=("ensure_stopped",)),
-    "restore": Scenario("restore", states.ACTIVE, before=("softDelete",), verbs=("ensure_running",),
-                        fails_as=states.SOFT_DELETED),
+    "restore": Scenario(
+        "restore",
+        states.ACTIVE,
+        before=("softDelete",),
+        verbs=("ensure_running",),
+        fails_as=states.SOFT_DELETED,
+    ),
     "attach_interface": Scenario("attach_interface", states.ACTIVE, verbs=("attach_interface",)),
     "detach_interface": Scenario("detach_interface", states.ACTIVE, verbs=("detach_interface",)),
-    "attach_share": Scenario("attach_share", states.STOPPED, before=("os-stop",), fails_as=states.STOPPED,
-                             verbs=("attach_share",)),
-    "detach_share": Scenario("detach_share", states.STOPPED, before=("os-stop", "attach_share"),
-                             fails_as=states.STOPPED, verbs=("detach_share",)),
+    "attach_share": Scenario(
+        "attach_share",
+        states.STOPPED,
+        before=("os-stop",),
+        fails_as=states.STOPPED,
+        verbs=("attach_share",),
+    ),
+    "detach_share": Scenario(
+        "detach_share",
+        states.STOPPED,
+        before=("os-stop", "attach_share"),
+        fails_as=states.STOPPED,
+        verbs=("detach_share",),
+    ),
     "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
-    "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
+    "remove_security_group": Scenario(
+        "removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)
+    ),
     "delete": Scenario("delete", states.DELETED, domains=0),
-    "resize": Scenario("resize", states.RESIZED, domains=2, keeps=True,
-                       verbs=("offer", "prepare", "ensure_stopped", "receive", "install")),
+    "resize": Scenario(
+        "resize",
+        states.RESIZED,
+        domains=2,
+        keeps=True,
+        verbs=("offer", "prepare", "ensure_stopped", "receive", "install"),
+    ),
     "migrate": Scenario("migrate", states.RESIZED, domains=2, keeps=True, brief=True),
     "confirm_resize": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True),
-    "revert_resize": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, fails_as=states.RESIZED,
-                              fails_with=2, verbs=("ensure_stopped", "install")),
-    "resize_here": Scenario("resize", states.RESIZED, keeps=True, alone=True, verbs=("ensure_stopped", "resize_here")),
-    "confirm_here": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True, alone=True,
-                             fails_as=states.RESIZED, verbs=("settle_resize",)),
-    "revert_here": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, alone=True,
-                            fails_as=states.RESIZED, verbs=("ensure_stopped", "settle_resize")),
-    "live_migrate": Scenario("os-migrateLive", states.ACTIVE, keeps=True,
-                             verbs=("offer", "prepare_arrival", "live_migrate")),
-    "evacuate": Scenario("evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)),
+    "revert_resize": Scenario(
+        "revertResize",
+        states.ACTIVE,
+        before=("resize",),
+        keeps=True,
+        fails_as=states.RESIZED,
+        fails_with=2,
+        verbs=("ensure_stopped", "install"),
+    ),
+    "resize_here": Scenario(
+        "resize", states.RESIZED, keeps=True, alone=True, verbs=("ensure_stopped", "resize_here")
+    ),
+    "confirm_here": Scenario(
+        "confirmResize",
+        states.ACTIVE,
+        before=("resize",),
+        keeps=True,
+        alone=True,
+        fails_as=states.RESIZED,
+        verbs=("settle_resize",),
+    ),
+    "revert_here": Scenario(
+        "revertResize",
+        states.ACTIVE,
+        before=("resize",),
+        keeps=True,
+        alone=True,
+        fails_as=states.RESIZED,
+        verbs=("ensure_stopped", "settle_resize"),
+    ),
+    "live_migrate": Scenario(
+        "os-migrateLive",
+        states.ACTIVE,
+        keeps=True,
+        verbs=("offer", "prepare_arrival", "live_migrate"),
+    ),
+    "evacuate": Scenario(
+        "evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)
+    ),
 }
 #: The same workflows, when placement has more to keep.
-SCENARIOS |= {f"{name}:placed": replace(SCENARIOS[name], placed=True) for name in ("create", "unshelve", "delete")}
-#: Moves between other hosts, and of other servers.
-SCENARIOS |= {f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes) for what, names, changes in (
-    ("placed", ("resize", "revert_resize", "live_migrate", "evacuate"), {"placed": True}),
-    ("portless", ("resize", "revert_resize", "live_migrate", "evacuate"), {"ports": False}),
-    ("shared", ("resize", "confirm_resize", "revert_resize", "live_migrate"), {"storage": "nfs"}),
-) for name in names}
 SCENARIOS |= {
-    "resize:shared": replace(SCENARIOS["resize:shared"], verbs=("prepare", "ensure_stopped", "receive", "install")),
-    "resize:stopped": replace(SCENARIOS["resize"], brief=True, before=("os-stop",), fails_as=states.STOPPED,
-                              verbs=("offer", "prepare", "receive", "install")),
-    "confirm_resize:stopped": replace(SCENARIOS["confirm_resize"], brief=True, before=("os-stop", "resize"),
-                                      ends=states.STOPPED),
-    "revert_resize:stopped": replace(SCENARIOS["revert_resize"], brief=True, before=("os-stop", "resize"),
-                                     ends=states.STOPPED),
-    "live_migrate:paused": replace(SCENARIOS["live_migrate"], brief=True, before=("pause",), ends=states.PAUSED,
-                                   fails_as=states.PAUSED),
-    "evacuate:shared": replace(SCENARIOS["evacuate"], brief=True, storage="nfs", keeps=True, verbs=("install",)),
-    "evacuate:stopped": replace(SCENARIOS["evacuate"], brief=True, before=("os-stop", KILL), ends=states.STOPPED,
-                                fails_as=states.STOPPED, verbs=("rebuild",)),
+    f"{name}:placed": replace(SCENARIOS[name], placed=True)
+    for name in ("create", "unshelve", "delete")
+}
+#: Moves between other hosts, and of other servers.
+SCENARIOS |= {
+    f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes)
+    for what, names, changes in (
+        ("placed", ("resize", "revert_resize", "live_migrate", "evacuate"), {"placed": True}),
+        ("portless", ("resize", "revert_resize", "live_migrate", "evacuate"), {"ports": False}),
+        (
+            "shared",
+            ("resize", "confirm_resize", "revert_resize", "live_migrate"),
+            {"storage": "nfs"},
+        ),
+    )
+    for name in names
+}
+SCENARIOS |= {
+    "resize:shared": replace(
+        SCENARIOS["resize:shared"], verbs=("prepare", "ensure_stopped", "receive", "install")
+    ),
+    "resize:stopped": replace(
+        SCENARIOS["resize"],
+        brief=True,
+        before=("os-stop",),
+        fails_as=states.STOPPED,
+        verbs=("offer", "prepare", "receive", "install"),
+    ),
+    "confirm_resize:stopped": replace(
+        SCENARIOS["confirm_resize"], brief=True, before=("os-stop", "resize"), ends=states.STOPPED
+    ),
+    "revert_resize:stopped": replace(
+        SCENARIOS["revert_resize"], brief=True, before=("os-stop", "resize"), ends=states.STOPPED
+    ),
+    "live_migrate:paused": replace(
+        SCENARIOS["live_migrate"],
+        brief=True,
+        before=("pause",),
+        ends=states.PAUSED,
+        fails_as=states.PAUSED,
+    ),
+    "evacuate:shared": replace(
+        SCENARIOS["evacuate"], brief=True, storage="nfs", keeps=True, verbs=("install",)
+    ),
+    "evacuate:stopped": replace(
+        SCENARIOS["evacuate"],
+        brief=True,
+        before=("os-stop", KILL),
+        ends=states.STOPPED,
+        fails_as=states.STOPPED,
+        verbs=("rebuild",),
+    ),
 }
 PINNED = replace(FLAVOR, vcpus=2, extra_specs={"hw:cpu_policy": "dedicated"})
 
 #: What the API freezes of a request, by the action's key.
 ARGS: dict[str, dict[str, Any]] = {
     "createImage": {"image_id": "11111111-1111-4111-8111-111111111111", "name": "snap"},
-    "createBackup": {"image_id": "22222222-2222-4222-8222-222222222222", "name": "backup", "backup_type": "daily",
-                     "rotation": 1},
+    "createBackup": {
+        "image_id": "22222222-2222-4222-8222-222222222222",
+        "name": "backup",
+        "backup_type": "daily",
+        "rotation": 1,
+    },
     "shelve": {"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"},
     "attach_interface": {"networks": [{"network": "n2", "tag": "blue"}]},
     "addSecurityGroup": {"group": "g1", "name": "web"},
@@ -166,16 +290,20 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
 def bigger(cloud: Cloud, server: str) -> Flavor:
     """A flavor to resize it to."""
     old = from_wire(Flavor, cloud.show(server).flavor)
-    return replace(old, id="2", name="m1.bigger", vcpus=2, memory_mb=2 * old.memory_mb, root_gb=old.root_gb + 1)
+    return replace(
+        old, id="2", name="m1.bigger", vcpus=2, memory_mb=2 * old.memory_mb, root_gb=old.root_gb + 1
+    )
 
 
 def create(cloud: Cloud, scenario: Scenario) -> str:
     """The scenario's server."""
     networks = None if scenario.ports else []
-    where = {"host": "h1"} if scenario.keeps is not None else {}        # the same way each time
+    where = {"host": "h1"} if scenario.keeps is not None else {}  # the same way each time
     if not scenario.placed:
         return cloud.create(networks=networks, **where)[0]
-    return cloud.create(networks=networks, flavor=PINNED, group=cloud.group("anti-affinity"), **where)[0]
+    return cloud.create(
+        networks=networks, flavor=PINNED, group=cloud.group("anti-affinity"), **where
+    )[0]
 
 
 #: vm_states in which a guest runs.
@@ -199,12 +327,15 @@ class Trial:
             ask(self.cloud, self.server, self.scenario.ask)
 
     def crash_at(self, number: int) -> None:
-        """Kill the process that reaches the fault point with this number; -1: only write the points down."""
+        """Kill the process that reaches the fault point with this number; -1: only write the points
+        down."""
+
         def conductor(workflow: str, step: str, where: str) -> None:
             self._hit(("conductor", workflow, step, where), number)
 
         def agent(verb: str, step: str, where: str) -> None:
             self._hit(("agent", verb, step, where), number)
+
         self.cloud.engine.fault_point = conductor
         for host in self.cloud.hosts.values():
             host.fault_point = agent
@@ -243,24 +374,39 @@ class Trial:
                 self.cloud.settle()
                 self.cloud.force_down(host.name, False)
         server = self.cloud.show(self.server)
-        assert (server.vm_state, server.task_state, server.action) == (ends, None, None), server.fault
+        assert (server.vm_state, server.task_state, server.action) == (ends, None, None), (
+            server.fault
+        )
         assert len(self.cloud.domains(self.server)) == domains
         assert len(self.cloud.images.records) == images
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
         self._has_its_shares()
-        if domains and server.host and ends != states.ERROR:        # a scripted failure comes before any effect
+        if (
+            domains and server.host and ends != states.ERROR
+        ):  # a scripted failure comes before any effect
             found = self.cloud.hosts[server.host].driver.host.guests[self.server]
-            runs = self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
-            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, (found, server)
+            runs = (
+                self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
+            )
+            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, (
+                found,
+                server,
+            )
             if self.scenario.keeps is not None:
                 rebuilt = not self.scenario.keeps and server.host != self.was.host
                 assert found.disk == ({} if rebuilt else {"canary": "alive"})
-                assert (found.vcpus, found.memory_mb) == (server.flavor["vcpus"], server.flavor["memory_mb"])
-                assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {server.host}
+                assert (found.vcpus, found.memory_mb) == (
+                    server.flavor["vcpus"],
+                    server.flavor["memory_mb"],
+                )
+                assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {
+                    server.host
+                }
 
     def _has_its_shares(self) -> None:
-        """Those that are attached may be mounted by the server's host, and no others; its guest has these."""
+        """Those that are attached may be mounted by the server's host, and no others; its guest has
+        these."""
         shares = self.cloud.shares_of(self.server)
         assert self.cloud.show(self.server).shares == len(shares)
         attached = {share for share, status in shares.items() if status == "inactive"}
@@ -273,8 +419,17 @@ class Trial:
     def is_as_before(self) -> None:
         """Nothing that its user sees of it has changed."""
         server = self.cloud.show(self.server)
-        for name in ("host", "flavor", "vcpus", "memory_mb", "disk_gb", "vm_state", "power_state", "availability_zone",
-                     "interfaces"):
+        for name in (
+            "host",
+            "flavor",
+            "vcpus",
+            "memory_mb",
+            "disk_gb",
+            "vm_state",
+            "power_state",
+            "availability_zone",
+            "interfaces",
+        ):
             assert getattr(server, name) == getattr(self.was, name), name
 
 
@@ -282,8 +437,12 @@ def look(cloud: Cloud) -> None:
     """The records keep what they must, and no server runs on two hosts."""
     found = cloud.store.read(doctor.check)
     assert found == [], found
-    runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.host.guests.items()
-                   if guest.power_state != states.SHUTDOWN)
+    runs = Counter(
+        server
+        for host in cloud.hosts.values()
+        for server, guest in host.driver.host.guests.items()
+        if guest.power_state != states.SHUTDOWN
+    )
     assert set(runs.values()) <= {1}, f"two domains: {runs}"
 
 
@@ -319,8 +478,8 @@ def prepare(cloud: Cloud, workflow: str) -> Trial:
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:
-    """The cloud, which must be new, just before the workflow is asked for. That is prepared once in a process: who asks
-    for it again gets a copy."""
+    """The cloud, which must be new, just before the workflow is asked for. That is prepared once in
+    a process: who asks for it again gets a copy."""
     assert is_new(cloud), "a trial begins with a cloud that nobody has used or changed"
     if workflow not in _PREPARED:
         _PREPARED[workflow] = Frozen(cloud, prepare(cloud, workflow))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cloud in one thread: the real functions of conductor and agent, a store, memory hypervisors.
+"""A whole cloud in one thread: the real functions of conductor and agent, a store, memory
+hypervisors.
 
-Nothing here replaces our code: only the messages are delivered by hand (and can be lost, doubled or kept
-back), the clock is turned by hand, and any fault point can kill the process that reaches it. Each round
-of ``settle`` is what the threads of the services would do.
+Nothing here replaces our code: only the messages are delivered by hand (and can be lost, doubled or
+kept back), the clock is turned by hand, and any fault point can kill the process that reaches it.
+Each round of ``settle`` is what the threads of the services would do.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -19,7 +21,16 @@ from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
-from common.models import Command, Flavor, Heartbeat, HeartbeatAnswer, ImageRef, NumaNode, RequestSpec, Selection
+from common.models import (
+    Command,
+    Flavor,
+    Heartbeat,
+    HeartbeatAnswer,
+    ImageRef,
+    NumaNode,
+    RequestSpec,
+    Selection,
+)
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import services
@@ -57,8 +68,8 @@ class Crash(BaseException):
 
 
 class Time:
-    """One clock for the database and for every process. ``look``: seconds for which a conductor believes what it has
-    read for heartbeats; less than a round takes."""
+    """One clock for the database and for every process. ``look``: seconds for which a conductor
+    believes what it has read for heartbeats; less than a round takes."""
 
     look = 0.9
 
@@ -95,13 +106,28 @@ class OtherHost:
 class Host:
     """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
 
-    def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "",
-                 reachable: MutableMapping[str, MemoryHost] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        time: Time,
+        images: Images,
+        peer: PeerOpener = no_peer,
+        storage: str = "",
+        reachable: MutableMapping[str, MemoryHost] | None = None,
+    ) -> None:
         self.name, self.time, self.images, self.peer, self.is_on = name, time, images, peer, True
-        self.driver = MemoryDriver(MemoryHost(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage))
-        self.driver.host.size = replace(self.driver.host.size, pcpus=4, numa_nodes=[
-            NumaNode(0, list(range(8)), [16, 17], 4096), NumaNode(1, list(range(8, 16)), [18, 19], 4096)],
-            facts={**self.driver.host.size.facts, "transfer": name})
+        self.driver = MemoryDriver(
+            MemoryHost(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage)
+        )
+        self.driver.host.size = replace(
+            self.driver.host.size,
+            pcpus=4,
+            numa_nodes=[
+                NumaNode(0, list(range(8)), [16, 17], 4096),
+                NumaNode(1, list(range(8, 16)), [18, 19], 4096),
+            ],
+            facts={**self.driver.host.size.facts, "transfer": name},
+        )
         self.driver.host.reachable = {} if reachable is None else reachable
         self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.journal = Journal(":memory:")
@@ -134,16 +160,22 @@ class Host:
 
     def carry_out(self, work: Work) -> None:
         """What a worker does with a command that it was given."""
-        run = VerbContext(lambda name: None, lambda: work.cancelled, lambda: work.requested,
-                  may_start=lambda: self.agent.may_start(work))
+        run = VerbContext(
+            lambda name: None,
+            lambda: work.cancelled,
+            lambda: work.requested,
+            may_start=lambda: self.agent.may_start(work),
+        )
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
-        self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs))
+        self.agent.ended(
+            work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs)
+        )
 
 
 @cache
 def choosing() -> SelectionOptions:
-    """How the scheduler chooses by default; the process's own configuration may know other libraries' options that have
-    no default."""
+    """How the scheduler chooses by default; the process's own configuration may know other
+    libraries' options that have no default."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
@@ -170,9 +202,15 @@ class Cloud:
         self.lose: Callable[[str], bool] = nothing_is_lost
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
-        self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
-                                        "shares": self.shares, "vault": Vault("key"), "shelved_offload_time": -1}
-        self.watcher: Callable[[], None] = nobody_looks        # after each round
+        self.options: dict[str, Any] = {
+            "shutdown_timeout": 0,
+            "images": self.images,
+            "networks": self.networks,
+            "shares": self.shares,
+            "vault": Vault("key"),
+            "shelved_offload_time": -1,
+        }
+        self.watcher: Callable[[], None] = nobody_looks  # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.host_actions = HostActions(self.engine)
@@ -180,9 +218,13 @@ class Cloud:
 
     def equip(self, hosts: int, storage: str = "") -> None:
         """So many hosts, before the first round; ``storage``: what they share."""
-        reachable: dict[str, MemoryHost] = {}       # by a guest that runs; hosts of another cloud are not
-        self.hosts = {name: Host(name, self.time, self.images, partial(self.peer, name), storage, reachable)
-                      for name in (f"h{n}" for n in range(1, hosts + 1))}
+        reachable: dict[
+            str, MemoryHost
+        ] = {}  # by a guest that runs; hosts of another cloud are not
+        self.hosts = {
+            name: Host(name, self.time, self.images, partial(self.peer, name), storage, reachable)
+            for name in (f"h{n}" for n in range(1, hosts + 1))
+        }
 
     def conductor(self, owner: str) -> Engine:
         """A conductor of this cloud."""
@@ -200,12 +242,16 @@ class Cloud:
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         if self.lose("select"):
             raise NoAnswer("lost")
-        return self.scheduler.select([from_wire(RequestSpec, to_wire(spec)) for spec in specs], fresh)
+        return self.scheduler.select(
+            [from_wire(RequestSpec, to_wire(spec)) for spec in specs], fresh
+        )
 
     def do(self, host: str, commands: list[Command]) -> None:
         self.sent += [(host, command) for command in commands]
         if not self.lose("do") and self.is_heard(host):
-            self.hosts[host].agent.accept(from_wire(Command, to_wire(command)) for command in commands)
+            self.hosts[host].agent.accept(
+                from_wire(Command, to_wire(command)) for command in commands
+            )
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
         if not self.lose("cache_images"):
@@ -221,8 +267,11 @@ class Cloud:
             return
         registration = host.agent.needs_registration()
         full = registration or host.agent.wants_full_report()
-        request = host.agent.request(ask or registration, host.driver.domains() if full else None,
-                                     host.driver.inventory() if registration else None)
+        request = host.agent.request(
+            ask or registration,
+            host.driver.domains() if full else None,
+            host.driver.inventory() if registration else None,
+        )
         if self.lose("sync"):
             return
         answer = reports.handle(self.engine, [request])[0]
@@ -267,12 +316,17 @@ class Cloud:
             self.round()
             left = self.store.read(doctor.ages)
             owing = {host for _, host, _ in left["debts"]}
-            if not left["actions"] and not any(map(self.is_heard, owing)) and owing <= set(self.hosts):
+            if (
+                not left["actions"]
+                and not any(map(self.is_heard, owing))
+                and owing <= set(self.hosts)
+            ):
                 return
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
 
     def clean_up(self) -> None:
-        """The operator has all pending cleanups tried again; afterwards no neighbour has anything still to remove."""
+        """The operator has all pending cleanups tried again; afterwards no neighbour has anything
+        still to remove."""
         self.settle()
         for row in self.store.read(store_cleanups.list_all):
             self.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
@@ -291,69 +345,188 @@ class Cloud:
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
     # --- what users do ---
-    def create(self, count: int = 1, networks: list[dict[str, Any]] | None = None, *, flavor: Flavor = FLAVOR,
-               group: str | None = None, disks: dict[str, Any] | None = None, **args: Any) -> list[str]:
-        """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in place of the
-        flavor's; ``args``: what else the API freezes."""
+    def create(
+        self,
+        count: int = 1,
+        networks: list[dict[str, Any]] | None = None,
+        *,
+        flavor: Flavor = FLAVOR,
+        group: str | None = None,
+        disks: dict[str, Any] | None = None,
+        **args: Any,
+    ) -> list[str]:
+        """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in
+        place of the flavor's; ``args``: what else the API freezes."""
         servers, wishes = [], [{"network": "n1"}] if networks is None else networks
         with self.store.begin() as tx:
             for _ in range(count):
                 server, action = ids.new(), ids.new()
-                tx.execute(sa.insert(schema.servers).values(
-                    id=server, project_id="project", user_id="user", name="s", hostname="s", vm_state=states.BUILDING,
-                    task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(flavor), flavor_id="1",
-                    vcpus=flavor.vcpus, memory_mb=flavor.memory_mb, disk_gb=flavor.disk_gb, meta={}, tags=[],
-                    scheduler_hints={"group": group} if group else {}, security_groups=[],
-                    interfaces=[] if wishes else None, reservation_id="r", disks=disks, created_at=now(),
-                    updated_at=now()))
-                actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
-                                     "request_id": ids.new_request(), "name": "create", "workflow": "create",
-                                     "fence": 1, "args": {"networks": wishes, **args}}])
+                tx.execute(
+                    sa.insert(schema.servers).values(
+                        id=server,
+                        project_id="project",
+                        user_id="user",
+                        name="s",
+                        hostname="s",
+                        vm_state=states.BUILDING,
+                        task_state=states.SCHEDULING,
+                        fence=1,
+                        action=action,
+                        flavor=to_wire(flavor),
+                        flavor_id="1",
+                        vcpus=flavor.vcpus,
+                        memory_mb=flavor.memory_mb,
+                        disk_gb=flavor.disk_gb,
+                        meta={},
+                        tags=[],
+                        scheduler_hints={"group": group} if group else {},
+                        security_groups=[],
+                        interfaces=[] if wishes else None,
+                        reservation_id="r",
+                        disks=disks,
+                        created_at=now(),
+                        updated_at=now(),
+                    )
+                )
+                actions.insert(
+                    tx,
+                    [
+                        {
+                            "id": action,
+                            "server_id": server,
+                            "project_id": "project",
+                            "user_id": "user",
+                            "request_id": ids.new_request(),
+                            "name": "create",
+                            "workflow": "create",
+                            "fence": 1,
+                            "args": {"networks": wishes, **args},
+                        }
+                    ],
+                )
                 server_groups.join(tx, [{"group_id": group, "server_id": server}] if group else [])
                 servers.append(server)
         return servers
 
     def group(self, policy: str, **rules: Any) -> str:
         """A server group of the project."""
-        return str(self.store.write(lambda tx: server_groups.create(tx, {
-            "project_id": "project", "user_id": "user", "name": "g", "policy": policy, "rules": rules})).id)
+        return str(
+            self.store.write(
+                lambda tx: server_groups.create(
+                    tx,
+                    {
+                        "project_id": "project",
+                        "user_id": "user",
+                        "name": "g",
+                        "policy": policy,
+                        "rules": rules,
+                    },
+                )
+            ).id
+        )
 
-    def ask(self, server: str, key: str, value: str | None = None, args: dict[str, Any] | None = None,
-            secrets: dict[str, Any] | None = None, changes: dict[str, Any] | None = None) -> str:
-        rows = [row for row in states.ACTIONS if row.key == key and (row.when is None or row.when[1] == value)]
+    def ask(
+        self,
+        server: str,
+        key: str,
+        value: str | None = None,
+        args: dict[str, Any] | None = None,
+        secrets: dict[str, Any] | None = None,
+        changes: dict[str, Any] | None = None,
+    ) -> str:
+        rows = [
+            row
+            for row in states.ACTIONS
+            if row.key == key and (row.when is None or row.when[1] == value)
+        ]
         sealed = self.engine.vault.seal(secrets) if secrets else None
-        return self.store.write(lambda tx: actions.begin(tx, rows, server, context=USER, project_id="project",
-                                                         args=args, secrets=sealed, changes=changes))
+        return self.store.write(
+            lambda tx: actions.begin(
+                tx,
+                rows,
+                server,
+                context=USER,
+                project_id="project",
+                args=args,
+                secrets=sealed,
+                changes=changes,
+            )
+        )
 
     def move(self, server: str, key: str, flavor: Flavor | None = None, **args: Any) -> str:
         """Ask for a move as the API does."""
         old = from_wire(Flavor, self.show(server).flavor)
-        counted = {} if flavor is None else {"vcpus": max(old.vcpus, flavor.vcpus),
-                                             "memory_mb": max(old.memory_mb, flavor.memory_mb)}
-        kinds = {"resize": migrations.RESIZE, "migrate": migrations.MIGRATION, "os-migrateLive": migrations.LIVE,
-                 "evacuate": migrations.EVACUATION}
-        return self.store.write(lambda tx: migrations.begin(
-            tx, states.row(key), server, kinds[key], context=USER, args=args, project_id="project", new_flavor=flavor,
-            changes=counted))
+        counted = (
+            {}
+            if flavor is None
+            else {
+                "vcpus": max(old.vcpus, flavor.vcpus),
+                "memory_mb": max(old.memory_mb, flavor.memory_mb),
+            }
+        )
+        kinds = {
+            "resize": migrations.RESIZE,
+            "migrate": migrations.MIGRATION,
+            "os-migrateLive": migrations.LIVE,
+            "evacuate": migrations.EVACUATION,
+        }
+        return self.store.write(
+            lambda tx: migrations.begin(
+                tx,
+                states.row(key),
+                server,
+                kinds[key],
+                context=USER,
+                args=args,
+                project_id="project",
+                new_flavor=flavor,
+                changes=counted,
+            )
+        )
 
     def attach_share(self, server: str, share_id: str, tag: str = "data") -> str:
         """Ask for a share as the API does."""
-        return self.store.write(lambda tx: mappings.attach(
-            tx, states.row("attach_share"), server, context=USER, project_id="project", share={
-                "share_id": share_id, "tag": tag, "protocol": "NFS", "export_location": "192.0.2.9:/shares/one"}))
+        return self.store.write(
+            lambda tx: mappings.attach(
+                tx,
+                states.row("attach_share"),
+                server,
+                context=USER,
+                project_id="project",
+                share={
+                    "share_id": share_id,
+                    "tag": tag,
+                    "protocol": "NFS",
+                    "export_location": "192.0.2.9:/shares/one",
+                },
+            )
+        )
 
     def detach_share(self, server: str, share_id: str) -> str:
         """Ask for the end of it."""
-        return self.store.write(lambda tx: mappings.detach(
-            tx, states.row("detach_share"), server, context=USER, project_id="project", share_id=share_id))
+        return self.store.write(
+            lambda tx: mappings.detach(
+                tx,
+                states.row("detach_share"),
+                server,
+                context=USER,
+                project_id="project",
+                share_id=share_id,
+            )
+        )
 
     def shares_of(self, server: str) -> dict[str, str]:
         """The status of each share of a server."""
-        return {row.share_id: row.status for row in self.store.read(lambda tx: mappings.list_of(tx, server))}
+        return {
+            row.share_id: row.status
+            for row in self.store.read(lambda tx: mappings.list_of(tx, server))
+        }
 
     def close(self, server: str, key: str) -> str:
         """Confirm or revert a move."""
-        return self.store.write(lambda tx: migrations.close(tx, states.row(key), server, context=USER))
+        return self.store.write(
+            lambda tx: migrations.close(tx, states.row(key), server, context=USER)
+        )
 
     def kill(self, host: str) -> None:
         """A power cut, and an admin who says so when the host is seen to be down."""
@@ -378,26 +551,40 @@ class Cloud:
         return self.store.read(lambda tx: migrations.page(tx, server_id=server, limit=1))[0]
 
     def show(self, server: str) -> Any:
-        return self.store.read(lambda tx: tx.execute(
-            sa.select(schema.servers).where(schema.servers.c.id == server)).one())
+        return self.store.read(
+            lambda tx: tx.execute(
+                sa.select(schema.servers).where(schema.servers.c.id == server)
+            ).one()
+        )
 
     def domains(self, server: str) -> list[str]:
         """Hosts where a domain of the server exists."""
-        return [host.name for host in self.hosts.values()
-                if any(state.server == server for state in host.driver.domains())]
+        return [
+            host.name
+            for host in self.hosts.values()
+            if any(state.server == server for state in host.driver.domains())
+        ]
 
     def findings(self) -> list[doctor.Finding]:
-        """The oracle's verdict, on records and on what hypervisors and network service really have."""
-        found = {host.name: {state.server: state.power_state for state in host.driver.domains()}
-                 for host in self.hosts.values()}
+        """The oracle's verdict, on records and on what hypervisors and network service really
+        have."""
+        found = {
+            host.name: {state.server: state.power_state for state in host.driver.domains()}
+            for host in self.hosts.values()
+        }
         ports = list(self.networks.held.values())
-        return [*self.store.read(doctor.check), *self.store.read(lambda tx: doctor.compare(found, tx)),
-                *self.store.read(lambda tx: doctor.compare_ports(ports, tx))]
+        return [
+            *self.store.read(doctor.check),
+            *self.store.read(lambda tx: doctor.compare(found, tx)),
+            *self.store.read(lambda tx: doctor.compare_ports(ports, tx)),
+        ]
 
     # --- what a failed test prints: failures.Diagnosable ---
     def bookmark(self) -> None:
         """It is made for one test."""
 
     def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
-        return {"actions in hand": lambda: evidence.actions_in(self.store),
-                "doctor, at one look": lambda: evidence.worded(self.findings())}
+        return {
+            "actions in hand": lambda: evidence.actions_in(self.store),
+            "doctor, at one look": lambda: evidence.worded(self.findings()),
+        }

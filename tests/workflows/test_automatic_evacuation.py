@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic evacuation: hosts that went down are emptied without anybody's word, with proof and within limits."""
+"""Automatic evacuation: hosts that went down are emptied without anybody's word, with proof and
+within limits."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -30,9 +32,10 @@ def cloud(fenced: list[str]) -> Iterator[Cloud]:
     cloud = Cloud(memory_store(time), time, hosts=4)
 
     def fence(host: str) -> None:
-        if host not in fenced:              # the real hook's word counts for all who ask at the same time
+        if host not in fenced:  # the real hook's word counts for all who ask at the same time
             fenced.append(host)
             cloud.hosts[host].power_cut()
+
     cloud.options |= {"fence_host": fence, "evacuation": EvacuationPolicy(after=90, max_hosts=1)}
     cloud.restart_conductor()
     cloud.round()
@@ -79,23 +82,30 @@ def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
     def refuse(host: str) -> None:
         calls.append(host)
         raise errors.Conflict("It does not answer.")
+
     cloud.engine.fence_host = refuse
     servers = on(cloud, "h1")
     silence(cloud, "h1")
     pass_by(cloud, 400)
-    assert (len(calls), {cloud.show(server).host for server in servers}) == (2, {"h1"}), "once for each server"
+    assert (len(calls), {cloud.show(server).host for server in servers}) == (2, {"h1"}), (
+        "once for each server"
+    )
     pass_by(cloud, int(automatic_evacuation.RETRY_MICROS / SECOND))
     assert len(calls) == 4
 
 
-def test_more_hosts_down_than_allowed_are_left_to_an_operator(cloud: Cloud, fenced: list[str],
-                                                              caplog: pytest.LogCaptureFixture) -> None:
+def test_more_hosts_down_than_allowed_are_left_to_an_operator(
+    cloud: Cloud, fenced: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     servers = [*on(cloud, "h1"), *on(cloud, "h2")]
     cloud.cut.add("h1")
     silence(cloud, "h2")
     pass_by(cloud, 200)
     assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
-    assert "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated" in caplog.text
+    assert (
+        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated"
+        in caplog.text
+    )
     cloud.cut.discard("h2")
     pass_by(cloud, 60)
     assert [cloud.show(server).host for server in servers][2:] == ["h2", "h2"]
@@ -140,10 +150,16 @@ def test_it_is_off_by_default_and_needs_a_hook(cloud: Cloud, fenced: list[str]) 
     pass_by(cloud, 200)
     assert (fenced, kinds(cloud)) == ([], {})
     assert "needs [conductor] fencing_hook" in automatic_evacuation.refusal(True, "")
-    assert automatic_evacuation.refusal(True, "/bin/true") == automatic_evacuation.refusal(False, "") == ""
+    assert (
+        automatic_evacuation.refusal(True, "/bin/true")
+        == automatic_evacuation.refusal(False, "")
+        == ""
+    )
 
 
-def test_who_has_shares_stays_and_holds_up_nobody(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_shares_stays_and_holds_up_nobody(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One at a time may go, and the one with shares is the first in line."""
     monkeypatch.setattr(automatic_evacuation, "PARALLEL", 1)
     servers = on(cloud, "h1")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backups that the image service does not let go: the new one stays; which old ones go is counted anew each time."""
+"""Backups that the image service does not let go: the new one stays; which old ones go is counted
+anew each time."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,9 +24,16 @@ def last(cloud: Cloud, server: str) -> Any:
 
 def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
     image = f"{number:08d}-0000-4000-8000-000000000000"
-    cloud.ask(server, "createBackup", args={
-        **ARGS["createBackup"], "image_id": image, "rotation": rotation,
-        "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": server}})
+    cloud.ask(
+        server,
+        "createBackup",
+        args={
+            **ARGS["createBackup"],
+            "image_id": image,
+            "rotation": rotation,
+            "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": server},
+        },
+    )
     cloud.settle()
     assert cloud.images.records[image]["data"] is not None, "the new backup is lost"
     return image
@@ -42,13 +51,17 @@ def kept(cloud: Cloud) -> tuple[str, str, str]:
     return server, old, new
 
 
-def test_a_backup_that_cannot_go_costs_the_new_one_nothing(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+def test_a_backup_that_cannot_go_costs_the_new_one_nothing(
+    cloud: Cloud, kept: tuple[str, str, str]
+) -> None:
     cloud.images.well()
     cloud.clean_up()
     assert list(cloud.images.records) == [kept[2]]
 
 
-def test_an_old_backup_stays_when_it_is_the_last_one(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+def test_an_old_backup_stays_when_it_is_the_last_one(
+    cloud: Cloud, kept: tuple[str, str, str]
+) -> None:
     """Its user has removed the new one meanwhile."""
     cloud.images.well()
     cloud.images.delete(kept[2])
@@ -56,7 +69,9 @@ def test_an_old_backup_stays_when_it_is_the_last_one(cloud: Cloud, kept: tuple[s
     assert list(cloud.images.records) == [kept[1]]
 
 
-def test_the_rotation_that_was_asked_for_last_counts(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+def test_the_rotation_that_was_asked_for_last_counts(
+    cloud: Cloud, kept: tuple[str, str, str]
+) -> None:
     newest = backup(cloud, kept[0], 3, rotation=5)
     assert cloud.pending() == []
     cloud.images.well()
@@ -64,7 +79,9 @@ def test_the_rotation_that_was_asked_for_last_counts(cloud: Cloud, kept: tuple[s
     assert sorted(cloud.images.records) == [kept[1], kept[2], newest]
 
 
-def test_backups_of_a_deleted_server_are_left_alone(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+def test_backups_of_a_deleted_server_are_left_alone(
+    cloud: Cloud, kept: tuple[str, str, str]
+) -> None:
     ask(cloud, kept[0], "delete")
     cloud.settle()
     cloud.images.well()
@@ -75,7 +92,16 @@ def test_backups_of_a_deleted_server_are_left_alone(cloud: Cloud, kept: tuple[st
 def test_only_whole_backups_count() -> None:
     service = Images()
     for number, status in enumerate(("active", "active", "queued", "active")):
-        service.records[str(number)] = {"id": str(number), "number": number, "status": status, "owner": "p",
-                                        "image_type": "backup", "backup_type": "daily", "instance_uuid": "s"}
-    images.rotate(service, "s", {"owner": "p", "backup_type": "daily", "rotation": 2, "newest": "3"})
+        service.records[str(number)] = {
+            "id": str(number),
+            "number": number,
+            "status": status,
+            "owner": "p",
+            "image_type": "backup",
+            "backup_type": "daily",
+            "instance_uuid": "s",
+        }
+    images.rotate(
+        service, "s", {"owner": "p", "backup_type": "daily", "rotation": 2, "newest": "3"}
+    )
     assert sorted(service.records) == ["1", "2", "3"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where servers go, from the request to the guest: hard groups, CPUs of one's own, named hosts, images that their host
-may not have, and hosts on which builds fail. The scheduler and the claim must agree, or servers wait for ever."""
+"""Where servers go, from the request to the guest: hard groups, CPUs of one's own, named hosts,
+images that their host may not have, and hosts on which builds fail. The scheduler and the claim
+must agree, or servers wait for ever."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -52,9 +54,13 @@ def guests_told(cloud: Cloud, verb: str) -> list[dict[str, Any]]:
 
 def set_service(cloud: Cloud, host: str, **state: Any) -> None:
     def work(tx: sa.Connection) -> None:
-        uuid = tx.scalar(sa.select(schema.services.c.uuid).where(
-            schema.services.c.host == host, schema.services.c.binary == services.COMPUTE))
+        uuid = tx.scalar(
+            sa.select(schema.services.c.uuid).where(
+                schema.services.c.host == host, schema.services.c.binary == services.COMPUTE
+            )
+        )
         services.set_state(tx, str(uuid), **state)
+
     cloud.store.write(work)
 
 
@@ -112,14 +118,18 @@ def test_a_server_comes_back_to_its_group(cloud: Cloud) -> None:
 def test_every_verb_tells_the_host_which_cpus_the_guest_has(cloud: Cloud) -> None:
     server, other = cloud.create(2, flavor=PINNED, host="h1")
     cloud.settle()
-    assignments = {guest["server"]: guest["fitting"] for guest in guests_told(cloud, "ensure_guest")}
+    assignments = {
+        guest["server"]: guest["fitting"] for guest in guests_told(cloud, "ensure_guest")
+    }
     pins = [set(assignments[one]["cells"][0]["pins"].values()) for one in (server, other)]
     assert [len(one) for one in pins] == [2, 2]
     assert pins[0].isdisjoint(pins[1])
     for key, verb in (("rebuild", "rebuild"), ("rescue", "rescue"), ("unrescue", "unrescue")):
         ask(cloud, server, key)
         cloud.settle()
-        assert [guest["fitting"] for guest in guests_told(cloud, verb)] == [assignments[server]], verb
+        assert [guest["fitting"] for guest in guests_told(cloud, verb)] == [assignments[server]], (
+            verb
+        )
     assert cloud.findings() == []
 
 
@@ -137,12 +147,24 @@ def test_who_finds_no_cpus_of_its_own_is_told_so(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(cloud: Cloud) -> None:
+def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(
+    cloud: Cloud,
+) -> None:
     server = cloud.create(flavor=PINNED, host="h1")[0]
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(
-        image={"id": OTHER_IMAGE, "properties": {"hw_disk_bus": "scsi"}}, image_id=OTHER_IMAGE)))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).values(
+                image={"id": OTHER_IMAGE, "properties": {"hw_disk_bus": "scsi"}},
+                image_id=OTHER_IMAGE,
+            )
+        )
+    )
     cloud.settle()
-    cloud.ask(server, "shelve", args={"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"})
+    cloud.ask(
+        server,
+        "shelve",
+        args={"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"},
+    )
     cloud.settle()
     cloud.ask(server, "shelveOffload")
     cloud.settle()
@@ -151,44 +173,68 @@ def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(c
     cloud.settle()
     told = guests_told(cloud, "ensure_guest")[0]
     assert (told["image"]["id"], told["image"]["properties"]) == (
-        "33333333-3333-4333-8333-333333333333", {"hw_disk_bus": "scsi"})
+        "33333333-3333-4333-8333-333333333333",
+        {"hw_disk_bus": "scsi"},
+    )
     assert len(told["fitting"]["cells"][0]["pins"]) == 2
     assert cloud.show(server).host == "h3"
     assert cloud.findings() == []
 
 
 # --- hosts that are named ---
-def test_a_forced_host_is_taken_though_it_is_disabled_and_a_requested_one_is_not(cloud: Cloud) -> None:
+def test_a_forced_host_is_taken_though_it_is_disabled_and_a_requested_one_is_not(
+    cloud: Cloud,
+) -> None:
     set_service(cloud, "h2", disabled=True)
     forced, requested = cloud.create(host="h2", forced=True)[0], cloud.create(host="h2")[0]
     cloud.settle()
     assert cloud.show(forced).host == "h2"
     assert "disabled" in failure(cloud, requested)
     assert cloud.create(host="h3") and cloud.settle() is None
-    assert where(cloud, [row.id for row in cloud.store.read(lambda tx: tx.execute(
-        sa.select(schema.servers.c.id)).all())]) == {"h2": 1, "h3": 1, None: 1}
+    assert where(
+        cloud,
+        [
+            row.id
+            for row in cloud.store.read(lambda tx: tx.execute(sa.select(schema.servers.c.id)).all())
+        ],
+    ) == {"h2": 1, "h3": 1, None: 1}
 
 
 def test_a_forced_host_that_is_full_is_no_valid_host(cloud: Cloud) -> None:
     servers = cloud.create(2, host="h2", forced=True, flavor=Flavor("2", "whole", 16, 1024, 1))
     cloud.settle()
     assert where(cloud, servers) == {"h2": 1, None: 1}
-    assert "short of VCPU" in failure(cloud, next(one for one in servers if cloud.show(one).host is None))
+    assert "short of VCPU" in failure(
+        cloud, next(one for one in servers if cloud.show(one).host is None)
+    )
 
 
 # --- rebuilds ---
 def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
-    """As the API asks: the row says the new image at once, and the action remembers what it said before."""
+    """As the API asks: the row says the new image at once, and the action remembers what it said
+    before."""
     row = cloud.show(server)
     image = {"id": OTHER_IMAGE, "disk_format": "qcow2", "properties": properties}
-    cloud.ask(server, "rebuild", args={
-        "before": {"image_id": row.image_id, "image": row.image, "name": row.name, "meta": row.meta},
-        "wrote": {"name": "new", "meta": {"a": "1"}}},
-              changes={"image_id": OTHER_IMAGE, "image": image, "name": "new", "meta": {"a": "1"}})
+    cloud.ask(
+        server,
+        "rebuild",
+        args={
+            "before": {
+                "image_id": row.image_id,
+                "image": row.image,
+                "name": row.name,
+                "meta": row.meta,
+            },
+            "wrote": {"name": "new", "meta": {"a": "1"}},
+        },
+        changes={"image_id": OTHER_IMAGE, "image": image, "name": "new", "meta": {"a": "1"}},
+    )
     assert cloud.show(server).name == "new"
 
 
-def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_it_was(cloud: Cloud) -> None:
+def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_it_was(
+    cloud: Cloud,
+) -> None:
     server = cloud.create()[0]
     cloud.settle()
     before = cloud.show(server)
@@ -196,8 +242,14 @@ def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_i
     rebuild(cloud, server, {"img_hv_type": "hyperv"})
     cloud.settle()
     after = cloud.show(server)
-    assert (after.vm_state, after.task_state, after.fault, after.image_id, after.image, after.name) == (
-        states.ACTIVE, None, None, before.image_id, before.image, "s")
+    assert (
+        after.vm_state,
+        after.task_state,
+        after.fault,
+        after.image_id,
+        after.image,
+        after.name,
+    ) == (states.ACTIVE, None, None, before.image_id, before.image, "s")
     failed = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
     assert failed.state == "failed"
     assert failed.message.startswith("No valid host was found. 3 hosts: ")
@@ -213,7 +265,12 @@ def test_what_was_changed_while_a_rebuild_was_refused_stays(cloud: Cloud) -> Non
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(meta={"b": "2"})))
     cloud.settle()
     after = cloud.show(server)
-    assert (after.task_state, after.image_id, after.name, after.meta) == (None, before.image_id, "s", {"b": "2"})
+    assert (after.task_state, after.image_id, after.name, after.meta) == (
+        None,
+        before.image_id,
+        "s",
+        {"b": "2"},
+    )
 
 
 def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cloud: Cloud) -> None:
@@ -222,7 +279,12 @@ def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cl
     rebuild(cloud, server, {"hw_mem_page_size": "nonsense"})
     cloud.settle()
     after = cloud.show(server)
-    assert (after.vm_state, after.task_state, after.image_id, after.name) == (states.ACTIVE, None, None, "s")
+    assert (after.vm_state, after.task_state, after.image_id, after.name) == (
+        states.ACTIVE,
+        None,
+        None,
+        "s",
+    )
     failed = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
     assert (failed.state, "hw_mem_page_size" in failed.message) == ("failed", True)
     assert cloud.findings() == []
@@ -233,25 +295,44 @@ def test_a_rebuild_asks_only_what_depends_on_the_image(cloud: Cloud) -> None:
     server = cloud.create(host="h2", flavor=Flavor("2", "whole", 16, 1024, 1))[0]
     cloud.settle()
     set_service(cloud, "h2", disabled=True)
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.providers).values(failures=9, failed_at=cloud.time())))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.providers).values(failures=9, failed_at=cloud.time())
+        )
+    )
     rebuild(cloud, server, {"os_type": "linux"})
     cloud.settle()
     after = cloud.show(server)
-    assert (after.vm_state, after.image_id, after.name, after.host) == (states.ACTIVE, OTHER_IMAGE, "new", "h2")
+    assert (after.vm_state, after.image_id, after.name, after.host) == (
+        states.ACTIVE,
+        OTHER_IMAGE,
+        "new",
+        "h2",
+    )
     assert cloud.findings() == []
 
 
 # --- hosts on which builds fail ---
 def break_builds(cloud: Cloud, host: str, times: int) -> None:
-    cloud.hosts[host].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * times
+    cloud.hosts[host].driver.host.script["ensure_guest"] = [
+        Fail("Disk full.", retryable=True)
+    ] * times
 
 
 def failures(cloud: Cloud, host: str) -> int:
-    return int(cloud.store.read(lambda tx: tx.scalar(sa.select(schema.providers.c.failures).where(
-        schema.providers.c.host == host))) or 0)
+    return int(
+        cloud.store.read(
+            lambda tx: tx.scalar(
+                sa.select(schema.providers.c.failures).where(schema.providers.c.host == host)
+            )
+        )
+        or 0
+    )
 
 
-def test_a_host_is_left_out_after_failures_in_a_row_and_then_tried_with_one_server(cloud: Cloud) -> None:
+def test_a_host_is_left_out_after_failures_in_a_row_and_then_tried_with_one_server(
+    cloud: Cloud,
+) -> None:
     break_builds(cloud, "h1", 5)
     for _ in range(5):
         cloud.create(host="h1")
@@ -267,7 +348,9 @@ def test_a_host_is_left_out_after_failures_in_a_row_and_then_tried_with_one_serv
     cloud.round()
     tried = cloud.create(3, host="h1")
     cloud.settle()
-    assert where(cloud, tried) == {"h1": 1, None: 2}, "one server tries it, the others see it left out"
+    assert where(cloud, tried) == {"h1": 1, None: 2}, (
+        "one server tries it, the others see it left out"
+    )
     assert failures(cloud, "h1") == 0
     together = cloud.create(3, host="h1")
     cloud.settle()
@@ -309,11 +392,15 @@ def test_a_server_that_another_host_can_build_tells_of_the_one_that_could_not(cl
 
 
 def test_what_the_last_host_said_is_not_lost_when_there_is_no_other(cloud: Cloud) -> None:
-    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True, details="/dev/sda1")]
+    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [
+        Fail("Disk full.", retryable=True, details="/dev/sda1")
+    ]
     server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert failure(cloud, server) == ("No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or "
-                                      "was tried; the last host tried said: Disk full.")
+    assert failure(cloud, server) == (
+        "No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or "
+        "was tried; the last host tried said: Disk full."
+    )
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
@@ -368,7 +455,8 @@ def test_a_host_that_comes_later_gets_what_waits_for_none(cloud: Cloud) -> None:
 
 
 def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Cloud) -> None:
-    """A host that came up again may need a while to remove what it had; until then there is no second guest there."""
+    """A host that came up again may need a while to remove what it had; until then there is no
+    second guest there."""
     server = cloud.create()[0]
     cloud.settle()
     cloud.ask(server, "shelve", args={"image_id": OTHER_IMAGE, "name": "s-shelved"})
@@ -377,7 +465,10 @@ def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Clo
     cloud.hosts[host].driver.host.script["ensure_absent"] = [Fail("busy")] * 100
     cloud.ask(server, "shelveOffload")
     rounds(cloud, 40)
-    for wanted, state, there in ((host, states.SHELVED_OFFLOADED, None), (None, states.ACTIVE, "another")):
+    for wanted, state, there in (
+        (host, states.SHELVED_OFFLOADED, None),
+        (None, states.ACTIVE, "another"),
+    ):
         cloud.ask(server, "unshelve", args={"zone": None, "host": wanted})
         rounds(cloud, 10)
         shown = cloud.show(server)

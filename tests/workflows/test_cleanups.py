@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a neighbour refuses after the pivot: the server is what it should be, and the rest is a pending cleanup."""
+"""What a neighbour refuses after the pivot: the server is what it should be, and the rest is a
+pending cleanup."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -41,13 +43,22 @@ def test_a_delete_ends_although_a_port_is_kept(cloud: Cloud) -> None:
     cloud.networks.refusing["delete", kept] = IN_USE
     ask(cloud, server, "delete")
     cloud.settle()
-    assert (cloud.show(server).vm_state, cloud.show(server).deleted, cloud.domains(server)) == (states.DELETED, 1, [])
+    assert (cloud.show(server).vm_state, cloud.show(server).deleted, cloud.domains(server)) == (
+        states.DELETED,
+        1,
+        [],
+    )
     assert (last(cloud, server).state, last(cloud, server).message) == ("done", IN_USE.text)
     assert set(cloud.networks.held) == {kept, users}
     assert cloud.networks.held[users]["device_id"] == ""
     [row] = rows(cloud)
     assert (row.kind, row.target, row.server_id, row.project_id, row.why) == (
-        "port", kept, server, "project", IN_USE.text)
+        "port",
+        kept,
+        server,
+        "project",
+        IN_USE.text,
+    )
     assert cloud.findings() == []
     cloud.networks.well()
     cloud.clean_up()
@@ -63,13 +74,17 @@ def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workf
     cloud.settle()
     trial.is_right(states.ACTIVE, 1, images=1)
     server = cloud.show(trial.server)
-    assert (server.shelved_image_id, server.shelved_at, server.power_state) == (None, None, states.RUNNING)
+    assert (server.shelved_image_id, server.shelved_at, server.power_state) == (
+        None,
+        None,
+        states.RUNNING,
+    )
     if workflow == "unshelve_here":
         assert disk(cloud, trial.server) == {"canary": "alive"}
     with pytest.raises(errors.WrongState):
         ask(cloud, trial.server, "shelveOffload")
     assert cloud.pending() == [("image", image)]
-    ask(cloud, trial.server, "shelve")          # into the same image, as this test's requests name it
+    ask(cloud, trial.server, "shelve")  # into the same image, as this test's requests name it
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
@@ -98,7 +113,8 @@ def test_a_server_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: st
 
 
 def test_a_port_that_its_server_has_again_stays_where_it_is(cloud: Cloud) -> None:
-    """The offload could not unbind it; by the time that can be done the server is on a host again."""
+    """The offload could not unbind it; by the time that can be done the server is on a host
+    again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
     cloud.networks.refusing["update", port] = IN_USE
@@ -113,7 +129,8 @@ def test_a_port_that_its_server_has_again_stays_where_it_is(cloud: Cloud) -> Non
 
 
 def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
-    """The cleanup unbinds the port although the server is being unshelved: that is noticed, and put right."""
+    """The cleanup unbinds the port although the server is being unshelved: that is noticed, and put
+    right."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
     cloud.networks.refusing["update", port] = IN_USE
@@ -132,6 +149,7 @@ def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
                 cloud.sync(host)
         assert cloud.show(trial.server).vm_state == states.ACTIVE
         return update(port_id, values)
+
     cloud.networks.update = slow  # type: ignore[method-assign]
     hasten(cloud)
     cleanups.retry(cloud.engine)
@@ -203,6 +221,7 @@ def test_a_server_that_moves_is_left_alone_meanwhile(cloud: Cloud) -> None:
         hasten(cloud)
         cleanups.retry(cloud.engine)
         seen.extend(one["host"] for one in cloud.networks.held[port]["bindings"])
+
     before(cloud, "live_migrate", clean_up)
     ask(cloud, trial.server, "os-migrateLive")
     cloud.settle()
@@ -216,7 +235,9 @@ def test_a_resized_server_runs_although_nobody_may_look_at_its_ports() -> None:
     cloud = clouds()
     cloud.networks.wires_after = 3
     server = server_on(cloud)
-    before(cloud, "install", lambda host: cloud.networks.refusing.update({("ports", server): IN_USE}))
+    before(
+        cloud, "install", lambda host: cloud.networks.refusing.update({("ports", server): IN_USE})
+    )
     cloud.move(server, "migrate")
     cloud.settle()
     stands(cloud, server, states.RESIZED, cloud.show(server).host)
@@ -241,10 +262,21 @@ def test_a_reverted_server_runs_although_its_ports_are_never_wired() -> None:
 
 
 # --- a neighbour that does not answer any more ---
-@pytest.mark.parametrize(("workflow", "name", "after"), [
-    ("unshelve", "images", 1), ("unshelve_here", "images", 0), ("backup", "images", 1), ("delete", "networks", 0),
-    ("offload", "networks", 0), ("detach_interface", "networks", 0), ("live_migrate", "networks", 3)])
-def test_nobody_waits_for_ever_for_a_dead_neighbour(cloud: Cloud, workflow: str, name: str, after: int) -> None:
+@pytest.mark.parametrize(
+    ("workflow", "name", "after"),
+    [
+        ("unshelve", "images", 1),
+        ("unshelve_here", "images", 0),
+        ("backup", "images", 1),
+        ("delete", "networks", 0),
+        ("offload", "networks", 0),
+        ("detach_interface", "networks", 0),
+        ("live_migrate", "networks", 3),
+    ],
+)
+def test_nobody_waits_for_ever_for_a_dead_neighbour(
+    cloud: Cloud, workflow: str, name: str, after: int
+) -> None:
     """``after`` so many calls it says nothing any more."""
     trial = trial_of(cloud, workflow)
     dead, cloud.watcher = getattr(cloud, name), lambda: None
@@ -253,6 +285,7 @@ def test_nobody_waits_for_ever_for_a_dead_neighbour(cloud: Cloud, workflow: str,
     def say(*what: str) -> None:
         dead.silent = int(dead.calls >= calls + after)
         speak(*what)
+
     dead._speak = say
     trial.begin()
     cloud.settle()
@@ -346,6 +379,7 @@ def test_a_cleanup_that_fails_unexpectedly_delays_only_itself(cloud: Cloud) -> N
         if port_id == poison:
             raise RuntimeError("nobody foresaw this")
         delete(port_id)
+
     cloud.networks.delete = fail  # type: ignore[method-assign]  # the double is the test's to bend
     hasten(cloud)
     cloud.round()

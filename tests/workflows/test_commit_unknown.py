@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conductors whose connection breaks at COMMIT: the next round goes on from where the database says it is.
+"""Conductors whose connection breaks at COMMIT: the next round goes on from where the database says
+it is.
 
 In each case another COMMIT of a create and a delete is carried out and not answered.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -28,9 +30,13 @@ def work_through(cloud: Cloud) -> None:
         cloud.settle()
 
 
-@pytest.mark.parametrize(("losing", "after"), [
-    *(pytest.param("create", number, marks=SLICES[number % 2]) for number in range(12)),
-    *(pytest.param("delete", number, marks=SLICES[number % 2]) for number in range(8))])
+@pytest.mark.parametrize(
+    ("losing", "after"),
+    [
+        *(pytest.param("create", number, marks=SLICES[number % 2]) for number in range(12)),
+        *(pytest.param("delete", number, marks=SLICES[number % 2]) for number in range(8)),
+    ],
+)
 def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: int) -> None:
     cloud.round()
     server = cloud.create()[0]
@@ -42,7 +48,9 @@ def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: i
             work_through(cloud)
         assert bool(lost) == (doing == losing)
     events = cloud.store.read(lambda tx: tx.execute(sa.select(schema.events)).all())
-    succeeded = Counter((row.action_id, row.step, row.attempt) for row in events if row.event == "succeeded")
+    succeeded = Counter(
+        (row.action_id, row.step, row.attempt) for row in events if row.event == "succeeded"
+    )
     assert set(succeeded.values()) == {1}
     assert cloud.show(server).deleted == 1
     assert cloud.findings() == []
@@ -59,6 +67,9 @@ def test_guests_of_a_booted_host_are_started_once(cloud: Cloud) -> None:
     with unanswered(cloud.store) as lost, suppress(errors.Unsure):
         cloud.sync(host)
     cloud.settle()
-    reboots = cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions).where(
-        schema.actions.c.name == "reboot")).all())
+    reboots = cloud.store.read(
+        lambda tx: tx.execute(
+            sa.select(schema.actions).where(schema.actions.c.name == "reboot")
+        ).all()
+    )
     assert (len(lost), len(reboots), cloud.show(server).vm_state) == (1, 1, states.ACTIVE)

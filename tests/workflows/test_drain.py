@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` on the simulator's cloud: what the operator sees, and what is true then."""
+"""``kilonova host drain`` on the simulator's cloud: what the operator sees, and what is true
+then."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -40,7 +42,8 @@ def operator(cloud: Cloud) -> Operator:
 
 
 def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
-    """On h1 three that run, one that is stopped, and one more, whose hard group has a member on each other host."""
+    """On h1 three that run, one that is stopped, and one more, whose hard group has a member on
+    each other host."""
     ordinary = cloud.create(4, host="h1", forced=True)
     group = cloud.group("anti-affinity")
     bound = cloud.create(host="h1", forced=True, group=group)[0]
@@ -54,10 +57,14 @@ def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
     return ordinary, bound, others
 
 
-def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(cloud: Cloud, operator: Operator) -> None:
+def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(
+    cloud: Cloud, operator: Operator
+) -> None:
     ordinary, bound, others = five(cloud)
     assert operator.drain() == 1
-    assert [cloud.show(server).vm_state for server in ordinary] == [states.ACTIVE] * 3 + [states.STOPPED]
+    assert [cloud.show(server).vm_state for server in ordinary] == [states.ACTIVE] * 3 + [
+        states.STOPPED
+    ]
     assert "h1" not in {cloud.show(server).host for server in ordinary}
     assert cloud.show(bound).host == "h1"
     assert [kinds(cloud)[server] for server in ordinary] == ["live-migration"] * 3 + ["migration"]
@@ -79,11 +86,15 @@ def test_a_drain_that_was_stopped_goes_on_where_it_was(cloud: Cloud, operator: O
     operator.stops = lambda: "preparing" in operator.text
     assert operator.drain() == 1
     assert operator.said[-1].endswith("stopped; kilonova host drain h1 goes on")
-    assert sum(cloud.show(server).host != "h1" for server in ordinary) == 2, "those under way, and no more"
+    assert sum(cloud.show(server).host != "h1" for server in ordinary) == 2, (
+        "those under way, and no more"
+    )
     assert cloud.findings() == []
     again = Operator(cloud)
     assert again.drain() == 1
-    assert again.said[0].startswith("host h1 is disabled already: drained by kilonova host drain since 20")
+    assert again.said[0].startswith(
+        "host h1 is disabled already: drained by kilonova host drain since 20"
+    )
     assert "1 servers left, 2 moved" in again.said[-1]
     assert {cloud.show(server).vm_state for server in ordinary} == {states.ACTIVE, states.STOPPED}
     assert cloud.findings() == []
@@ -109,7 +120,8 @@ def test_a_drain_goes_on_without_its_command_and_confirms(cloud: Cloud, operator
 
 
 def test_another_conductor_goes_on_with_a_drain(cloud: Cloud, operator: Operator) -> None:
-    """The first is silent from the middle on; nobody else takes the drain before its lease is over."""
+    """The first is silent from the middle on; nobody else takes the drain before its lease is
+    over."""
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN)
@@ -132,7 +144,9 @@ def test_a_command_given_again_watches_the_open_drain(cloud: Cloud, operator: Op
     cloud.create(host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN)
-    with pytest.raises(errors.Conflict, match=f"Host h1 has an open drain since 20.*action {action.id}"):
+    with pytest.raises(
+        errors.Conflict, match=f"Host h1 has an open drain since 20.*action {action.id}"
+    ):
         operator.evacuate()
     assert operator.drain() == 0
     assert f"host h1 has an open drain already, action {action.id}:" in operator.said
@@ -144,15 +158,22 @@ def test_a_command_given_again_watches_the_open_drain(cloud: Cloud, operator: Op
 
 def test_a_drain_whose_host_is_removed_has_failed(cloud: Cloud, operator: Operator) -> None:
     action = operator.begin("h1", Name.DRAIN, Arguments(wait=True))
-    cloud.store.write(lambda tx: tx.execute(sa.delete(schema.services).where(schema.services.c.host == "h1")))
+    cloud.store.write(
+        lambda tx: tx.execute(sa.delete(schema.services).where(schema.services.c.host == "h1"))
+    )
     cloud.host_actions.advance()
     found = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (found.state, found.message) == (State.FAILED, "There is no host h1; kilonova hosts lists them.")
+    assert (found.state, found.message) == (
+        State.FAILED,
+        "There is no host h1; kilonova hosts lists them.",
+    )
 
 
 def test_an_idle_round_is_one_statement(cloud: Cloud) -> None:
     statements: list[str] = []
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    sa.event.listen(
+        cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
     cloud.host_actions.advance()
     assert len(statements) == 1
 
@@ -177,8 +198,11 @@ def test_a_dry_run_changes_nothing(cloud: Cloud, operator: Operator) -> None:
     assert operator.said[-1] == "4 of 5 would go; nothing was changed"
     assert f"{bound} (s, active) stays: no valid host" in operator.text
     assert all(server in operator.text for server in ordinary)
-    assert [row.disabled for row in cloud.store.read(lambda tx: services.list_all(tx, "h1"))] == [
-        row.disabled for row in before] == [False]
+    assert (
+        [row.disabled for row in cloud.store.read(lambda tx: services.list_all(tx, "h1"))]
+        == [row.disabled for row in before]
+        == [False]
+    )
     assert kinds(cloud) == {}
 
 
@@ -197,8 +221,8 @@ def test_a_plan_counts_the_room_of_those_before(cloud: Cloud, operator: Operator
 
 
 def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) -> None:
-    """Two wait for their turn, one is to stay: the stopped one is started meanwhile, the other one stopped, the
-    suspended one resumed."""
+    """Two wait for their turn, one is to stay: the stopped one is started meanwhile, the other one
+    stopped, the suspended one resumed."""
     _, runs, stopped, suspended = servers = sorted(cloud.create(4, host="h1", forced=True))
     cloud.settle()
     cloud.ask(stopped, "os-stop")
@@ -210,13 +234,16 @@ def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) 
             cloud.ask(stopped, "os-start")
             cloud.ask(runs, "os-stop")
             cloud.ask(suspended, "resume")
+
     cloud.watcher = users
     assert operator.drain(parallel=1) == 0
     assert kinds(cloud) == dict.fromkeys(servers, migrations.LIVE) | {runs: migrations.MIGRATION}
     assert cloud.findings() == []
 
 
-def test_a_server_that_is_started_as_its_move_begins_goes_live(cloud: Cloud, operator: Operator) -> None:
+def test_a_server_that_is_started_as_its_move_begins_goes_live(
+    cloud: Cloud, operator: Operator
+) -> None:
     """Between the look and the lock."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
@@ -231,9 +258,13 @@ def test_a_server_that_is_started_as_its_move_begins_goes_live(cloud: Cloud, ope
                 cloud.hosts["h1"].work()
                 cloud.sync(cloud.hosts["h1"])
         return False
+
     cloud.lose = starts
     assert operator.drain() == 0
-    assert f"Instance {server} is active by now, and its move was planned when it was stopped" in operator.text
+    assert (
+        f"Instance {server} is active by now, and its move was planned when it was stopped"
+        in operator.text
+    )
     assert kinds(cloud) == {server: migrations.LIVE}
     assert cloud.findings() == []
 
@@ -272,6 +303,7 @@ def test_with_wait_it_stays_until_all_have_gone(cloud: Cloud, operator: Operator
         if operator.seconds_left == 570:
             cloud.ask(others[0], "delete")
         return False
+
     operator.stops = deletes
     assert operator.drain(wait=True) == 0
     assert {cloud.show(server).host for server in [*ordinary, bound]} <= {"h2", "h3"}
@@ -299,11 +331,14 @@ def test_a_host_that_is_enabled_meanwhile_is_left_alone(cloud: Cloud, operator: 
         if operator.seconds_left == 598:
             assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 0
         return False
+
     operator.stops = restores
     assert operator.drain(cold=True) == 1
     assert operator.said[-1].endswith("somebody has enabled host h1 again")
     assert sum(cloud.show(server).host == "h1" for server in servers) == 2
-    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}, "what was under way is confirmed"
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}, (
+        "what was under way is confirmed"
+    )
 
 
 def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
@@ -334,7 +369,8 @@ def test_a_server_that_is_being_built_there_is_waited_for(cloud: Cloud, operator
 
 
 def test_what_was_proposed_before_does_not_come_after(cloud: Cloud, operator: Operator) -> None:
-    """The host is empty and said to be; two creates had been offered it before it was disabled, one nothing else."""
+    """The host is empty and said to be; two creates had been offered it before it was disabled, one
+    nothing else."""
     for name in ("h2", "h3"):
         cloud.create(flavor=replace(FLAVOR, memory_mb=4096), host=name, forced=True)
     cloud.settle()
@@ -344,12 +380,15 @@ def test_what_was_proposed_before_does_not_come_after(cloud: Cloud, operator: Op
     def drained(workflow: str, step: str, point: str) -> None:
         if (workflow, step, point) == ("create", "place", "proposed") and not ended:
             ended.append(operator.drain())
+
     cloud.engine.fault_point = drained
     cloud.settle()
     assert ended == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
     assert cloud.show(free).host in ("h2", "h3") and cloud.show(free).vm_state == states.ACTIVE
     assert cloud.show(fixed).host is None and cloud.show(fixed).vm_state == states.ERROR
-    assert cloud.show(fixed).fault["message"].endswith("3 hosts: 2 not the requested host, 1 disabled")
+    assert (
+        cloud.show(fixed).fault["message"].endswith("3 hosts: 2 not the requested host, 1 disabled")
+    )
     assert cloud.findings() == []
 
 
@@ -359,15 +398,25 @@ def test_a_host_that_is_none(operator: Operator) -> None:
             command("h9")
 
 
-def test_a_move_that_is_stuck_holds_nobody_up_and_says_why(cloud: Cloud, operator: Operator) -> None:
+def test_a_move_that_is_stuck_holds_nobody_up_and_says_why(
+    cloud: Cloud, operator: Operator
+) -> None:
     stuck, *others = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = cloud.move(stuck, "os-migrateLive")
     change(cloud, action, step="renamed_since")
     assert operator.drain(parallel=1) == 1
-    assert {cloud.show(server).host for server in others} <= {"h2", "h3"} and cloud.show(stuck).host == "h1"
-    assert "stuck: an unforeseen failure" in operator.text and "See: kilonova action list --stuck" in operator.text
-    assert any(said.startswith(f"{stuck} (s, active) stays: its move is stuck: ") for said in operator.said[-3:])
+    assert {cloud.show(server).host for server in others} <= {"h2", "h3"} and cloud.show(
+        stuck
+    ).host == "h1"
+    assert (
+        "stuck: an unforeseen failure" in operator.text
+        and "See: kilonova action list --stuck" in operator.text
+    )
+    assert any(
+        said.startswith(f"{stuck} (s, active) stays: its move is stuck: ")
+        for said in operator.said[-3:]
+    )
     assert "1 servers left, 2 moved" in operator.said[-1]
     change(cloud, action, step=None)
     cloud.store.write(lambda tx: stuck_actions.retry(tx, action))

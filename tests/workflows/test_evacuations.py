@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evacuation: what proves that a host's guests are dead, what becomes of them when there is no room elsewhere, and of a
-host that returns: before, in the middle, at the end."""
+"""Evacuation: what proves that a host's guests are dead, what becomes of them when there is no room
+elsewhere, and of a host that returns: before, in the middle, at the end."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +10,17 @@ import pytest
 
 from common import errors, states
 from compute_agent.virt.memory.script import Fail
-from tests.workflows.moves import CANARY, after, before, clouds, disk, last, server_on, shares, stands
+from tests.workflows.moves import (
+    CANARY,
+    after,
+    before,
+    clouds,
+    disk,
+    last,
+    server_on,
+    shares,
+    stands,
+)
 from tests.workflows.simulator import Cloud
 
 
@@ -63,6 +74,7 @@ def test_the_fencing_hook_is_proof(either: Cloud) -> None:
     def fence(host: str) -> None:
         fenced.append(host)
         cloud.hosts[host].power_cut()
+
     cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -85,12 +97,16 @@ def test_a_hook_that_fails_is_no_proof(cloud: Cloud) -> None:
 
     def fence(host: str) -> None:
         raise errors.Conflict("The fencing hook ended with 1.")
+
     cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    assert (cloud.show(server).host, last(cloud, server).message) == ("h1", "The fencing hook ended with 1.")
+    assert (cloud.show(server).host, last(cloud, server).message) == (
+        "h1",
+        "The fencing hook ended with 1.",
+    )
     cloud.cut.clear()
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -104,13 +120,17 @@ def test_a_host_that_registers_while_it_is_fenced_keeps_its_servers(cloud: Cloud
         cloud.cut.clear()
         cloud.hosts[host].power_on()
         cloud.sync(cloud.hosts[host])
+
     cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
     assert cloud.show(server).host == "h1"
-    assert last(cloud, server).name == "reboot" or "has come back meanwhile" in last(cloud, server).message
+    assert (
+        last(cloud, server).name == "reboot"
+        or "has come back meanwhile" in last(cloud, server).message
+    )
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
 
@@ -124,6 +144,7 @@ def test_a_host_that_registers_when_it_was_just_fenced_keeps_its_servers(cloud: 
             cloud.hosts["h1"].power_on()
             cloud.sync(cloud.hosts["h1"])
         return select(specs, fresh)
+
     cloud.engine.fence_host = lambda host: cloud.hosts[host].power_cut()
     cloud.select = registration  # type: ignore[method-assign]  # the post is the simulator's to bend
     cloud.cut.add("h1")
@@ -143,6 +164,7 @@ def test_another_host_takes_it_when_one_cannot() -> None:
     def breaks(host: str) -> None:
         tried.append(host)
         cloud.hosts[host].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)]
+
     before(cloud, "ensure_guest", breaks)
     cloud.kill("h1")
     cloud.move(server, "evacuate")
@@ -173,7 +195,9 @@ def test_what_nobody_takes_is_not_lost(either: Cloud, when: str) -> None:
 
 @pytest.mark.parametrize("when", [before, after])
 @pytest.mark.parametrize("off", [True, False], ids=["dead", "cut"])
-def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, when: object, off: bool) -> None:
+def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(
+    either: Cloud, when: object, off: bool
+) -> None:
     """Whatever it was that fenced it: what it still runs is made off, and then removed."""
     cloud = either
     verb = "install" if shares(cloud) else "ensure_guest"
@@ -187,7 +211,10 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, whe
         cloud.sync(cloud.hosts["h1"])
         cloud.hosts["h1"].work()
         cloud.watcher = look
-        assert [one.power_state for one in cloud.hosts["h1"].driver.host.guests.values()] == [states.SHUTDOWN]
+        assert [one.power_state for one in cloud.hosts["h1"].driver.host.guests.values()] == [
+            states.SHUTDOWN
+        ]
+
     (before if when is before else after)(cloud, verb, returns)
     if off:
         cloud.hosts["h1"].power_cut()
@@ -200,7 +227,9 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, whe
     assert cloud.domains(server) == ["h2"]
 
 
-def test_a_stopped_server_is_evacuated_and_stays_off_unless_it_is_to_be_started(cloud: Cloud) -> None:
+def test_a_stopped_server_is_evacuated_and_stays_off_unless_it_is_to_be_started(
+    cloud: Cloud,
+) -> None:
     server = server_on(cloud)
     cloud.ask(server, "os-stop")
     cloud.settle()

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every workflow of the registry: at each fault point of conductor and agent a kill, each message lost or
-doubled, each verb failing, a conductor that wakes up late, and a delete at any moment. After each, every
-server is in a state that a user would expect, and the oracle finds nothing.
+"""Every workflow of the registry: at each fault point of conductor and agent a kill, each message
+lost or doubled, each verb failing, a conductor that wakes up late, and a delete at any moment.
+After each, every server is in a state that a user would expect, and the oracle finds nothing.
 
 The cases are made from the registry: a workflow without a scenario here fails the first test.
 """
+
 from __future__ import annotations
 
 import pytest
@@ -34,17 +35,23 @@ def fault_points(workflow: str) -> list[tuple[str, ...]]:
 
 SLICE_OF_THIRD = (Slice.DEFAULT, Slice.GUESTS, Slice.MOVES)
 WHOLE = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
-#: By number: which of two hosts comes first is by chance, and every process must find the same cases. Each third is in
-#: the default set.
-CRASHES = [pytest.param(name, number, id=f"{name}-{number}", marks=pytest.mark.slice(SLICE_OF_THIRD[number % 3]))
-           for name in WHOLE for number in range(len(fault_points(name)))]
+#: By number: which of two hosts comes first is by chance, and every process must find the same
+#: cases. Each third is in the default set.
+CRASHES = [
+    pytest.param(
+        name, number, id=f"{name}-{number}", marks=pytest.mark.slice(SLICE_OF_THIRD[number % 3])
+    )
+    for name in WHOLE
+    for number in range(len(fault_points(name)))
+]
 
 
 def test_every_workflow_has_a_scenario() -> None:
     assert {name.partition(":")[0] for name in SCENARIOS} == set(WORKFLOWS)
     assert all(any(f"{name}-" in case.id for case in CRASHES) for name in WHOLE)
-    assert {name.partition(":")[0] for name, scenario in SCENARIOS.items() if scenario.brief} - set(WHOLE) == {
-        "migrate"}, "it is resize by another name"
+    assert {name.partition(":")[0] for name, scenario in SCENARIOS.items() if scenario.brief} - set(
+        WHOLE
+    ) == {"migrate"}, "it is resize by another name"
 
 
 @pytest.mark.parametrize("workflow", SCENARIOS)
@@ -68,7 +75,9 @@ def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) ->
 @pytest.mark.parametrize("kind", ["select", "do", "sync", "answer"])
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slice("moves"))])
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_lost_messages_make_it_late_never_lost(cloud: Cloud, workflow: str, kind: str, count: int) -> None:
+def test_lost_messages_make_it_late_never_lost(
+    cloud: Cloud, workflow: str, kind: str, count: int
+) -> None:
     trial = trial_of(cloud, workflow)
     left = [count]
 
@@ -77,6 +86,7 @@ def test_lost_messages_make_it_late_never_lost(cloud: Cloud, workflow: str, kind
             return False
         left[0] -= 1
         return True
+
     cloud.lose = lose
     trial.begin()
     cloud.settle()
@@ -91,23 +101,32 @@ def test_commands_come_twice_and_again_when_all_is_over(cloud: Cloud, workflow: 
     def twice(host: str, commands: list[Command]) -> None:
         deliver(host, commands)
         deliver(host, commands)
+
     cloud.do = twice  # type: ignore[method-assign]  # the post is the simulator's to bend
     trial.begin()
     cloud.settle()
     made = {name: len(host.driver.host.calls) for name, host in cloud.hosts.items()}
     for host, command in list(cloud.sent):
         deliver(host, [command])
-    assert all(host.agent.take() is None for host in cloud.hosts.values()), "a command was to be done again"
+    assert all(host.agent.take() is None for host in cloud.hosts.values()), (
+        "a command was to be done again"
+    )
     cloud.settle()
-    verbs_made = {name: [call for call in list(host.driver.host.calls)[made[name]:] if call[0] != "domains"]
-                  for name, host in cloud.hosts.items()}
+    verbs_made = {
+        name: [call for call in list(host.driver.host.calls)[made[name] :] if call[0] != "domains"]
+        for name, host in cloud.hosts.items()
+    }
     assert verbs_made == {name: [] for name in cloud.hosts}
     trial.has_ended()
 
 
-@pytest.mark.parametrize(("workflow", "verb"), [(name, verb) for name, scenario in SCENARIOS.items()
-                                                for verb in scenario.verbs])
-def test_a_definite_failure_is_told_and_leaves_nothing(cloud: Cloud, workflow: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("workflow", "verb"),
+    [(name, verb) for name, scenario in SCENARIOS.items() for verb in scenario.verbs],
+)
+def test_a_definite_failure_is_told_and_leaves_nothing(
+    cloud: Cloud, workflow: str, verb: str
+) -> None:
     trial = trial_of(cloud, workflow)
     for host in cloud.hosts.values():
         host.driver.host.script[verb] = [Fail("It broke.", details="because")]
@@ -151,7 +170,9 @@ def test_create_gives_up_after_every_host_failed(cloud: Cloud) -> None:
 @pytest.mark.parametrize("workflow", [name for name in WHOLE if name != "delete"])
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("held_back", [False, True])
-def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int, held_back: bool) -> None:
+def test_delete_wins_at_any_moment(
+    cloud: Cloud, workflow: str, rounds: int, held_back: bool
+) -> None:
     """``held_back``: the command of the first action arrives when the delete is over."""
     trial = trial_of(cloud, workflow)
     if held_back:
@@ -171,7 +192,8 @@ def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int, hel
 
 @pytest.mark.parametrize("workflow", WHOLE)
 def test_a_conductor_that_wakes_up_late_changes_nothing(cloud: Cloud, workflow: str) -> None:
-    """It has taken the action, sleeps past its lease while another finishes the work, and then goes on."""
+    """It has taken the action, sleeps past its lease while another finishes the work, and then goes
+    on."""
     trial = trial_of(cloud, workflow)
     trial.begin()
     late = cloud.conductor("c2/1")
@@ -182,6 +204,7 @@ def test_a_conductor_that_wakes_up_late_changes_nothing(cloud: Cloud, workflow: 
         for host in cloud.hosts.values():
             cloud.sync(host)
         cloud.settle()
+
     late.fault_point = sleep
     runner.advance(late)
     cloud.settle()

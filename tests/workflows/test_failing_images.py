@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds that fail because of an image, or look so: what is said of their hosts."""
+
 from __future__ import annotations
 
 import sqlalchemy as sa
@@ -15,8 +16,11 @@ __all__ = ["cloud"]
 def of_image(cloud: Cloud, image: str, host: str) -> str:
     """A server of this image that can be on this host only."""
     server = cloud.create(host=host)[0]
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
-        image_id=image)))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == server).values(image_id=image)
+        )
+    )
     cloud.settle()
     return server
 

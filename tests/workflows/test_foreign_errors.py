@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a library says when it breaks is for the operator: at no step, and in no verb of a host, do users read it. What
-they read is asked for over the API."""
+"""What a library says when it breaks is for the operator: at no step, and in no verb of a host, do
+users read it. What they read is asked for over the API."""
+
 from __future__ import annotations
 
 import zlib
@@ -26,18 +27,29 @@ from tests.workflows.simulator import Cloud
 
 CANARY = "canary-7d1f at /var/lib/canary in SELECT canary"
 PARTS = ("prepare", "apply", "command", "on_start", "on_result", "call")
-ONE_OF = 24             # is in the default set
+ONE_OF = 24  # is in the default set
 
 
 def _slice(name: str) -> Any:
-    return pytest.mark.slice(Slice.DEFAULT if zlib.crc32(name.encode()) % ONE_OF == 0 else Slice.GUESTS)
+    return pytest.mark.slice(
+        Slice.DEFAULT if zlib.crc32(name.encode()) % ONE_OF == 0 else Slice.GUESTS
+    )
 
 
-STEPS = [pytest.param(name, step.name, part, marks=_slice(f"{name}{step.name}{part}"))
-         for name, scenario in SCENARIOS.items() if not scenario.brief and name in WORKFLOWS
-         for step in WORKFLOWS[name].steps for part in PARTS if getattr(step, part) is not None]
-IN_VERBS = [pytest.param(name, verb, marks=_slice(f"{name}{verb}"))
-            for name, scenario in SCENARIOS.items() if not scenario.brief for verb in scenario.verbs]
+STEPS = [
+    pytest.param(name, step.name, part, marks=_slice(f"{name}{step.name}{part}"))
+    for name, scenario in SCENARIOS.items()
+    if not scenario.brief and name in WORKFLOWS
+    for step in WORKFLOWS[name].steps
+    for part in PARTS
+    if getattr(step, part) is not None
+]
+IN_VERBS = [
+    pytest.param(name, verb, marks=_slice(f"{name}{verb}"))
+    for name, scenario in SCENARIOS.items()
+    if not scenario.brief
+    for verb in scenario.verbs
+]
 
 
 @lru_cache(maxsize=1)
@@ -49,15 +61,28 @@ def api(store: Store) -> Any:
 def told(cloud: Cloud, server: str, role: str) -> str:
     """All that the API says of a server to somebody with this role in its project."""
     client = falcon.testing.TestClient(api(cloud.store))
-    headers = {"X-Identity-Status": "Confirmed", "X-User-Id": "user", "X-Project-Id": "project", "X-Roles": role,
-               "OpenStack-API-Version": "compute 2.103"}
+    headers = {
+        "X-Identity-Status": "Confirmed",
+        "X-User-Id": "user",
+        "X-Project-Id": "project",
+        "X-Roles": role,
+        "OpenStack-API-Version": "compute 2.103",
+    }
 
     def get(path: str) -> Any:
         return client.simulate_get("/v2.1" + path, headers=headers)
+
     listed = get(f"/servers/{server}/os-instance-actions")
-    paths = [f"/servers/{server}", "/servers/detail", f"/servers/{server}/migrations", "/os-migrations",
-             *(f"/servers/{server}/os-instance-actions/{one['request_id']}"
-               for one in listed.json.get("instanceActions", ()))]
+    paths = [
+        f"/servers/{server}",
+        "/servers/detail",
+        f"/servers/{server}/migrations",
+        "/os-migrations",
+        *(
+            f"/servers/{server}/os-instance-actions/{one['request_id']}"
+            for one in listed.json.get("instanceActions", ())
+        ),
+    ]
     return listed.text + "".join(get(path).text for path in paths)
 
 
@@ -67,10 +92,11 @@ def users_read_nothing(cloud: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize(("workflow", "step", "part"), STEPS)
-def test_a_step_of_the_conductor(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str
-                                 ) -> None:
+def test_a_step_of_the_conductor(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str
+) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None                        # what is stuck is a finding
+    cloud.watcher = lambda: None  # what is stuck is a finding
     ids = [trial.server] if trial.server else []
     poison(monkeypatch, workflow, step, part, ids, CANARY)
     trial.begin()
@@ -88,6 +114,7 @@ def test_a_step_of_the_conductor(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, 
 def test_a_verb_of_a_host(cloud: Cloud, workflow: str, verb: str) -> None:
     def breaks(*arguments: Any) -> Any:
         raise Poison(CANARY)
+
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
@@ -100,8 +127,10 @@ def test_a_verb_of_a_host(cloud: Cloud, workflow: str, verb: str) -> None:
 
 def test_admins_read_why(cloud: Cloud) -> None:
     """So that the tests above look at the right places."""
+
     def breaks(*arguments: Any) -> Any:
         raise Poison(CANARY)
+
     trial = trial_of(cloud, "rebuild")
     for host in cloud.hosts.values():
         host.verbs = {**VERBS, "rebuild": replace(VERBS["rebuild"], do=breaks)}

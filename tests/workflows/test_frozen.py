@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clouds that were prepared once and copied: a copy is what was prepared, and knows nothing of the other copies."""
+"""Clouds that were prepared once and copied: a copy is what was prepared, and knows nothing of the
+other copies."""
+
 from __future__ import annotations
 
 import copy
@@ -18,7 +20,8 @@ from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of
 from tests.workflows.simulator import Cloud, Host, Time
 
-#: A new cloud, images and ports, a move, shared storage, a host that is off, a cloud of another size.
+#: A new cloud, images and ports, a move, shared storage, a host that is off, a cloud of another
+#: size.
 KINDS = ("create", "unshelve", "live_migrate", "revert_resize:shared", "evacuate", "confirm_here")
 
 
@@ -33,25 +36,62 @@ def another() -> Iterator[Cloud]:
 
 def told(cloud: Cloud) -> dict[str, Any]:
     """Everything that is known of a cloud."""
-    rows = {table.name: cloud.store.read(lambda tx, table=table: sorted(map(repr, tx.execute(sa.select(table)))))
-            for table in schema.metadata.sorted_tables}
+    rows = {
+        table.name: cloud.store.read(
+            lambda tx, table=table: sorted(map(repr, tx.execute(sa.select(table))))
+        )
+        for table in schema.metadata.sorted_tables
+    }
     hosts = {name: told_of(host) for name, host in cloud.hosts.items()}
     networks = vars(cloud.networks) | {"numbers": list(copy.copy(cloud.networks.numbers))}
-    beats = {name: value for name, value in vars(cloud.engine.heartbeats).items() if name not in ("_store", "_clock")}
-    return copy.deepcopy({"rows": rows, "hosts": hosts, "images": vars(cloud.images), "networks": networks,
-                          "beats": beats, "watch": cloud.watch, "locked": cloud.engine.locked_servers,
-                          "time": cloud.time.micros, "cut": cloud.cut, "cached": cloud.to_cache, "sent": cloud.sent})
+    beats = {
+        name: value
+        for name, value in vars(cloud.engine.heartbeats).items()
+        if name not in ("_store", "_clock")
+    }
+    return copy.deepcopy(
+        {
+            "rows": rows,
+            "hosts": hosts,
+            "images": vars(cloud.images),
+            "networks": networks,
+            "beats": beats,
+            "watch": cloud.watch,
+            "locked": cloud.engine.locked_servers,
+            "time": cloud.time.micros,
+            "cut": cloud.cut,
+            "cached": cloud.to_cache,
+            "sent": cloud.sent,
+        }
+    )
 
 
 def told_of(host: Host) -> dict[str, Any]:
     driver = host.driver
-    guests = {name: {server: asdict(guest) for server, guest in found.items()} for name, found in (
-        ("guests", driver.host.guests), ("files", driver.host.files), ("storage", driver.host.storage))}
-    agent = {name: value for name, value in vars(host.agent).items() if name not in ("_journal", "_clock")}
-    return guests | {"agent": agent, "journal": list(host.journal._db.iterdump()), "is_on": host.is_on,
-                     "boot": driver.boot_id(), "size": driver.host.size, "calls": list(driver.host.calls),
-                     "incoming": driver.host.incoming, "images": driver.host.images,
-                     "reachable": sorted(driver.host.reachable)}
+    guests = {
+        name: {server: asdict(guest) for server, guest in found.items()}
+        for name, found in (
+            ("guests", driver.host.guests),
+            ("files", driver.host.files),
+            ("storage", driver.host.storage),
+        )
+    }
+    agent = {
+        name: value
+        for name, value in vars(host.agent).items()
+        if name not in ("_journal", "_clock")
+    }
+    return guests | {
+        "agent": agent,
+        "journal": list(host.journal._db.iterdump()),
+        "is_on": host.is_on,
+        "boot": driver.boot_id(),
+        "size": driver.host.size,
+        "calls": list(driver.host.calls),
+        "incoming": driver.host.incoming,
+        "images": driver.host.images,
+        "reachable": sorted(driver.host.reachable),
+    }
 
 
 def wreck(trial: Trial) -> None:
@@ -94,7 +134,9 @@ def test_a_copy_sees_nothing_of_another_one(cloud: Cloud, another: Cloud, workfl
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_a_later_copy_sees_nothing_of_an_earlier_one(cloud: Cloud, another: Cloud, workflow: str) -> None:
+def test_a_later_copy_sees_nothing_of_an_earlier_one(
+    cloud: Cloud, another: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     before = told(cloud)
     wreck(trial)
@@ -123,7 +165,9 @@ def script(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("change", [Cloud.round, use, tune, tune_a_neighbour, grow, script])
-def test_what_was_changed_before_a_trial_is_not_lost(cloud: Cloud, change: Callable[[Cloud], None]) -> None:
+def test_what_was_changed_before_a_trial_is_not_lost(
+    cloud: Cloud, change: Callable[[Cloud], None]
+) -> None:
     change(cloud)
     with pytest.raises(AssertionError, match="nobody has used or changed"):
         trial_of(cloud, "stop")
@@ -135,7 +179,9 @@ def test_what_would_be_shared_is_not_frozen(cloud: Cloud) -> None:
         Frozen(cloud, None)
 
 
-def test_every_workflow_is_prepared_once(cloud: Cloud, another: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_workflow_is_prepared_once(
+    cloud: Cloud, another: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial_of(cloud, "stop")
     monkeypatch.delitem(SCENARIOS, "stop")
     trial_of(another, "stop")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host evacuate`` on the simulator's cloud: what the operator sees, and what is true then."""
+"""``kilonova host evacuate`` on the simulator's cloud: what the operator sees, and what is true
+then."""
+
 from __future__ import annotations
 
 import re
@@ -33,7 +35,8 @@ def operator(cloud: Cloud) -> Operator:
 
 
 def dead(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
-    """The host loses its power with two servers that run, one that is stopped and one that is paused on it."""
+    """The host loses its power with two servers that run, one that is stopped and one that is
+    paused on it."""
     servers = cloud.create(4, host=host, forced=True)
     cloud.settle()
     cloud.ask(servers[2], "os-stop")
@@ -50,15 +53,23 @@ def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Op
     cloud.force_down("h1")
     assert operator.evacuate() == 1
     assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
-    assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.ACTIVE, states.STOPPED]
+    assert [cloud.show(server).vm_state for server in servers] == [
+        states.ACTIVE,
+        states.ACTIVE,
+        states.STOPPED,
+    ]
     assert cloud.show(paused).host == "h1"
     assert f"openstack server set --state active {paused}" in operator.text
     assert "1 servers left, 3 moved" in operator.said[-1]
-    assert operator.said[-1].endswith("; 3 guests are still to be removed there: kilonova host debts h1")
+    assert operator.said[-1].endswith(
+        "; 3 guests are still to be removed there: kilonova host debts h1"
+    )
 
     cloud.cut.discard("h1")
     cloud.hosts["h1"].restart()
-    assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 1, "it has not registered yet"
+    assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 1, (
+        "it has not registered yet"
+    )
     cloud.settle()
     assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 0
     assert all(cloud.domains(server) == [cloud.show(server).host] for server in servers)
@@ -66,8 +77,8 @@ def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Op
 
 
 def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -> None:
-    """It begins, and has its place elsewhere, between two statements of one look: in neither the server would be there,
-    and the host called empty while the other may fail still."""
+    """It begins, and has its place elsewhere, between two statements of one look: in neither the
+    server would be there, and the host called empty while the other may fail still."""
     time = Time()
     cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
     cloud.round()
@@ -79,14 +90,17 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
     def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
         if "OR migrations.dest_host" in statement and cloud.show(server).host == "h1":
             looks.append(statement)
-            if len(looks) == 2:             # the first is the command's own, before it begins
+            if len(looks) == 2:  # the first is the command's own, before it begins
                 cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
                 cloud.advance()
+
     sa.event.listen(cloud.store.engine, "after_cursor_execute", meanwhile)
     operator = Operator(cloud)
     assert operator.evacuate() == 0
     assert len(looks) == 2 and operator.seconds_left < 600
-    assert (cloud.show(server).vm_state, cloud.show(server).task_state) == (states.ACTIVE, None), "it has ended"
+    assert (cloud.show(server).vm_state, cloud.show(server).task_state) == (states.ACTIVE, None), (
+        "it has ended"
+    )
     assert cloud.findings() == []
     cloud.store.close()
 
@@ -94,7 +108,9 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
 def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
     servers, _ = dead(cloud)
     assert operator.evacuate() == 1
-    assert re.search("does not prove that its guests are dead.*service set --down h1", operator.said[-1])
+    assert re.search(
+        "does not prove that its guests are dead.*service set --down h1", operator.said[-1]
+    )
     assert operator.evacuate(dry_run=True) == 1
     assert operator.said[-2] == "3 of 4 would go; nothing was changed"
     assert operator.said[-1].startswith("it would be refused: Host h1 is silent")
@@ -122,6 +138,7 @@ def test_a_fencing_hook_that_fails_ends_it(cloud: Cloud, operator: Operator) -> 
     def fence(host: str) -> None:
         asked.append(host)
         raise errors.Conflict("The fencing hook ended with 3; host h1 may still run its guests.")
+
     cloud.engine.fence_host = fence
     assert operator.evacuate() == 1
     assert len(asked) == 2, "two at a time, and no third"
@@ -129,7 +146,9 @@ def test_a_fencing_hook_that_fails_ends_it(cloud: Cloud, operator: Operator) -> 
     assert {cloud.show(server).host for server in servers} == {"h1"}
 
 
-def test_a_server_in_the_middle_of_something_is_evacuated_too(cloud: Cloud, operator: Operator) -> None:
+def test_a_server_in_the_middle_of_something_is_evacuated_too(
+    cloud: Cloud, operator: Operator
+) -> None:
     """Its host will never answer."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
@@ -145,8 +164,10 @@ def test_a_host_that_comes_back_keeps_what_it_has(cloud: Cloud, operator: Operat
     servers, _ = dead(cloud)
 
     def fence(host: str) -> None:
-        """The operator's hook is too late: the host was only cut off, and registers at this moment."""
+        """The operator's hook is too late: the host was only cut off, and registers at this
+        moment."""
         cloud.cut.discard("h1")
+
     cloud.engine.fence_host = fence
     assert operator.evacuate() == 1
     assert cloud.findings() == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions that make images: an image service that refuses or is silent, deletes in the middle, rotation, time."""
+"""Actions that make images: an image service that refuses or is silent, deletes in the middle,
+rotation, time."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,7 +15,9 @@ from tests.workflows.simulator import Cloud
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
-def test_an_image_service_that_refuses_ends_the_action_as_before(cloud: Cloud, workflow: str) -> None:
+def test_an_image_service_that_refuses_ends_the_action_as_before(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.images.refuses = "You have no room for another image."
     trial.begin()
@@ -22,11 +26,16 @@ def test_an_image_service_that_refuses_ends_the_action_as_before(cloud: Cloud, w
     last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (last.state, last.message) == ("failed", "You have no room for another image.")
     assert last.data["problem"]["status"] == 403, "by it the user's answer says whose refusal it is"
-    assert [host.driver.host.guests[trial.server].power_state for host in cloud.hosts.values()
-            if trial.server in host.driver.host.guests] == [states.RUNNING]
+    assert [
+        host.driver.host.guests[trial.server].power_state
+        for host in cloud.hosts.values()
+        if trial.server in host.driver.host.guests
+    ] == [states.RUNNING]
 
 
-@pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"])
+@pytest.mark.parametrize(
+    "workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"]
+)
 def test_an_image_service_that_is_silent_makes_it_late(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.images.silent = 3
@@ -65,7 +74,9 @@ def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rou
 
 
 @pytest.mark.parametrize("before", [("shelve",), ("shelve", "shelveOffload")])
-def test_delete_of_a_shelved_server_takes_its_image_with_it(cloud: Cloud, before: tuple[str, ...]) -> None:
+def test_delete_of_a_shelved_server_takes_its_image_with_it(
+    cloud: Cloud, before: tuple[str, ...]
+) -> None:
     trial = trial_of(cloud, "delete")
     for wanted in before:
         ask(cloud, trial.server, wanted)
@@ -79,20 +90,40 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
     trial = trial_of(cloud, "backup")
     properties = {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}
     for number in range(3):
-        cloud.ask(trial.server, "createBackup", args={
-            **ARGS["createBackup"], "image_id": f"{number:08d}-0000-4000-8000-000000000000", "rotation": 2,
-            "properties": properties})
+        cloud.ask(
+            trial.server,
+            "createBackup",
+            args={
+                **ARGS["createBackup"],
+                "image_id": f"{number:08d}-0000-4000-8000-000000000000",
+                "rotation": 2,
+                "properties": properties,
+            },
+        )
         cloud.settle()
-    assert sorted(cloud.images.records) == [f"{number:08d}-0000-4000-8000-000000000000" for number in (1, 2)]
+    assert sorted(cloud.images.records) == [
+        f"{number:08d}-0000-4000-8000-000000000000" for number in (1, 2)
+    ]
 
 
 def test_the_new_backup_stays_when_the_image_service_tells_no_order(cloud: Cloud) -> None:
     trial = trial_of(cloud, "backup")
     cloud.images.same_age = True
     for number in range(2):
-        cloud.ask(trial.server, "createBackup", args={
-            **ARGS["createBackup"], "image_id": f"{number:08d}-0000-4000-8000-000000000000", "rotation": 1,
-            "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}})
+        cloud.ask(
+            trial.server,
+            "createBackup",
+            args={
+                **ARGS["createBackup"],
+                "image_id": f"{number:08d}-0000-4000-8000-000000000000",
+                "rotation": 1,
+                "properties": {
+                    "image_type": "backup",
+                    "backup_type": "daily",
+                    "instance_uuid": trial.server,
+                },
+            },
+        )
         cloud.settle()
     assert sorted(cloud.images.records) == ["00000001-0000-4000-8000-000000000000"]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migrations that somebody steers, and ports of servers that are in two places."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -27,8 +28,11 @@ def cloud() -> Iterator[Cloud]:
 def request(cloud: Cloud, server: str, control: str) -> None:
     """What the API writes."""
     move = cloud.migration(server)
-    assert cloud.store.write(lambda tx: migrations.request_control(tx, move.uuid, Control(control),
-                                                                   migrations.IN_PROGRESS))
+    assert cloud.store.write(
+        lambda tx: migrations.request_control(
+            tx, move.uuid, Control(control), migrations.IN_PROGRESS
+        )
+    )
 
 
 def steer(cloud: Cloud, server: str, what: str) -> None:
@@ -37,13 +41,21 @@ def steer(cloud: Cloud, server: str, what: str) -> None:
     found = cloud.show(server)
     action = last(cloud, server)
     session = cloud.hosts["h1"].agent.session
-    cloud.do("h1", [lost_commands.control_command(action.id, action.attempt, server, found.fence, session, what)])
+    cloud.do(
+        "h1",
+        [
+            lost_commands.control_command(
+                action.id, action.attempt, server, found.fence, session, what
+            )
+        ],
+    )
 
 
 def at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
     """This happens when the source has just begun."""
     cloud.hosts["h1"].fault_point = lambda verb, step, where: (
-        act() if (verb, where) == ("live_migrate", "before") else None)
+        act() if (verb, where) == ("live_migrate", "before") else None
+    )
 
 
 def is_cancelled(cloud: Cloud, server: str) -> None:
@@ -68,6 +80,7 @@ def test_one_that_waits_for_its_turn_is_aborted_though_nobody_told_its_host(clou
     def lose(host: str) -> None:
         request(cloud, server, "abort")
         cloud.lose = lambda kind: kind == "do" and not lost and not lost.append(kind)  # type: ignore[func-returns-value]
+
     before(cloud, "live_migrate", lose)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
@@ -95,32 +108,49 @@ def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
     assert cloud.migration(server).status == "completed"
 
 
-@pytest.mark.parametrize(("what", "ends"), [
-    ("abort", ["live_migration_rollback.start", "live_migration_rollback.end", "live_migration_abort.end"]),
-    ("complete", ["live_migration_post.end", "live_migration_force_complete.end"])])
+@pytest.mark.parametrize(
+    ("what", "ends"),
+    [
+        (
+            "abort",
+            [
+                "live_migration_rollback.start",
+                "live_migration_rollback.end",
+                "live_migration_abort.end",
+            ],
+        ),
+        ("complete", ["live_migration_post.end", "live_migration_force_complete.end"]),
+    ],
+)
 def test_the_end_of_what_was_wished_is_told(cloud: Cloud, what: str, ends: list[str]) -> None:
     server = server_on(cloud)
     cloud.store.notify_with(NotificationSettings("api"))
     at_migrate(cloud, lambda: steer(cloud, server, what))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    assert told(cloud.store, server)[-len(ends):] == ends
-    assert len([name for name in told(cloud.store, server) if "abort" in name or "force" in name]) == 1
+    assert told(cloud.store, server)[-len(ends) :] == ends
+    assert (
+        len([name for name in told(cloud.store, server) if "abort" in name or "force" in name]) == 1
+    )
 
 
 def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
-    """Its host hears with its next exchange that nobody wants that any more; else the guest would go where it is a
-    debt."""
+    """Its host hears with its next exchange that nobody wants that any more; else the guest would
+    go where it is a debt."""
     server = server_on(cloud)
 
     def word() -> None:
         reset_state(cloud, server)
         cloud.sync(cloud.hosts["h1"])
+
     at_migrate(cloud, word)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host, cloud.domains(server)) == (
-        states.ACTIVE, "h1", ["h1"])
+        states.ACTIVE,
+        "h1",
+        ["h1"],
+    )
     assert cloud.hosts["h1"].driver.host.guests[server].boots == 1
 
 
@@ -139,6 +169,7 @@ def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cl
 
     def refuse(port: str, host: str) -> None:
         raise errors.Conflict("No.")
+
     activate, cloud.networks.activate = cloud.networks.activate, refuse  # type: ignore[method-assign]
     cloud.watcher = lambda: None
     cloud.settle()

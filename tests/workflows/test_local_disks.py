@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a server's ephemeral disks and swap in the workflows that make its guest anew or move it."""
+"""What becomes of a server's ephemeral disks and swap in the workflows that make its guest anew or
+move it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -48,7 +50,9 @@ def sizes(cloud: Cloud, server: str) -> dict[str, int]:
 
 def kept(cloud: Cloud, server: str) -> set[str]:
     """The disks that have what was written."""
-    return {name for name, disk in local(cloud, server).items() if disk["files"] == {"canary": "alive"}}
+    return {
+        name for name, disk in local(cloud, server).items() if disk["files"] == {"canary": "alive"}
+    }
 
 
 def resize(cloud: Cloud, server: str, flavor: Flavor = LARGER) -> None:
@@ -81,7 +85,9 @@ def test_resize_here_keeps_them_aside(end: str) -> None:
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
     assert (sizes(cloud, server), kept(cloud, server)) == (
-        SIZES if end == "revertResize" else LARGER_SIZES, {"ephemeral0"})
+        SIZES if end == "revertResize" else LARGER_SIZES,
+        {"ephemeral0"},
+    )
     cloud.store.close()
 
 
@@ -107,7 +113,11 @@ def test_resize_keeps_the_sizes_that_were_asked_for(cloud: Cloud) -> None:
 
 def test_resize_that_fails_leaves_them_as_they_were(cloud: Cloud) -> None:
     server = server_with_disks(cloud)
-    before(cloud, "install", lambda host: cloud.hosts[host].driver.host.script.update(install=[Fail("No.")]))
+    before(
+        cloud,
+        "install",
+        lambda host: cloud.hosts[host].driver.host.script.update(install=[Fail("No.")]),
+    )
     cloud.move(server, "resize", LARGER)
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -156,13 +166,18 @@ def test_rebuild_keeps_ephemeral_disks_when_asked_to(cloud: Cloud, keeps: bool) 
     cloud.ask(server, "rebuild", args={"preserve_ephemeral": keeps})
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE, last(cloud, server).message
-    assert (sizes(cloud, server), kept(cloud, server)) == (SIZES, {"ephemeral0"} if keeps else set())
+    assert (sizes(cloud, server), kept(cloud, server)) == (
+        SIZES,
+        {"ephemeral0"} if keeps else set(),
+    )
 
 
 def test_host_of_the_release_before_gets_no_such_server(cloud: Cloud) -> None:
     for name in ("h1", "h2"):
         driver = cloud.hosts[name].driver
-        driver.host.size = replace(driver.host.size, traits=sorted({*driver.host.size.traits} - OWN_TRAITS))
+        driver.host.size = replace(
+            driver.host.size, traits=sorted({*driver.host.size.traits} - OWN_TRAITS)
+        )
         cloud.hosts[name].restart()
     cloud.settle()
     servers = cloud.create(4, flavor=FLAVOR)

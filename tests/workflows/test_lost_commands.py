@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and debts that were lost on their way are sent again in time, whatever else the host has in hand."""
+"""Commands and debts that were lost on their way are sent again in time, whatever else the host has
+in hand."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -25,7 +27,9 @@ def servers(cloud: Cloud) -> list[str]:
     return made
 
 
-def test_a_lost_command_is_sent_again_beside_many_that_are_in_hand(cloud: Cloud, servers: list[str]) -> None:
+def test_a_lost_command_is_sent_again_beside_many_that_are_in_hand(
+    cloud: Cloud, servers: list[str]
+) -> None:
     host, victim = cloud.hosts["h1"], servers[-1]
     for server in servers[:-1]:
         cloud.ask(server, "createImage", args={"image_id": ids.new(), "name": "long"})
@@ -42,7 +46,9 @@ def test_a_lost_command_is_sent_again_beside_many_that_are_in_hand(cloud: Cloud,
     assert cloud.show(victim).vm_state == states.STOPPED
 
 
-def test_another_command_of_the_same_action_stands_for_nothing(cloud: Cloud, servers: list[str]) -> None:
+def test_another_command_of_the_same_action_stands_for_nothing(
+    cloud: Cloud, servers: list[str]
+) -> None:
     """What an older attempt has left in hand, or an undo."""
     host, victim = cloud.hosts["h1"], servers[0]
     cloud.lose = lambda kind: kind == "do"
@@ -50,7 +56,10 @@ def test_another_command_of_the_same_action_stands_for_nothing(cloud: Cloud, ser
     cloud.advance()
     cloud.lose = lambda kind: False
     cloud.time.pass_by(5)
-    request = replace(host.agent.request(True, None, None), working=[f"{action}/stop/0", f"{action}/undo-stop/1", "?"])
+    request = replace(
+        host.agent.request(True, None, None),
+        working=[f"{action}/stop/0", f"{action}/undo-stop/1", "?"],
+    )
     [answer] = reports.handle(cloud.engine, [request])
     assert not isinstance(answer, Exception)
     assert [command.key for command in answer.commands] == [f"{action}/stop/1"]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database that has lost its last commits, by a fail-over or a restore: hosts know higher fences than it does.
+"""A database that has lost its last commits, by a fail-over or a restore: hosts know higher fences
+than it does.
 
 Everything goes on without anybody's hand, and a delete removes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,8 +34,11 @@ def server(cloud: Cloud) -> str:
             cloud.settle()
     assert cloud.show(made).fence == before + LOST
     for table in (schema.servers.c.id, schema.guests.c.server_id):
-        cloud.store.write(lambda tx, key=table: tx.execute(
-            sa.update(key.table).where(key == made).values(fence=before)))
+        cloud.store.write(
+            lambda tx, key=table: tx.execute(
+                sa.update(key.table).where(key == made).values(fence=before)
+            )
+        )
     return made
 
 
@@ -99,11 +104,12 @@ def test_a_late_command_of_an_ended_action_raises_nothing(cloud: Cloud) -> None:
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence, states.ACTIVE)
 
 
-
 def everything(cloud: Cloud) -> Callable[[], None]:
     """What the database has now: called, it has that again."""
     tables = schema.metadata.sorted_tables
-    kept = cloud.store.read(lambda tx: [[dict(row._mapping) for row in tx.execute(sa.select(one))] for one in tables])
+    kept = cloud.store.read(
+        lambda tx: [[dict(row._mapping) for row in tx.execute(sa.select(one))] for one in tables]
+    )
 
     def set_back(tx: sa.Connection) -> None:
         for table in reversed(tables):
@@ -111,19 +117,24 @@ def everything(cloud: Cloud) -> Callable[[], None]:
         for table, rows in zip(tables, kept, strict=True):
             if rows:
                 tx.execute(sa.insert(table), rows)
+
     return lambda: cloud.store.write(set_back)
 
 
 def running(cloud: Cloud, server: str) -> list[str]:
     """Hosts where the server runs."""
-    return [host.name for host in cloud.hosts.values()
-            for state in host.driver.domains() if state.server == server and state.power_state == states.RUNNING]
+    return [
+        host.name
+        for host in cloud.hosts.values()
+        for state in host.driver.domains()
+        if state.server == server and state.power_state == states.RUNNING
+    ]
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
 def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
-    """What runs where the server is not, by what the database has left, is off before anybody starts it; its disk
-    stays, and the doctor tells of it."""
+    """What runs where the server is not, by what the database has left, is off before anybody
+    starts it; its disk stays, and the doctor tells of it."""
     cloud.round()
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -136,7 +147,9 @@ def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
         cloud.round()
     assert running(cloud, server) == []
     assert "h2" in cloud.domains(server)
-    assert Finding("domain-known", server, "host h2 has a domain without a record") in cloud.findings()
+    assert (
+        Finding("domain-known", server, "host h2 has a domain without a record") in cloud.findings()
+    )
 
 
 def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
@@ -150,7 +163,7 @@ def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
     for _ in range(65):
         cloud.round()
     assert cloud.show(server).vm_state == states.STOPPED
-    cloud.watcher = lambda: None                        # a guest that nobody knows is a finding
+    cloud.watcher = lambda: None  # a guest that nobody knows is a finding
     cloud.ask(server, "os-start")
     cloud.settle()
     assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
@@ -166,7 +179,9 @@ def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> 
     for _ in range(65):
         cloud.round()
     assert running(cloud, server) == ["h1"]
-    assert cloud.findings() == [Finding("domain-known", server, "host h1 has a domain without a record")]
+    assert cloud.findings() == [
+        Finding("domain-known", server, "host h1 has a domain without a record")
+    ]
 
 
 def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Cloud) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments that no table names: silent and rebooted hosts, guests that stop themselves, deletes in the middle."""
+"""Moments that no table names: silent and rebooted hosts, guests that stop themselves, deletes in
+the middle."""
+
 from __future__ import annotations
 
 import pytest
@@ -66,7 +68,9 @@ def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(cloud: Cloud, fails: bool) -> None:
+def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(
+    cloud: Cloud, fails: bool
+) -> None:
     """Though its user could not have asked for that reboot."""
     trial = trial_of(cloud, "unrescue")
     host = cloud.hosts[cloud.show(trial.server).host]
@@ -101,7 +105,9 @@ def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud,
 def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     trial.begin()
-    with pytest.raises(errors.WrongState, match=f"Cannot 'stop' instance {trial.server} while it is in task_state"):
+    with pytest.raises(
+        errors.WrongState, match=f"Cannot 'stop' instance {trial.server} while it is in task_state"
+    ):
         trial.begin()
     cloud.settle()
     with pytest.raises(errors.WrongState, match="while it is in vm_state stopped"):
@@ -127,7 +133,8 @@ def test_many_creates_are_one_round(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
 def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
-    """The delete is accepted while a conductor works on the create; it waits for that burst's lease."""
+    """The delete is accepted while a conductor works on the create; it waits for that burst's
+    lease."""
     trial = trial_of(cloud, "create")
     trial.begin()
 
@@ -137,6 +144,7 @@ def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
             cloud.ask(trial.server, "delete")
             runner.advance(cloud.conductor("c2/1"))
             assert where == "committed" or cloud.show(trial.server).deleted == 0
+
     cloud.engine.fault_point = delete
     cloud.settle()
     trial.is_right(states.DELETED, 0)
@@ -156,7 +164,9 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
     trial.is_right(states.STOPPED, 1)
 
 
-def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(cloud: Cloud) -> None:
+def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(
+    cloud: Cloud,
+) -> None:
     trial = trial_of(cloud, "start")
     trial.begin()
     cloud.advance()
@@ -184,13 +194,17 @@ def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
 
 
 def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
-    """The reset ended an action and raised the fence; the host learns the new one and tells again."""
+    """The reset ended an action and raised the fence; the host learns the new one and tells
+    again."""
     trial = trial_of(cloud, "stop")
     cloud.lose = lambda kind: kind == "do"
     trial.begin()
     cloud.advance()
-    cloud.store.write(lambda tx: immediate_actions.do(tx, states.row("os-resetState"), trial.server, context=ADMIN,
-                                            args={"state": "active"}))
+    cloud.store.write(
+        lambda tx: immediate_actions.do(
+            tx, states.row("os-resetState"), trial.server, context=ADMIN, args={"state": "active"}
+        )
+    )
     cloud.lose = lambda kind: False
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     for _ in range(65):
@@ -198,7 +212,9 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
     trial.is_right(states.STOPPED, 1)
 
 
-@pytest.mark.parametrize(("seen", "after"), [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)])
+@pytest.mark.parametrize(
+    ("seen", "after"), [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)]
+)
 def test_what_happened_behind_our_back_is_written_down(cloud: Cloud, seen: int, after: str) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.guests[trial.server].power_state = seen
@@ -220,7 +236,11 @@ def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
     work.progress = CommandProgress(CommandPhase.UPLOADING, 70)
     cloud.sync(host)
     server = cloud.show(trial.server)
-    assert (server.task_state, server.progress, server.updated_at) == (states.IMAGE_UPLOADING, 70, before)
+    assert (server.task_state, server.progress, server.updated_at) == (
+        states.IMAGE_UPLOADING,
+        70,
+        before,
+    )
 
 
 def test_a_stopped_server_stays_off_when_it_is_rebuilt(cloud: Cloud) -> None:
@@ -247,12 +267,18 @@ def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
 
 
 def running_on(cloud: Cloud, server: str) -> list[str]:
-    return [host.name for host in cloud.hosts.values()
-            if server in host.driver.host.guests and host.driver.host.guests[server].power_state == states.RUNNING]
+    return [
+        host.name
+        for host in cloud.hosts.values()
+        if server in host.driver.host.guests
+        and host.driver.host.guests[server].power_state == states.RUNNING
+    ]
 
 
 @pytest.mark.parametrize("heard_again", [False, True])
-def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(cloud: Cloud, heard_again: bool) -> None:
+def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
+    cloud: Cloud, heard_again: bool
+) -> None:
     """Its image took five minutes to come; meanwhile an admin had the server built elsewhere."""
     cloud.round()
     [server] = cloud.create(networks=[])
@@ -274,7 +300,11 @@ def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(cloud: 
     cloud.cut.discard(host.name)
     cloud.force_down(host.name, False)
     cloud.settle()
-    assert (cloud.show(server).vm_state, cloud.domains(server), cloud.findings()) == (states.ACTIVE, [elsewhere], [])
+    assert (cloud.show(server).vm_state, cloud.domains(server), cloud.findings()) == (
+        states.ACTIVE,
+        [elsewhere],
+        [],
+    )
 
 
 def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> None:
@@ -296,7 +326,9 @@ def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> N
 
 
 @pytest.mark.parametrize(("workflow", "number"), [("rescue", 1), ("snapshot", 1), ("stop", 0)])
-def test_who_moves_whole_disks_is_counted_at_its_host(cloud: Cloud, workflow: str, number: int) -> None:
+def test_who_moves_whole_disks_is_counted_at_its_host(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.begin()
     cloud.advance()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of servers between three hosts, and what can happen on their way: hosts that fail, are silent, die or return at
-one of the steps. After every round the oracle finds nothing, and no server runs on two hosts."""
+"""Moves of servers between three hosts, and what can happen on their way: hosts that fail, are
+silent, die or return at one of the steps. After every round the oracle finds nothing, and no server
+runs on two hosts."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,14 +41,22 @@ def cloud() -> Iterator[Cloud]:
 
 
 # --- the destination cannot ---
-@pytest.mark.parametrize(("key", "verb"), [*(("resize", verb) for verb in TO), ("os-migrateLive", "prepare_arrival"),
-                                           ("os-migrateLive", "live_migrate"), ("evacuate", "ensure_guest")])
+@pytest.mark.parametrize(
+    ("key", "verb"),
+    [
+        *(("resize", verb) for verb in TO),
+        ("os-migrateLive", "prepare_arrival"),
+        ("os-migrateLive", "live_migrate"),
+        ("evacuate", "ensure_guest"),
+    ],
+)
 def test_another_destination_is_tried(cloud: Cloud, key: str, verb: str) -> None:
     server, tried = server_on(cloud), []
 
     def breaks(host: str) -> None:
         tried.append(cloud.migration(server).dest_host)
         cloud.hosts[host].driver.host.script[verb] = [BROKEN]
+
     lead_up(cloud, server, key)
     before(cloud, verb, breaks)
     ask(cloud, server, key)
@@ -54,12 +64,16 @@ def test_another_destination_is_tried(cloud: Cloud, key: str, verb: str) -> None
     other = ({"h2", "h3"} - {*tried}).pop()
     stands(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
     assert (cloud.migration(server).dest_host, last(cloud, server).attempt) == (other, 2)
-    assert failures(cloud) == {"h1": 0, "h2": 0, "h3": 0} | ({} if key == "os-migrateLive" else {tried[0]: 1})
+    assert failures(cloud) == {"h1": 0, "h2": 0, "h3": 0} | (
+        {} if key == "os-migrateLive" else {tried[0]: 1}
+    )
     assert disk(cloud, server) == ({} if key == "evacuate" else CANARY)
 
 
 @pytest.mark.parametrize("verb", TO)
-def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(cloud: Cloud, verb: str) -> None:
+def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(
+    cloud: Cloud, verb: str
+) -> None:
     server = server_on(cloud)
     was = cloud.show(server)
     for host in ("h2", "h3"):
@@ -77,15 +91,21 @@ def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(clou
 def test_no_more_than_max_attempts_are_made(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
     server = server_on(cloud)
-    before(cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN]))
+    before(
+        cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN])
+    )
     ask(cloud, server, "resize")
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
     assert (last(cloud, server).message, last(cloud, server).attempt) == ("Disk full.", 1)
 
 
-@pytest.mark.parametrize(("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")])
-def test_what_the_source_cannot_no_other_destination_helps(cloud: Cloud, key: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")]
+)
+def test_what_the_source_cannot_no_other_destination_helps(
+    cloud: Cloud, key: str, verb: str
+) -> None:
     server = server_on(cloud)
     cloud.hosts["h1"].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, key)
@@ -98,18 +118,26 @@ def test_what_the_source_cannot_no_other_destination_helps(cloud: Cloud, key: st
 def test_a_server_that_could_not_be_started_again_is_not_moved_once_more(cloud: Cloud) -> None:
     server = server_on(cloud)
     cloud.hosts["h1"].driver.host.script["ensure_running"] = [Fail("No memory.")]
-    before(cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN]))
+    before(
+        cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN])
+    )
     ask(cloud, server, "resize")
     cloud.settle()
     stands(cloud, server, states.ERROR, "h1")
-    assert "Disk full.; and it could not be undone: stop: No memory." in cloud.show(server).fault["message"]
+    assert (
+        "Disk full.; and it could not be undone: stop: No memory."
+        in cloud.show(server).fault["message"]
+    )
 
 
 # --- silence ---
-@pytest.mark.parametrize(("key", "verb"), [("resize", "prepare"), ("resize", "receive"),
-                                           ("os-migrateLive", "prepare_arrival")])
-def test_a_destination_that_falls_silent_before_anything_runs_there_is_given_up(cloud: Cloud, key: str, verb: str
-                                                                                ) -> None:
+@pytest.mark.parametrize(
+    ("key", "verb"),
+    [("resize", "prepare"), ("resize", "receive"), ("os-migrateLive", "prepare_arrival")],
+)
+def test_a_destination_that_falls_silent_before_anything_runs_there_is_given_up(
+    cloud: Cloud, key: str, verb: str
+) -> None:
     server = server_on(cloud)
     before(cloud, verb, cloud.cut.add)
     ask(cloud, server, key)
@@ -164,15 +192,31 @@ def test_a_source_that_cannot_be_reached_is_waited_for(cloud: Cloud, verb: str) 
     assert cloud.show(server).action
     cloud.cut.clear()
     cloud.settle()
-    stands(cloud, server, states.RESIZED if verb == "receive" else states.ACTIVE, cloud.migration(server).dest_host)
+    stands(
+        cloud,
+        server,
+        states.RESIZED if verb == "receive" else states.ACTIVE,
+        cloud.migration(server).dest_host,
+    )
     assert disk(cloud, server) == CANARY
 
 
 # --- the source dies ---
-@pytest.mark.parametrize(("key", "verb"), [
-    ("resize", "prepare"), ("resize", "ensure_stopped"), ("resize", "offer"), ("resize", "receive"),
-    ("os-migrateLive", "offer"), ("os-migrateLive", "prepare_arrival"), ("os-migrateLive", "live_migrate")])
-def test_a_server_whose_source_dies_stays_there_and_can_be_evacuated(cloud: Cloud, key: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "verb"),
+    [
+        ("resize", "prepare"),
+        ("resize", "ensure_stopped"),
+        ("resize", "offer"),
+        ("resize", "receive"),
+        ("os-migrateLive", "offer"),
+        ("os-migrateLive", "prepare_arrival"),
+        ("os-migrateLive", "live_migrate"),
+    ],
+)
+def test_a_server_whose_source_dies_stays_there_and_can_be_evacuated(
+    cloud: Cloud, key: str, verb: str
+) -> None:
     server = server_on(cloud)
     before(cloud, verb, lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, key)
@@ -201,7 +245,10 @@ def test_a_server_whose_files_have_come_goes_on_without_its_source(cloud: Cloud)
     cloud.until_down("h1")
     cloud.close(server, "confirmResize")
     cloud.settle()
-    assert (cloud.show(server).vm_state, cloud.migration(server).status) == (states.ACTIVE, "confirmed")
+    assert (cloud.show(server).vm_state, cloud.migration(server).status) == (
+        states.ACTIVE,
+        "confirmed",
+    )
     assert cloud.domains(server) == sorted(["h1", cloud.show(server).host])
     cloud.hosts["h1"].power_on()
     cloud.settle()
@@ -228,8 +275,11 @@ def test_a_guest_that_neither_host_has_starts_from_its_disk(either: Cloud) -> No
     """On shared storage; a disk that went to the destination went with it."""
     cloud = either
     server = server_on(cloud)
-    after(cloud, "live_migrate",
-          lambda host: [one.driver.host.guests.pop(server, None) for one in cloud.hosts.values()])
+    after(
+        cloud,
+        "live_migrate",
+        lambda host: [one.driver.host.guests.pop(server, None) for one in cloud.hosts.values()],
+    )
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert cloud.migration(server).status == "error"
@@ -244,7 +294,8 @@ def test_a_guest_that_neither_host_has_starts_from_its_disk(either: Cloud) -> No
 
 
 def test_a_destination_that_cannot_say_whether_it_has_the_guest_loses_it_before_it_is_started_elsewhere(
-        either: Cloud) -> None:
+    either: Cloud,
+) -> None:
     """Whatever ``arrived`` was told by: nothing runs twice (the watcher looks)."""
     cloud = either
     server = server_on(cloud)
@@ -272,7 +323,9 @@ def test_a_server_is_reverted_though_its_destination_is_dead(either: Cloud) -> N
     assert (disk(cloud, server), cloud.domains(server)) == (CANARY, ["h1"])
 
 
-def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(either: Cloud) -> None:
+def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(
+    either: Cloud,
+) -> None:
     """What its user wrote there since is not lost."""
     cloud = either
     server = server_on(cloud)
@@ -296,7 +349,9 @@ def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(e
 
 
 @pytest.mark.parametrize("verb", ["ensure_stopped", "install"])
-def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confirmed(cloud: Cloud, verb: str) -> None:
+def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confirmed(
+    cloud: Cloud, verb: str
+) -> None:
     server = server_on(cloud)
     resized(cloud, server)
     dest = cloud.hosts[cloud.show(server).host].driver
@@ -305,7 +360,10 @@ def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confir
     dest.host.script["ensure_running"] = [Fail("No memory.")]
     cloud.close(server, "revertResize")
     cloud.settle()
-    assert (cloud.show(server).vm_state, last(cloud, server).message) == (states.RESIZED, "It broke.")
+    assert (cloud.show(server).vm_state, last(cloud, server).message) == (
+        states.RESIZED,
+        "It broke.",
+    )
     dest.host.power_off(server)
     cloud.settle()
     assert cloud.findings() == []
@@ -361,7 +419,9 @@ def test_a_server_that_stopped_by_itself_is_stopped_when_it_is_confirmed(cloud: 
 
 # --- the API's part of the quota ---
 @pytest.mark.parametrize(("end", "counts"), [("confirmResize", 2), ("revertResize", 1)])
-def test_the_quota_counts_the_larger_flavor_until_the_move_is_over(cloud: Cloud, end: str, counts: int) -> None:
+def test_the_quota_counts_the_larger_flavor_until_the_move_is_over(
+    cloud: Cloud, end: str, counts: int
+) -> None:
     server = server_on(cloud)
     ask(cloud, server, "resize")
     while cloud.show(server).vm_state != states.RESIZED:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move costs in SQL statements of the conductor and in messages when nothing else happens: counted, and kept
-small. Looks that find nothing to do are no part of it."""
+"""What a move costs in SQL statements of the conductor and in messages when nothing else happens:
+counted, and kept small. Looks that find nothing to do are no part of it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,7 +17,12 @@ from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
 
 #: Statements and messages of a server with one port, whose files travel.
-COSTS = {"resize": (96, 10), "confirmResize": (34, 2), "os-migrateLive": (124, 10), "evacuate": (75, 3)}
+COSTS = {
+    "resize": (96, 10),
+    "confirmResize": (34, 2),
+    "os-migrateLive": (124, 10),
+    "evacuate": (75, 3),
+}
 
 
 class Meter:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves that somebody ends on their way, by deleting the server or by an admin's word about its state, at each step."""
+"""Moves that somebody ends on their way, by deleting the server or by an admin's word about its
+state, at each step."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -31,16 +33,23 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-ENDINGS = [(key, verb) for key, verbs in (
-    ("resize", ("offer", "prepare", "ensure_stopped", "receive", "install")),
-    ("revertResize", ("ensure_stopped", "install")),
-    ("os-migrateLive", ("offer", "prepare_arrival", "live_migrate", "arrived")),
-    ("evacuate", ("ensure_guest",))) for verb in verbs]
+ENDINGS = [
+    (key, verb)
+    for key, verbs in (
+        ("resize", ("offer", "prepare", "ensure_stopped", "receive", "install")),
+        ("revertResize", ("ensure_stopped", "install")),
+        ("os-migrateLive", ("offer", "prepare_arrival", "live_migrate", "arrived")),
+        ("evacuate", ("ensure_guest",)),
+    )
+    for verb in verbs
+]
 
 
 @pytest.mark.parametrize("when", [before, after])
 @pytest.mark.parametrize(("key", "verb"), ENDINGS)
-def test_a_server_can_be_deleted_at_each_step(cloud: Cloud, key: str, verb: str, when: object) -> None:
+def test_a_server_can_be_deleted_at_each_step(
+    cloud: Cloud, key: str, verb: str, when: object
+) -> None:
     server = server_on(cloud)
     lead_up(cloud, server, key)
     (before if when is before else after)(cloud, verb, lambda host: cloud.ask(server, "delete"))
@@ -61,6 +70,7 @@ def test_a_server_that_is_deleted_twice_on_its_way_leaves_no_open_move(cloud: Cl
     def delete(host: str) -> None:
         cloud.ask(server, "delete")
         cloud.ask(server, "forceDelete")
+
     before(cloud, "receive", delete)
     ask(cloud, server, "resize")
     cloud.settle()
@@ -78,7 +88,8 @@ def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud)
 
 @pytest.mark.parametrize(("key", "verb"), ENDINGS)
 def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
-    """A guest that was on its way, or had arrived, when its live migration was ended is where its server is not, and
+    """A guest that was on its way, or had arrived, when its live migration was ended is where its
+    server is not, and
     goes: the doctor misses it."""
     cloud = either
     if key == "evacuate" and shares(cloud):
@@ -98,7 +109,9 @@ def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: 
         cloud.settle()
     cloud.clean_up()
     has_left = key == "os-migrateLive" and verb in ("live_migrate", "arrived")
-    assert [(one.invariant, one.subject) for one in cloud.findings()] == [("guest-there", server)] * has_left
+    assert [(one.invariant, one.subject) for one in cloud.findings()] == [
+        ("guest-there", server)
+    ] * has_left
     if (key, verb) != ("os-migrateLive", "arrived") and key != "evacuate":
         assert cloud.hosts[found.host].driver.host.storage[server].disk == CANARY
 

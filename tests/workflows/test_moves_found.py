@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves in places where they could have lost a server, a host or the sweep: what fresh eyes have found."""
+"""Moves in places where they could have lost a server, a host or the sweep: what fresh eyes have
+found."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -33,7 +35,11 @@ def test_a_cloud_without_a_key_moves_nothing_and_touches_nothing(cloud: Cloud, k
     [move, *_] = cloud.store.read(lambda tx: actions.list_for(tx, server))
     assert (move.state, "secret_key" in move.message) == ("failed", True)
     found = cloud.show(server)
-    assert (found.vm_state, found.task_state, found.power_state) == (states.ACTIVE, None, states.RUNNING)
+    assert (found.vm_state, found.task_state, found.power_state) == (
+        states.ACTIVE,
+        None,
+        states.RUNNING,
+    )
     assert cloud.findings() == []
 
 
@@ -59,7 +65,9 @@ def test_a_resize_is_not_confirmed_by_time_while_its_host_is_dead(cloud: Cloud) 
     assert cloud.findings() == []
 
 
-def test_a_host_that_was_forgotten_with_its_debts_runs_nothing_that_is_elsewhere_when_it_returns(cloud: Cloud) -> None:
+def test_a_host_that_was_forgotten_with_its_debts_runs_nothing_that_is_elsewhere_when_it_returns(
+    cloud: Cloud,
+) -> None:
     """It was cut off, not off: its guests ran on."""
     server = made(cloud)
     gone = cloud.show(server).host

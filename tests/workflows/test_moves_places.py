@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where moves lead: named and forced hosts, pinned zones, hard groups, parts of hosts, and hosts that still owe."""
+"""Where moves lead: named and forced hosts, pinned zones, hard groups, parts of hosts, and hosts
+that still owe."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -50,7 +52,9 @@ def refused(cloud: Cloud, server: str) -> str:
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("key", MOVES)
 @pytest.mark.parametrize("host", ["h2", "h3"])
-def test_a_server_goes_to_the_host_that_is_named(cloud: Cloud, key: str, host: str, forced: bool) -> None:
+def test_a_server_goes_to_the_host_that_is_named(
+    cloud: Cloud, key: str, host: str, forced: bool
+) -> None:
     server = server_on(cloud)
     moves(cloud, server, key, host=host, forced=forced)
     stands(cloud, server, after_move(key), host)
@@ -74,7 +78,11 @@ def test_the_host_where_it_is_is_no_destination(cloud: Cloud) -> None:
 
 def test_a_server_that_is_pinned_to_a_zone_stays_in_it(cloud: Cloud) -> None:
     server = server_on(cloud)
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(pinned_availability_zone="elsewhere")))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).values(pinned_availability_zone="elsewhere")
+        )
+    )
     for key in ("migrate", "os-migrateLive"):
         moves(cloud, server, key)
         assert refused(cloud, server).startswith("No valid host")
@@ -82,7 +90,9 @@ def test_a_server_that_is_pinned_to_a_zone_stays_in_it(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_a_hard_anti_affinity_group_is_kept_while_its_servers_are_in_two_places(cloud: Cloud, key: str) -> None:
+def test_a_hard_anti_affinity_group_is_kept_while_its_servers_are_in_two_places(
+    cloud: Cloud, key: str
+) -> None:
     group = cloud.group("anti-affinity")
     server = server_on(cloud, group=group)
     other = server_on(cloud, "h2", group=group)
@@ -124,9 +134,14 @@ def test_cpus_of_its_own_are_those_of_the_host_where_it_is(cloud: Cloud, end: st
     cloud.close(server, end)
     cloud.settle()
     host = cloud.show(server).host
-    row = cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests).where(
-        schema.guests.c.server_id == server)).one())
-    assert cloud.hosts[host].driver.host.guests[server].assignment == from_wire(HardwareAssignment, row.assignment)
+    row = cloud.store.read(
+        lambda tx: tx.execute(
+            sa.select(schema.guests).where(schema.guests.c.server_id == server)
+        ).one()
+    )
+    assert cloud.hosts[host].driver.host.guests[server].assignment == from_wire(
+        HardwareAssignment, row.assignment
+    )
     assert end == "confirmResize" or cloud.hosts["h1"].driver.host.guests[server].assignment == was
     stands(cloud, server, states.ACTIVE, host)
 
@@ -144,7 +159,9 @@ def test_a_server_that_comes_back_from_nowhere_has_its_own_cpus_again() -> None:
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(cloud: Cloud, forced: bool) -> None:
+def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(
+    cloud: Cloud, forced: bool
+) -> None:
     server = server_on(cloud)
     moves(cloud, server, "migrate", host="h2")
     cloud.cut.add("h1")
@@ -154,7 +171,7 @@ def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(cloud: Cloud, 
     cloud.until_down("h1")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
-    cloud.lose = lambda kind: kind == "answer"          # it is heard, and hears nothing
+    cloud.lose = lambda kind: kind == "answer"  # it is heard, and hears nothing
     cloud.cut.clear()
     cloud.round()
     cloud.lose = lambda kind: False

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every call that a workflow makes to a neighbour, refused, silent, or done without an answer.
 
-Generated: an undisturbed run tells the calls. Whatever becomes of one of them, the action ends, records and hosts
-agree, a disk that was written to is nowhere lost, the doctor finds nothing but pending cleanups; and when the
-neighbour is well again nothing is left there.
+Generated: an undisturbed run tells the calls. Whatever becomes of one of them, the action ends,
+records and hosts agree, a disk that was written to is nowhere lost, the doctor finds nothing but
+pending cleanups; and when the neighbour is well again nothing is left there.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -25,16 +26,28 @@ from tests.workflows.simulator import Cloud, Time
 
 NEIGHBOURS = ("images", "networks", "shares")
 #: Workflows that call a neighbour.
-CALLERS = [name for name, scenario in SCENARIOS.items() if not scenario.brief and not scenario.placed and any(
-    step.call or step.undo_call for step in WORKFLOWS[name].steps)]
+CALLERS = [
+    name
+    for name, scenario in SCENARIOS.items()
+    if not scenario.brief
+    and not scenario.placed
+    and any(step.call or step.undo_call for step in WORKFLOWS[name].steps)
+]
 #: Those that call one on the way back, with the host's verb that fails.
-RETURNING = {name: SCENARIOS[name].verbs[-1] for name in CALLERS
-             if any(step.undo_call for step in WORKFLOWS[name].steps)}
-#: In the default set. The others are in a slice: what a refusal comes to is decided in one place for all.
+RETURNING = {
+    name: SCENARIOS[name].verbs[-1]
+    for name in CALLERS
+    if any(step.undo_call for step in WORKFLOWS[name].steps)
+}
+#: In the default set. The others are in a slice: what a refusal comes to is decided in one place
+#: for all.
 DEFAULTS = ("create", "delete", "shelve", "resize")
-ONE_BY_ONE = [name if name in DEFAULTS else pytest.param(name, marks=pytest.mark.slice("moves")) for name in CALLERS]
+ONE_BY_ONE = [
+    name if name in DEFAULTS else pytest.param(name, marks=pytest.mark.slice("moves"))
+    for name in CALLERS
+]
 BACK = [one for one in ONE_BY_ONE if getattr(one, "values", (one,))[0] in RETURNING]
-Call = tuple[str, int]                  # a neighbour, and the number of the call in the run
+Call = tuple[str, int]  # a neighbour, and the number of the call in the run
 
 
 @contextmanager
@@ -66,12 +79,16 @@ def calls_of(workflow: str, fails: str = "") -> tuple[Call, ...]:
         def failed(verb: str, step: str, where: str) -> None:
             if (verb, where) == (fails, "after"):
                 reached.update({name: neighbour(cloud, name).calls for name in NEIGHBOURS})
+
         for host in cloud.hosts.values():
             host.fault_point = failed
         made.begin()
         cloud.settle()
-        found = tuple((name, number - before[name]) for name in NEIGHBOURS
-                      for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1))
+        found = tuple(
+            (name, number - before[name])
+            for name in NEIGHBOURS
+            for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1)
+        )
     assert found, "it makes no call"
     return found
 
@@ -85,27 +102,38 @@ def disturbed(workflow: str, call: Call, how: Answer, fails: str = "") -> Iterat
         found.script[number] = how
         made.begin()
         made.cloud.settle()
-        print(f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}")       # for one that fails
+        print(
+            f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}"
+        )  # for one that fails
         yield made
 
 
 def is_whole(trial: Trial) -> None:
-    """Records and hosts agree, nothing is in hand, and what the server has written is there or in its image."""
+    """Records and hosts agree, nothing is in hand, and what the server has written is there or in
+    its image."""
     cloud, server, scenario = trial.cloud, trial.cloud.show(trial.server), trial.scenario
     assert (server.task_state, server.action) == (None, None)
     assert cloud.findings() == []
     recorded = {row.host for row in cloud.store.read(lambda tx: guests.places(tx, trial.server))}
-    assert {host for host in recorded ^ set(cloud.domains(trial.server)) if cloud.hosts[host].is_on} == set()
+    assert {
+        host for host in recorded ^ set(cloud.domains(trial.server)) if cloud.hosts[host].is_on
+    } == set()
     image = cloud.images.records.get(server.shelved_image_id or "", {})
     if server.vm_state in (states.SHELVED, states.SHELVED_OFFLOADED):
         assert image.get("data") is not None
     if server.host is None or server.deleted:
         assert cloud.domains(trial.server) == []
-        assert server.vm_state in (states.DELETED, states.SHELVED_OFFLOADED) or scenario.ask == "create"
+        assert (
+            server.vm_state in (states.DELETED, states.SHELVED_OFFLOADED)
+            or scenario.ask == "create"
+        )
         return
     assert server.host in cloud.domains(trial.server) or KILL in scenario.before
-    disks = [host.driver.host.guests[trial.server].disk for host in cloud.hosts.values()
-             if trial.server in host.driver.host.guests]
+    disks = [
+        host.driver.host.guests[trial.server].disk
+        for host in cloud.hosts.values()
+        if trial.server in host.driver.host.guests
+    ]
     was_there = scenario.ask != "create" and "shelveOffload" not in scenario.before
     assert not was_there or any("canary" in disk for disk in disks), disks
 
@@ -122,7 +150,9 @@ def test_a_refusal_leaves_a_server_whole(workflow: str) -> None:
             is_whole(trial)
             cloud, scenario, ended = trial.cloud, trial.scenario, last(trial)
             server = cloud.show(trial.server)
-            assert server.vm_state == {"done": scenario.ends, "failed": scenario.fails_as}[ended.state]
+            assert (
+                server.vm_state == {"done": scenario.ends, "failed": scenario.fails_as}[ended.state]
+            )
             neighbour(cloud, name).well()
             cloud.clean_up()
             is_whole(trial)
@@ -146,7 +176,7 @@ def test_a_refusal_on_the_way_back_changes_nothing(workflow: str) -> None:
             trial.is_right(scenario.fails_as, scenario.fails_with, scenario.fails_images)
 
 
-@pytest.mark.slice("guests")        # stories of single workflows in the default set have both
+@pytest.mark.slice("guests")  # stories of single workflows in the default set have both
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("how", [Answer.LOST, Answer.SILENT], ids=lambda how: how.name.lower())
 def test_silence_makes_it_late(workflow: str, how: Answer) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workflows that need ports, from where they begin: a network service that is silent, loses its answers, is slow or
-cannot bind. Stories of ports are in ``test_networks``."""
+"""Workflows that need ports, from where they begin: a network service that is silent, loses its
+answers, is slow or cannot bind. Stories of ports are in ``test_networks``."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,11 +13,25 @@ from tests.workflows.scenarios import SCENARIOS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
 #: Workflows that call the network service.
-CALLERS = ("create", "attach_interface", "detach_interface", "add_security_group", "remove_security_group", "offload",
-           "unshelve", "delete")
+CALLERS = (
+    "create",
+    "attach_interface",
+    "detach_interface",
+    "add_security_group",
+    "remove_security_group",
+    "offload",
+    "unshelve",
+    "delete",
+)
 #: Those of them that bind ports to another host, and how many calls of one with one port there are.
-MOVES = (*(("live_migrate", number) for number in range(1, 6)),
-         *((workflow, number) for workflow in ("resize", "revert_resize", "evacuate") for number in (1, 2)))
+MOVES = (
+    *(("live_migrate", number) for number in range(1, 6)),
+    *(
+        (workflow, number)
+        for workflow in ("resize", "revert_resize", "evacuate")
+        for number in (1, 2)
+    ),
+)
 
 
 @pytest.mark.parametrize("workflow", CALLERS)
@@ -31,7 +46,9 @@ def test_a_silent_network_service_makes_it_late(cloud: Cloud, workflow: str, cou
 
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_was_done_although_its_answer_was_lost_is_found(cloud: Cloud, workflow: str, count: int) -> None:
+def test_what_was_done_although_its_answer_was_lost_is_found(
+    cloud: Cloud, workflow: str, count: int
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.answers_lost = count
     trial.begin()
@@ -40,14 +57,18 @@ def test_what_was_done_although_its_answer_was_lost_is_found(cloud: Cloud, workf
 
 
 @pytest.mark.parametrize(("workflow", "number"), MOVES)
-def test_a_move_finds_what_was_done_although_its_answer_was_lost(cloud: Cloud, workflow: str, number: int) -> None:
+def test_a_move_finds_what_was_done_although_its_answer_was_lost(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.lost_at = cloud.networks.calls + number
     trial.begin()
     cloud.settle()
     assert cloud.networks.calls > cloud.networks.lost_at, "no answer was lost"
     trial.has_ended()
-    assert cloud.store.read(doctor.wanderers) == ({trial.server} if workflow == "live_migrate" else set())
+    assert cloud.store.read(doctor.wanderers) == (
+        {trial.server} if workflow == "live_migrate" else set()
+    )
 
 
 @pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])
@@ -80,7 +101,9 @@ def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow:
 
 
 @pytest.mark.parametrize("workflow", ["create", "attach_interface"])
-def test_a_port_that_is_made_when_its_server_is_gone_is_removed_too(cloud: Cloud, workflow: str) -> None:
+def test_a_port_that_is_made_when_its_server_is_gone_is_removed_too(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.slow = True
     trial.begin()
@@ -130,7 +153,7 @@ def test_interfaces_follow_a_shelved_server_to_its_next_host(cloud: Cloud) -> No
 
 def test_floating_addresses_are_shown_again_after_an_unshelve(cloud: Cloud) -> None:
     trial = trial_of(cloud, "unshelve")
-    port, = cloud.networks.held.values()
+    (port,) = cloud.networks.held.values()
     cloud.networks.floating = {port["id"]: {port["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}}
     trial.begin()
     cloud.settle()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions that need ports: a network service that refuses, is silent, wires late or cannot bind."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -46,6 +47,7 @@ def test_a_neighbour_that_says_when_is_not_asked_before(cloud: Cloud) -> None:
         asked.append(cloud.time.monotonic())
         cloud.networks.create = create  # type: ignore[method-assign]  # the double is the test's to bend
         raise errors.Unavailable("The network service answered 429; try again later.", wait=7)
+
     cloud.networks.create = busy  # type: ignore[method-assign]
     server = cloud.create()[0]
     for _ in range(6):
@@ -61,7 +63,10 @@ def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(clou
     server = cloud.create()[0]
     cloud.settle()
     shown = cloud.show(server)
-    assert (shown.vm_state, shown.fault["message"]) == (states.ERROR, "IP address 10.0.0.9 is in use.")
+    assert (shown.vm_state, shown.fault["message"]) == (
+        states.ERROR,
+        "IP address 10.0.0.9 is in use.",
+    )
     assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
@@ -80,7 +85,11 @@ def test_a_guest_whose_ports_are_not_wired_yet_waits_paused(cloud: Cloud) -> Non
     seen = set()
     for _ in range(30):
         cloud.round()
-        seen |= {guest.power_state for host in cloud.hosts.values() for guest in host.driver.host.guests.values()}
+        seen |= {
+            guest.power_state
+            for host in cloud.hosts.values()
+            for guest in host.driver.host.guests.values()
+        }
     assert seen == {states.POWER_PAUSED, states.RUNNING}
     shown = cloud.show(server)
     assert (shown.vm_state, shown.power_state) == (states.ACTIVE, states.RUNNING)
@@ -121,19 +130,38 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
     first, second = cloud.show(server).interfaces
-    assert {held["dns_name"] for held in cloud.networks.held.values()} == {cloud.show(server).hostname}
-    assert (first["port"], first["own"], second["own"], len(cloud.networks.held)) == (port, False, True, 2)
+    assert {held["dns_name"] for held in cloud.networks.held.values()} == {
+        cloud.show(server).hostname
+    }
+    assert (first["port"], first["own"], second["own"], len(cloud.networks.held)) == (
+        port,
+        False,
+        True,
+        2,
+    )
     ask(cloud, server, "delete")
     cloud.settle()
     assert list(cloud.networks.held) == [port]
     held = cloud.networks.held[port]
-    assert [held[name] for name in ("device_id", "device_owner", "binding:host_id", "dns_name")] == [""] * 4
+    assert [
+        held[name] for name in ("device_id", "device_owner", "binding:host_id", "dns_name")
+    ] == [""] * 4
 
 
-@pytest.mark.parametrize(("hostname", "name"), [
-    ("web", "web"), ("Web.example.com", "Web.example.com"), ("a_b.c", "a-b.c"), ("-a-.b..c.", "a.b.c"),
-    ("10.0.0.1", "10-0-0-1"), ("x" * 70 + ".com", "x" * 63 + ".com"), ("x" * 62 + "-y.com", "x" * 62 + ".com"),
-    ("...", ""), ("7", "7")])
+@pytest.mark.parametrize(
+    ("hostname", "name"),
+    [
+        ("web", "web"),
+        ("Web.example.com", "Web.example.com"),
+        ("a_b.c", "a-b.c"),
+        ("-a-.b..c.", "a.b.c"),
+        ("10.0.0.1", "10-0-0-1"),
+        ("x" * 70 + ".com", "x" * 63 + ".com"),
+        ("x" * 62 + "-y.com", "x" * 62 + ".com"),
+        ("...", ""),
+        ("7", "7"),
+    ],
+)
 def test_a_port_is_named_as_network_services_take_it(hostname: str, name: str) -> None:
     assert networks.dns_name(hostname) == name
 
@@ -143,8 +171,10 @@ def test_the_groups_of_its_ports_are_the_servers(cloud: Cloud) -> None:
     cloud.networks.held[port]["security_groups"] = []
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
-    for change, groups in (("addSecurityGroup", [["g1"], ["default", "g1"]]),
-                           ("removeSecurityGroup", [[], ["default"]])):
+    for change, groups in (
+        ("addSecurityGroup", [["g1"], ["default", "g1"]]),
+        ("removeSecurityGroup", [[], ["default"]]),
+    ):
         ask(cloud, server, change)
         cloud.settle()
         assert [one["groups"] for one in cloud.show(server).interfaces] == groups
@@ -163,7 +193,9 @@ def test_of_two_servers_that_want_one_port_one_gets_it(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cloud, rounds: int) -> None:
+def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(
+    cloud: Cloud, rounds: int
+) -> None:
     port = cloud.networks.user_makes("n2")
     server = cloud.create()[0]
     cloud.settle()
@@ -182,7 +214,9 @@ def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cl
 
 def test_a_port_of_the_user_brings_its_floating_address(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
-    cloud.networks.floating = {port: {cloud.networks.held[port]["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}}
+    cloud.networks.floating = {
+        port: {cloud.networks.held[port]["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}
+    }
     server = cloud.create(networks=[{"port": port}])[0]
     cloud.settle()
     assert cloud.show(server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
@@ -212,6 +246,8 @@ def test_a_binding_that_nobody_took_away_is_found(cloud: Cloud) -> None:
     assert cloud.findings() == []
     other = next(host for host in cloud.hosts if host != port["binding:host_id"])
     cloud.networks.bind_also(port, other)
-    assert [(found.invariant, found.subject) for found in cloud.findings()] == [("port-of-server", port["id"])]
+    assert [(found.invariant, found.subject) for found in cloud.findings()] == [
+        ("port-of-server", port["id"])
+    ]
     cloud.networks.unbind_at(port["id"], other)
     assert cloud.findings() == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody has read is not true any more when he writes: another commit came between. Nothing comes of it."""
+"""What somebody has read is not true any more when he writes: another commit came between. Nothing
+comes of it."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -37,7 +39,10 @@ def test_progress_of_an_action_that_has_ended_is_not_shown(cloud: Cloud) -> None
     told = first_action(cloud, server)
     assert told.state == "waiting"
     cloud.store.write(lambda tx: actions.show_progress(tx, told, states.BLOCK_DEVICE_MAPPING, 5))
-    assert (cloud.show(server).task_state, cloud.show(server).progress) == (states.BLOCK_DEVICE_MAPPING, 5)
+    assert (cloud.show(server).task_state, cloud.show(server).progress) == (
+        states.BLOCK_DEVICE_MAPPING,
+        5,
+    )
     cloud.settle()
     before = cloud.show(server)
     cloud.store.write(lambda tx: actions.show_progress(tx, told, states.SPAWNING, 50))
@@ -47,9 +52,11 @@ def test_progress_of_an_action_that_has_ended_is_not_shown(cloud: Cloud) -> None
     assert cloud.findings() == []
 
 
-def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhile(cloud: Cloud) -> None:
-    """Somebody stops one of them while the host's registration is taken in: the others run again, and this one is
-    off."""
+def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhile(
+    cloud: Cloud,
+) -> None:
+    """Somebody stops one of them while the host's registration is taken in: the others run again,
+    and this one is off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
     taken: list[str] = []
@@ -58,7 +65,10 @@ def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhil
         if statement.startswith("INSERT INTO actions") and not taken:
             taken.append(servers[1])
             connection.connection.dbapi_connection.execute(
-                "UPDATE servers SET task_state = 'powering-off', action = 'a-stop' WHERE id = ?", (servers[1],))
+                "UPDATE servers SET task_state = 'powering-off', action = 'a-stop' WHERE id = ?",
+                (servers[1],),
+            )
+
     host = cloud.hosts["h1"]
     host.power_cut()
     host.power_on()
@@ -66,12 +76,15 @@ def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhil
     cloud.sync(host)
     assert taken and not host.agent.needs_registration()
     assert [cloud.show(server).task_state for server in servers] == [
-        states.REBOOTING_HARD, "powering-off", states.REBOOTING_HARD]
+        states.REBOOTING_HARD,
+        "powering-off",
+        states.REBOOTING_HARD,
+    ]
 
 
 def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -> None:
-    """A conductor proposes a host and sleeps past its lease; another one places the server elsewhere; then another lane
-    of the first one holds the action again."""
+    """A conductor proposes a host and sleeps past its lease; another one places the server
+    elsewhere; then another lane of the first one holds the action again."""
     [server] = cloud.create(networks=[{"network": "n1"}])
     other = cloud.conductor("c2/1")
     overtaken: list[Any] = []
@@ -90,9 +103,20 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
         [row] = cloud.store.read(lambda tx: services.list_all(tx, chosen[0], services.COMPUTE))
         cloud.store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
         runner.advance(other)
-        overtaken.extend(cloud.store.write(lambda tx: actions.take(
-            tx, cloud.engine.owner, runner.VERSIONS, 64, only=lanes.LANES["network"], lease=actions.LONG_LEASE)))
-    cloud.select = choose                           # type: ignore[method-assign]
+        overtaken.extend(
+            cloud.store.write(
+                lambda tx: actions.take(
+                    tx,
+                    cloud.engine.owner,
+                    runner.VERSIONS,
+                    64,
+                    only=lanes.LANES["network"],
+                    lease=actions.LONG_LEASE,
+                )
+            )
+        )
+
+    cloud.select = choose  # type: ignore[method-assign]
     cloud.engine.fault_point = sleep
     runner.advance(cloud.engine)
     assert [row.server_id for row in overtaken] == [server]
@@ -117,6 +141,7 @@ def test_an_event_that_comes_while_the_network_is_asked_is_not_forgotten(cloud: 
             cloud.store.write(lambda tx: actions.wake(tx, [server], "plug"))
             for port in cloud.networks.held.values():
                 port["looks"] = 1000
+
     cloud.time.pass_by(5)
     cloud.engine.fault_point = event
     before = cloud.time.micros
@@ -138,18 +163,25 @@ def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
         calls.append(host)
         cloud.time.pass_by(100)
         runner.advance(other, Lane.FENCING)
+
     for engine in (cloud.engine, other):
         engine.fence_host, engine.lease_micros = fence, {Lane.FENCING: 180_000_000}
     cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
     cloud.settle()
-    assert (calls, cloud.show(server).host, cloud.show(server).vm_state) == (["h1"], "h2", states.ACTIVE)
+    assert (calls, cloud.show(server).host, cloud.show(server).vm_state) == (
+        ["h1"],
+        "h2",
+        states.ACTIVE,
+    )
 
 
 def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
     """What a host says of everything it has, on its way."""
     host = cloud.hosts[name]
     size = host.driver.inventory()
-    host.agent.noticed(replace(size, memory_mb=size.memory_mb + bigger), {"cpu.percent": float(bigger)})
+    host.agent.noticed(
+        replace(size, memory_mb=size.memory_mb + bigger), {"cpu.percent": float(bigger)}
+    )
     return host.agent.request(True, host.driver.domains(), None)
 
 
@@ -166,7 +198,9 @@ def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
         assert isinstance(answer, SyncAnswer) and answer.session == newer.session
     row = cloud.show(server)
     assert (row.vm_state, row.power_state) == (states.STOPPED, states.SHUTDOWN)
-    [host] = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).all())
+    [host] = cloud.store.read(
+        lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).all()
+    )
     assert (host.newest_exchange, host.metrics) == (newer.number, {"cpu.percent": 512.0})
 
 

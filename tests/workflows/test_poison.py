@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be understood, or fails as nobody foresaw, holds up nothing else: no other server, no other host."""
+"""What cannot be understood, or fails as nobody foresaw, holds up nothing else: no other server, no
+other host."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -30,11 +32,32 @@ def foreign(cloud: Cloud, server: str, host: str) -> Result:
     action, fence = ids.new(), cloud.show(server).fence + 1
 
     def insert(tx: Any) -> None:
-        tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
-            action=action, fence=fence, task_state="new"))
-        actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
-                             "request_id": ids.new_request(), "name": "new", "workflow": "new", "version": 2,
-                             "fence": fence, "state": "waiting", "step": "do", "host": host, "sent_at": 0}])
+        tx.execute(
+            sa.update(schema.servers)
+            .where(schema.servers.c.id == server)
+            .values(action=action, fence=fence, task_state="new")
+        )
+        actions.insert(
+            tx,
+            [
+                {
+                    "id": action,
+                    "server_id": server,
+                    "project_id": "project",
+                    "user_id": "user",
+                    "request_id": ids.new_request(),
+                    "name": "new",
+                    "workflow": "new",
+                    "version": 2,
+                    "fence": fence,
+                    "state": "waiting",
+                    "step": "do",
+                    "host": host,
+                    "sent_at": 0,
+                }
+            ],
+        )
+
     cloud.store.write(insert)
     return Result(f"{action}/do/1", server, fence, "done")
 
@@ -51,8 +74,12 @@ def test_a_step_that_nobody_knows_holds_up_no_other_server(cloud: Cloud) -> None
     assert cloud.show(old).task_state == states.POWERING_OFF
 
 
-@pytest.mark.parametrize("values", [{"data": ["no dictionary"]}, {"args": 7}, {"phase": "sideways"}, {"step": "build"}])
-def test_an_action_of_another_shape_holds_up_no_other_server(cloud: Cloud, values: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "values", [{"data": ["no dictionary"]}, {"args": 7}, {"phase": "sideways"}, {"step": "build"}]
+)
+def test_an_action_of_another_shape_holds_up_no_other_server(
+    cloud: Cloud, values: dict[str, Any]
+) -> None:
     bad, *others = cloud.create(6)
     [action] = cloud.store.read(lambda tx: actions.list_for(tx, bad))
     change(cloud, action.id, **values)
@@ -61,22 +88,35 @@ def test_an_action_of_another_shape_holds_up_no_other_server(cloud: Cloud, value
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
 
 
-@pytest.mark.parametrize("values", [{"flavor": {}}, {"image": {"unknown": 1}}, {"interfaces": [{}]},
-                                    {"scheduler_hints": 3}])
+@pytest.mark.parametrize(
+    "values",
+    [{"flavor": {}}, {"image": {"unknown": 1}}, {"interfaces": [{}]}, {"scheduler_hints": 3}],
+)
 def test_a_server_of_another_shape_holds_up_no_other(cloud: Cloud, values: dict[str, Any]) -> None:
     bad, *others = cloud.create(4)
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == bad).values(values)))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == bad).values(values)
+        )
+    )
     for _ in range(4):
         cloud.round()
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
 
 
-@pytest.mark.parametrize(("table", "column"), [("actions", "data"), ("actions", "args"), ("servers", "flavor")])
-def test_a_document_that_is_none_holds_up_no_other_server(cloud: Cloud, table: str, column: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "column"), [("actions", "data"), ("actions", "args"), ("servers", "flavor")]
+)
+def test_a_document_that_is_none_holds_up_no_other_server(
+    cloud: Cloud, table: str, column: str
+) -> None:
     bad, *others = cloud.create(4)
     which = "server_id" if table == "actions" else "id"
-    cloud.store.write(lambda tx: tx.execute(sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {which} = :id"),
-                                            {"id": bad}))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {which} = :id"), {"id": bad}
+        )
+    )
     for _ in range(4):
         cloud.round()
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
@@ -86,8 +126,9 @@ def test_a_document_that_is_none_holds_up_no_other_server(cloud: Cloud, table: s
     assert getattr(kept, column) == "{broken", "and is written back as it was"
 
 
-def test_a_server_that_cannot_be_restarted_holds_up_no_registration(cloud: Cloud,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_restarted_holds_up_no_registration(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its host was booted; the others run again at once, and it when it can be."""
     bad, *others = cloud.create(7, networks=[])
     cloud.settle()
@@ -99,6 +140,7 @@ def test_a_server_that_cannot_be_restarted_holds_up_no_registration(cloud: Cloud
         if server == bad:
             raise Poison("begin")
         return begin(tx, rows, server, **values)
+
     monkeypatch.setattr(actions, "begin", fails)
     host.power_cut()
     host.power_on()
@@ -125,6 +167,7 @@ def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud)
         if any(run.action.name == "create" for run in runs):
             raise RuntimeError("cannot schedule new futures after shutdown")
         return call_pool(lane, call, runs)
+
     cloud.engine.call_pool = fails
     for _ in range(4):
         cloud.round()
@@ -135,17 +178,27 @@ def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud)
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
 
 
-PARTS = [("create", "place", "prepare"), ("create", "place", "apply"), ("create", "networks", "call"),
-         ("create", "networks", "apply"), ("create", "networks", "condition"), ("create", "build", "command"),
-         ("create", "build", "on_result"), ("create", "plug", "condition"),
-         ("create", "place", "undo"), ("create", "networks", "undo"), ("create", "networks", "undo_call"),
-         ("create", None, "failed")]
+PARTS = [
+    ("create", "place", "prepare"),
+    ("create", "place", "apply"),
+    ("create", "networks", "call"),
+    ("create", "networks", "apply"),
+    ("create", "networks", "condition"),
+    ("create", "build", "command"),
+    ("create", "build", "on_result"),
+    ("create", "plug", "condition"),
+    ("create", "place", "undo"),
+    ("create", "networks", "undo"),
+    ("create", "networks", "undo_call"),
+    ("create", None, "failed"),
+]
 BACK = ("undo", "undo_call", "failed")
 
 
 @pytest.mark.parametrize(("workflow", "step", "part"), PARTS)
-def test_a_function_that_raises_holds_up_no_other(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
-                                                  step: str | None, part: str) -> None:
+def test_a_function_that_raises_holds_up_no_other(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str
+) -> None:
     if part in BACK:
         for host in cloud.hosts.values():
             host.driver.host.script["ensure_guest"] = [Fail("It broke.")] * 6
@@ -160,16 +213,19 @@ def test_a_function_that_raises_holds_up_no_other(cloud: Cloud, monkeypatch: pyt
     assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
 
 
-def test_a_request_that_no_scheduler_survives_holds_others_up_for_a_while_only(cloud: Cloud) -> None:
+def test_a_request_that_no_scheduler_survives_holds_others_up_for_a_while_only(
+    cloud: Cloud,
+) -> None:
     bad, *others = cloud.create(6, networks=[])
-    select, asked = cloud.select, []                        # type: ignore[var-annotated]  # numbers of requests
+    select, asked = cloud.select, []  # type: ignore[var-annotated]  # numbers of requests
 
     def dies(specs: Any, fresh: bool) -> Any:
         asked.append(len(specs))
         if any(spec.server == bad for spec in specs):
             raise errors.NoAnswer("kilonova-scheduler did not answer select within 10 s.")
         return select(specs, fresh)
-    cloud.select = dies                                     # type: ignore[method-assign]  # a scheduler that dies of one
+
+    cloud.select = dies  # type: ignore[method-assign]  # a scheduler that dies of one
     for _ in range(40):
         cloud.round()
         cloud.time.pass_by(3)
@@ -179,7 +235,8 @@ def test_a_request_that_no_scheduler_survives_holds_others_up_for_a_while_only(c
 
 
 def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud: Cloud) -> None:
-    """One transaction for three servers fails once their ports are made: each has one port, as if nothing was."""
+    """One transaction for three servers fails once their ports are made: each has one port, as if
+    nothing was."""
     servers = cloud.create(3)
     runner.advance(cloud.engine)
     hit: list[str] = []
@@ -188,6 +245,7 @@ def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud:
         if (step, where) == ("networks", "written") and not hit:
             hit.append(where)
             raise Poison
+
     cloud.engine.fault_point = once
     before = cloud.networks.calls
     runner.advance(cloud.engine, "network")
@@ -208,7 +266,10 @@ def test_a_lock_on_one_server_holds_the_others_up_for_a_moment(cloud: Cloud) -> 
     with locked(cloud, servers[2], 3) as waits:
         begun = cloud.time.monotonic()
         runner.advance(cloud.engine)
-        assert len({command.server for _, command in cloud.sent if command.verb == "ensure_stopped"}) == 5
+        assert (
+            len({command.server for _, command in cloud.sent if command.verb == "ensure_stopped"})
+            == 5
+        )
         assert cloud.time.monotonic() - begun < 4
         before = len(waits)
         for _ in range(30):
@@ -233,6 +294,7 @@ def test_a_database_that_is_gone_is_asked_for_each_burst_only(cloud: Cloud) -> N
     def cut(workflow: str, step: str, where: str) -> None:
         if where == "proposed":
             sa.event.listen(cloud.store.engine, "before_cursor_execute", gone)
+
     cloud.engine.fault_point = cut
     with pytest.raises(errors.Unavailable):
         runner.advance(cloud.engine)
@@ -273,8 +335,9 @@ def test_a_result_of_a_newer_release_is_left_to_a_conductor_that_knows_it(cloud:
     assert cloud.show(new).task_state == "new"
 
 
-@pytest.mark.parametrize("bad", [
-    {"data": {"power_state": "?"}}, {"data": None}, {"status": ["done"]}, {"key": None}])
+@pytest.mark.parametrize(
+    "bad", [{"data": {"power_state": "?"}}, {"data": None}, {"status": ["done"]}, {"key": None}]
+)
 def test_a_result_of_another_shape_costs_no_other(cloud: Cloud, bad: dict[str, Any]) -> None:
     """Its host hears at once of the others that they were taken in."""
     servers = cloud.create(4, host="h1", forced=True, networks=[])
@@ -286,7 +349,8 @@ def test_a_result_of_another_shape_costs_no_other(cloud: Cloud, bad: dict[str, A
     results[spoilt] = replace(results[spoilt], **bad)
     cloud.sync(host, ask=False)
     assert [cloud.show(server).vm_state for server in servers] == [
-        states.BUILDING if server == servers[1] else states.ACTIVE for server in servers]
+        states.BUILDING if server == servers[1] else states.ACTIVE for server in servers
+    ]
     assert host.agent.has_lease() and not [key for key in results if key != spoilt]
 
 
@@ -295,31 +359,55 @@ def test_a_domain_of_another_shape_costs_no_other(cloud: Cloud) -> None:
     cloud.settle()
     agent = cloud.hosts["h1"].agent
     told = [DomainState(server, states.SHUTDOWN, cloud.show(server).fence) for server in servers]
-    request = replace(agent.request(False, None, None), domains=[told[0], replace(told[1], power_state=[7]), told[2]])
+    request = replace(
+        agent.request(False, None, None),
+        domains=[told[0], replace(told[1], power_state=[7]), told[2]],
+    )
     [answer] = reports.handle(cloud.engine, [request])
     assert not isinstance(answer, Exception) and answer.session == agent.session
-    assert [cloud.show(server).vm_state for server in servers] == [states.STOPPED, states.ACTIVE, states.STOPPED]
+    assert [cloud.show(server).vm_state for server in servers] == [
+        states.STOPPED,
+        states.ACTIVE,
+        states.STOPPED,
+    ]
 
 
-def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither its inventory nor what it measures is understood; the next time it is heard by itself."""
+def test_one_host_that_makes_no_sense_costs_no_other(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither its inventory nor what it measures is understood; the next time it is heard by
+    itself."""
     cloud.create(2, host="h2", forced=True, networks=[])
     cloud.advance()
     good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
     good.work()
     inventory = replace(bad.driver.inventory(), traits=7, numa_nodes=[3])
-    said = [replace(bad.agent.request(True, None, None), inventory=inventory, phases={"k/s/1": 9}, moved={"x": 3}),
-            good.agent.request(True, None, None)]
+    said = [
+        replace(
+            bad.agent.request(True, None, None),
+            inventory=inventory,
+            phases={"k/s/1": 9},
+            moved={"x": 3},
+        ),
+        good.agent.request(True, None, None),
+    ]
     answers = reports.handle(cloud.engine, said)
-    assert [getattr(answer, "session", None) for answer in answers] == [bad.agent.session, good.agent.session]
-    assert len(answers[1].acknowledged) == 2                # type: ignore[union-attr]  # no exception: it has a session
+    assert [getattr(answer, "session", None) for answer in answers] == [
+        bad.agent.session,
+        good.agent.session,
+    ]
+    assert len(answers[1].acknowledged) == 2  # type: ignore[union-attr]  # no exception: it has a session
     again = reports.handle(cloud.engine, said)
-    assert [getattr(answer, "session", None) for answer in again] == [bad.agent.session, good.agent.session]
+    assert [getattr(answer, "session", None) for answer in again] == [
+        bad.agent.session,
+        good.agent.session,
+    ]
     assert caplog.text.count("reports cannot be taken in together") == 1
 
 
-def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(cloud: Cloud,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.ask(server, "delete")
@@ -332,7 +420,8 @@ def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(cloud: Cloud,
 
 
 def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> None:
-    """Who waited once for its row does not wait again in the next seconds; its result comes again."""
+    """Who waited once for its row does not wait again in the next seconds; its result comes
+    again."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.advance()
     host, other = cloud.hosts["h1"], cloud.hosts["h2"]
@@ -341,14 +430,18 @@ def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> 
         said = [host.agent.request(True, None, None), other.agent.request(True, None, None)]
         answers = reports.handle(cloud.engine, said)
         assert [answer.session for answer in answers] == [host.agent.session, other.agent.session]  # type: ignore
-        assert [cloud.show(server).vm_state for server in servers] == [states.BUILDING, states.ACTIVE, states.ACTIVE]
+        assert [cloud.show(server).vm_state for server in servers] == [
+            states.BUILDING,
+            states.ACTIVE,
+            states.ACTIVE,
+        ]
         before = len(waits)
         assert before == 1
         for _ in range(4):
             reports.handle(cloud.engine, said)
             cloud.time.pass_by(6)
         assert len(waits) == before
-        host.agent.answered(said[0], answers[0])            # type: ignore[arg-type]  # it is an answer
+        host.agent.answered(said[0], answers[0])  # type: ignore[arg-type]  # it is an answer
     cloud.time.pass_by(11)
     for _ in range(3):
         cloud.round()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Injected files: sealed while the action lasts, with the guest when it is made, and nowhere when the action has
-ended."""
+"""Injected files: sealed while the action lasts, with the guest when it is made, and nowhere when
+the action has ended."""
+
 from __future__ import annotations
 
 import pytest
@@ -15,8 +16,13 @@ FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
 
 def everything(cloud: Cloud) -> str:
     """All that the database holds."""
-    return cloud.store.read(lambda tx: "".join(repr(tuple(row)) for table in schema.metadata.sorted_tables
-                                               for row in tx.execute(sa.select(table))))
+    return cloud.store.read(
+        lambda tx: "".join(
+            repr(tuple(row))
+            for table in schema.metadata.sorted_tables
+            for row in tx.execute(sa.select(table))
+        )
+    )
 
 
 @pytest.fixture
@@ -30,22 +36,30 @@ def server(cloud: Cloud) -> str:
 
 
 def test_files_come_with_the_guest_and_stay_nowhere(cloud: Cloud, server: str) -> None:
-    cloud.lose = lambda kind: kind == "answer"                  # the host's results are told again
+    cloud.lose = lambda kind: kind == "answer"  # the host's results are told again
     for _ in range(3):
         cloud.round()
         assert FILES[0]["contents"] not in everything(cloud)
     cloud.lose = lambda kind: False
     cloud.settle()
-    made = [command.args["guest"]["instance"] for _, command in cloud.sent if command.verb == "ensure_guest"]
+    made = [
+        command.args["guest"]["instance"]
+        for _, command in cloud.sent
+        if command.verb == "ensure_guest"
+    ]
     assert [one["files"] for one in made] == [FILES] * len(made)
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert cloud.store.read(lambda tx: list(tx.scalars(sa.select(schema.actions.c.secrets)))) == [None]
+    assert cloud.store.read(lambda tx: list(tx.scalars(sa.select(schema.actions.c.secrets)))) == [
+        None
+    ]
 
 
 def test_an_action_that_is_superseded_keeps_none(cloud: Cloud, server: str) -> None:
     cloud.ask(server, "delete")
     cloud.settle()
-    assert set(cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.secrets)).all())) == {None}
+    assert set(
+        cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.secrets)).all())
+    ) == {None}
 
 
 def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None:
@@ -53,11 +67,20 @@ def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None
     server = cloud.create()[0]
     cloud.settle()
     row = cloud.show(server)
-    image = {**(row.image or {}), "id": "other", "disk_format": "raw", "size": 1,
-             "properties": {"hw_architecture": "s390x"}}
-    cloud.ask(server, "rebuild", args={"before": {"image_id": row.image_id, "image": row.image}},
-              secrets={"before": {"user_data": "Zm9ybWVy"}},
-              changes={"image_id": "other", "image": image, "user_data": "bmV3"})
+    image = {
+        **(row.image or {}),
+        "id": "other",
+        "disk_format": "raw",
+        "size": 1,
+        "properties": {"hw_architecture": "s390x"},
+    }
+    cloud.ask(
+        server,
+        "rebuild",
+        args={"before": {"image_id": row.image_id, "image": row.image}},
+        secrets={"before": {"user_data": "Zm9ybWVy"}},
+        changes={"image_id": "other", "image": image, "user_data": "bmV3"},
+    )
     assert "Zm9ybWVy" not in everything(cloud)
     cloud.settle()
     row = cloud.show(server)
@@ -70,6 +93,10 @@ def test_sealed_user_data_comes_with_the_guest_as_it_was_given(cloud: Cloud) -> 
     kept = cloud.engine.vault.seal_text("Zm9ybWVy")
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
     cloud.settle()
-    made = [command.args["guest"]["user_data"] for _, command in cloud.sent if command.verb == "ensure_guest"]
+    made = [
+        command.args["guest"]["user_data"]
+        for _, command in cloud.sent
+        if command.verb == "ensure_guest"
+    ]
     assert made == ["Zm9ybWVy"] and cloud.show(server).vm_state == states.ACTIVE
     assert "Zm9ybWVy" not in everything(cloud)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers: rules that servers of one host need together, rules that come late, and what is refused."""
+"""Shares of servers: rules that servers of one host need together, rules that come late, and what
+is refused."""
+
 from __future__ import annotations
 
 import pytest
@@ -70,15 +72,21 @@ def test_a_share_waits_until_the_host_may_mount_it(cloud: Cloud, server: str) ->
     assert cloud.shares.asked.count(("allow", SHARE)) >= 4
 
 
-@pytest.mark.parametrize(("happens", "says"), [("fails", "cannot let"), ("late", "within 5 seconds")])
-def test_a_rule_that_never_counts_is_an_error_to_be_seen(cloud: Cloud, server: str, happens: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("happens", "says"), [("fails", "cannot let"), ("late", "within 5 seconds")]
+)
+def test_a_rule_that_never_counts_is_an_error_to_be_seen(
+    cloud: Cloud, server: str, happens: str, says: str
+) -> None:
     cloud.shares.fails = happens == "fails"
     cloud.shares.applies_after = 1000 if happens == "late" else 0
     cloud.engine.share_timeout = 5
     cloud.attach_share(server, SHARE)
     cloud.settle()
     assert cloud.shares_of(server) == {SHARE: "error"} and cloud.shares.rules == {}
-    assert last(cloud, server)[:2] == ("attach_share", "failed") and says in (last(cloud, server)[2] or "")
+    assert last(cloud, server)[:2] == ("attach_share", "failed") and says in (
+        last(cloud, server)[2] or ""
+    )
     assert cloud.show(server).vm_state == states.STOPPED
     cloud.shares.fails, cloud.shares.applies_after = False, 0
     cloud.detach_share(server, SHARE)
@@ -141,7 +149,8 @@ def test_a_pending_cleanup_leaves_the_rule_that_is_needed_again(cloud: Cloud, se
 
 
 def test_a_rule_that_is_needed_meanwhile_comes_back(cloud: Cloud, server: str) -> None:
-    """Between the look at the records and the call, another server of the host gets the share, and finds the rule."""
+    """Between the look at the records and the call, another server of the host gets the share, and
+    finds the rule."""
     attached(cloud, server)
     other, deny, late = stopped(cloud), cloud.shares.deny, cloud.conductor("c2/1")
 
@@ -152,6 +161,7 @@ def test_a_rule_that_is_needed_meanwhile_comes_back(cloud: Cloud, server: str) -
             runner.advance(late, lane)
         assert cloud.shares.asked[-1] == ("allow", share_id), "it has found the rule"
         deny(share_id, access_to)
+
     cloud.shares.deny = slow  # type: ignore[method-assign]
     cloud.detach_share(server, SHARE)
     cloud.settle()
@@ -181,7 +191,9 @@ def test_a_rule_that_was_made_late_goes_with_its_server(cloud: Cloud, server: st
     cloud.attach_share(server, SHARE)
     cloud.advance()
     cloud.ask(server, "delete")
-    cloud.watcher = lambda: cloud.shares.rules.setdefault((SHARE, ADDRESS), 0) if cloud.show(server).deleted else None
+    cloud.watcher = lambda: (
+        cloud.shares.rules.setdefault((SHARE, ADDRESS), 0) if cloud.show(server).deleted else None
+    )
     for _ in range(3):
         cloud.round()
     cloud.watcher = lambda: None
@@ -192,7 +204,9 @@ def test_a_rule_that_was_made_late_goes_with_its_server(cloud: Cloud, server: st
 @pytest.mark.parametrize("key", ["rebuild", "shelve"])
 def test_what_cannot_be_done_with_shares_says_so(cloud: Cloud, server: str, key: str) -> None:
     attached(cloud, server)
-    with pytest.raises(errors.Conflict, match=f"Cannot '{key}' instance {server} while it has shares"):
+    with pytest.raises(
+        errors.Conflict, match=f"Cannot '{key}' instance {server} while it has shares"
+    ):
         cloud.ask(server, key)
 
 
@@ -218,9 +232,14 @@ def test_a_guest_that_runs_keeps_its_shares(cloud: Cloud, server: str) -> None:
     cloud.detach_share(server, SHARE)
     guest.power_state = states.RUNNING
     cloud.settle()
-    assert last(cloud, server) == ("detach_share", "failed",
-                                   "The server runs; stop it before its shares are changed.")
-    assert cloud.shares_of(server) == {SHARE: "inactive"} and [one.share_id for one in guest.shares] == [SHARE]
+    assert last(cloud, server) == (
+        "detach_share",
+        "failed",
+        "The server runs; stop it before its shares are changed.",
+    )
+    assert cloud.shares_of(server) == {SHARE: "inactive"} and [
+        one.share_id for one in guest.shares
+    ] == [SHARE]
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 

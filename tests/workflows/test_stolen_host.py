@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host says concerns that host: one that is in other hands changes nothing of another host's servers."""
+"""What a host says concerns that host: one that is in other hands changes nothing of another host's
+servers."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -32,7 +34,9 @@ def others(cloud: Cloud) -> tuple[str, str, str]:
 def says(cloud: Cloud, host: str, **what: Any) -> Any:
     """A report of this host, in its session, with what its thief writes into it."""
     session = cloud.store.read(lambda tx: hosts.sessions(tx, [host]))[host]
-    [answer] = reports.handle(cloud.engine, [Sync(host, session, cloud.hosts[host].agent.boot_id, **what)])
+    [answer] = reports.handle(
+        cloud.engine, [Sync(host, session, cloud.hosts[host].agent.boot_id, **what)]
+    )
     assert not isinstance(answer, Exception)
     return answer
 
@@ -42,7 +46,11 @@ def waiting(cloud: Cloud, server: str) -> Any:
     cloud.lose = lambda what: what == "do"
     cloud.ask(server, "os-stop")
     cloud.advance()
-    [row] = [row for row in cloud.store.read(lambda tx: actions.list_for(tx, server)) if row.state == "waiting"]
+    [row] = [
+        row
+        for row in cloud.store.read(lambda tx: actions.list_for(tx, server))
+        if row.state == "waiting"
+    ]
     return row
 
 
@@ -51,23 +59,43 @@ def test_nobody_else_says_what_became_of_a_hosts_command(cloud: Cloud, status: s
     server, home, stolen = others(cloud)
     row = waiting(cloud, server)
     key = f"{row.id}/{row.step}/{row.attempt}"
-    data = {"power_state": states.SHUTDOWN, "known": 2 ** 40}
-    says(cloud, stolen, results=[Result(key, server, row.fence, status, data)], phases={key: "hangs in a trap"})
-    [after] = [one for one in cloud.store.read(lambda tx: actions.list_for(tx, server)) if one.id == row.id]
-    assert (after.state, after.failures, after.cause, cloud.show(server).fence) == ("waiting", 0, row.cause, row.fence)
+    data = {"power_state": states.SHUTDOWN, "known": 2**40}
+    says(
+        cloud,
+        stolen,
+        results=[Result(key, server, row.fence, status, data)],
+        phases={key: "hangs in a trap"},
+    )
+    [after] = [
+        one for one in cloud.store.read(lambda tx: actions.list_for(tx, server)) if one.id == row.id
+    ]
+    assert (after.state, after.failures, after.cause, cloud.show(server).fence) == (
+        "waiting",
+        0,
+        row.cause,
+        row.fence,
+    )
     cloud.lose = lambda what: False
-    says(cloud, home, results=[Result(key, server, row.fence, "done", {"power_state": states.SHUTDOWN})])
+    says(
+        cloud,
+        home,
+        results=[Result(key, server, row.fence, "done", {"power_state": states.SHUTDOWN})],
+    )
     assert cloud.show(server).vm_state == states.STOPPED
 
 
 def test_nobody_elses_domain_changes_a_server(cloud: Cloud) -> None:
     server, _, stolen = others(cloud)
     before = cloud.show(server)
-    for fence in (before.fence, 2 ** 40):
+    for fence in (before.fence, 2**40):
         says(cloud, stolen, changed=[DomainState(server, states.SHUTDOWN, fence)])
         says(cloud, stolen, domains=[DomainState(server, states.RUNNING, fence)])
     after = cloud.show(server)
-    assert (after.vm_state, after.fence, after.power_state) == (before.vm_state, before.fence, before.power_state)
+    assert (after.vm_state, after.fence, after.power_state) == (
+        before.vm_state,
+        before.fence,
+        before.power_state,
+    )
 
 
 def test_nobody_else_pays_a_hosts_debt(cloud: Cloud) -> None:
@@ -77,7 +105,7 @@ def test_nobody_else_pays_a_hosts_debt(cloud: Cloud) -> None:
     cloud.round()
     [debt] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
     key = f"debt/{server}/{debt.fence}"
-    for status, data in (("done", {}), ("refused", {"known": 2 ** 40})):
+    for status, data in (("done", {}), ("refused", {"known": 2**40})):
         says(cloud, stolen, results=[Result(key, server, debt.fence, status, data)])
     [left] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
     assert (left.host, left.fence) == (home, debt.fence)
@@ -86,8 +114,8 @@ def test_nobody_else_pays_a_hosts_debt(cloud: Cloud) -> None:
 def test_a_host_uses_up_no_fences(cloud: Cloud) -> None:
     """Not even of its own servers, which other hosts shall take in later."""
     server, home, _ = others(cloud)
-    says(cloud, home, changed=[DomainState(server, states.RUNNING, 2 ** 62)])
-    assert cloud.show(server).fence < 2 ** 49
+    says(cloud, home, changed=[DomainState(server, states.RUNNING, 2**62)])
+    assert cloud.show(server).fence < 2**49
 
 
 def test_nobody_else_says_how_far_a_migration_is(cloud: Cloud) -> None:
@@ -99,4 +127,6 @@ def test_nobody_else_says_how_far_a_migration_is(cloud: Cloud) -> None:
     says(cloud, stolen, moved={f"{row.action_id}/migrate/1": {"memory_total": 7}})
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress is None
     says(cloud, home, moved={f"{row.action_id}/migrate/1": {"memory_total": 7}})
-    assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress == {"memory_total": 7}
+    assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress == {
+        "memory_total": 7
+    }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails again and again is stuck: seen by its tenant and its operator, polled no more, and there are ways out."""
+"""What fails again and again is stuck: seen by its tenant and its operator, polled no more, and
+there are ways out."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -50,10 +52,19 @@ def renamed(cloud: Cloud) -> str:
 def test_what_cannot_be_understood_is_stuck_and_says_so(cloud: Cloud) -> None:
     server = renamed(cloud)
     row = until_stuck(cloud, server)
-    assert (row.failures, row.due_at, row.owner, row.lease_until) == (retries.MAX_EXCEPTIONS, None, None, None)
+    assert (row.failures, row.due_at, row.owner, row.lease_until) == (
+        retries.MAX_EXCEPTIONS,
+        None,
+        None,
+        None,
+    )
     assert "stop has no step renamed_since in this release" in row.cause
     shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.action) == (states.ACTIVE, states.POWERING_OFF, row.id)
+    assert (shown.vm_state, shown.task_state, shown.action) == (
+        states.ACTIVE,
+        states.POWERING_OFF,
+        row.id,
+    )
     assert "The stop is stuck at its step renamed_since" in shown.fault["message"]
     assert "LookupError" not in shown.fault["message"] and "LookupError" in shown.fault["details"]
     event = cloud.store.read(lambda tx: actions.events_of(tx, row.id))[-1]
@@ -70,6 +81,7 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
 
     def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         executed.append(statement)
+
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
     cloud.time.pass_by(3600)
     every = [lanes.INSIDE, *lanes.LANES]
@@ -77,7 +89,9 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
     assert len(executed) == 2 * len(every), "each begins a transaction and looks"
 
 
-def test_a_failure_now_and_then_is_none_that_repeats(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_now_and_then_is_none_that_repeats(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [server] = cloud.create()
     with monkeypatch.context() as patch:
         poison(patch, "create", "place", "apply", [server])
@@ -87,20 +101,41 @@ def test_a_failure_now_and_then_is_none_that_repeats(cloud: Cloud, monkeypatch: 
         assert 1 < last(cloud, server).failures < retries.MAX_EXCEPTIONS
     cloud.time.pass_by(60)
     cloud.settle()
-    assert (last(cloud, server).state, last(cloud, server).failures, last(cloud, server).cause) == ("done", 0, None)
+    assert (last(cloud, server).state, last(cloud, server).failures, last(cloud, server).cause) == (
+        "done",
+        0,
+        None,
+    )
     assert cloud.findings() == []
 
 
-WHERE = [("place", "prepare"), ("place", "apply"), ("networks", "call"), ("networks", "apply"), ("build", "command"),
-         ("build", "on_result"), (None, "failed"), ("networks", "undo_call"), ("place", "undo")]
+WHERE = [
+    ("place", "prepare"),
+    ("place", "apply"),
+    ("networks", "call"),
+    ("networks", "apply"),
+    ("build", "command"),
+    ("build", "on_result"),
+    (None, "failed"),
+    ("networks", "undo_call"),
+    ("place", "undo"),
+]
 
 
-@pytest.mark.parametrize(("step", "part", "way"), [
-    (*where, way) for where in WHERE for way in ("retry", "abort", "settle", "delete")
-    if (where[1], way) != ("undo_call", "abort")])
-def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None,
-                                              part: str, way: str) -> None:
-    """Wherever it is stuck. Who retries or aborts has mended what was wrong; the others need not."""
+@pytest.mark.parametrize(
+    ("step", "part", "way"),
+    [
+        (*where, way)
+        for where in WHERE
+        for way in ("retry", "abort", "settle", "delete")
+        if (where[1], way) != ("undo_call", "abort")
+    ],
+)
+def test_each_way_out_leaves_a_cloud_in_order(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, way: str
+) -> None:
+    """Wherever it is stuck. Who retries or aborts has mended what was wrong; the others need
+    not."""
     back = part in ("failed", "undo", "undo_call")
     if back:
         for host in cloud.hosts.values():
@@ -119,10 +154,16 @@ def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.
         cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         assert "stuck" not in str(cloud.show(server).fault)
     if way == "abort":
-        cloud.store.write(lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+        cloud.store.write(
+            lambda tx: stuck_actions.abort(
+                tx, row.id, "An operator has ended it.", lambda row: None
+            )
+        )
     cloud.time.pass_by(15)
     cloud.settle()
-    ends = {"retry": states.ERROR if back else states.ACTIVE, "abort": states.ERROR}.get(way, states.DELETED)
+    ends = {"retry": states.ERROR if back else states.ACTIVE, "abort": states.ERROR}.get(
+        way, states.DELETED
+    )
     shown = cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.action) == (ends, None, None)
     if way == "abort":
@@ -132,17 +173,23 @@ def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.
     assert cloud.findings() == []
 
 
-def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("It broke.")]
     [server] = cloud.create()
     poison(monkeypatch, "create", "networks", "undo_call", [server])
     row = until_stuck(cloud, server)
-    cloud.store.write(lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+    cloud.store.write(
+        lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None)
+    )
     cloud.settle()
     shown = cloud.show(server)
     assert (shown.vm_state, shown.host, cloud.domains(server)) == (states.ERROR, None, [])
-    assert shown.fault["message"] == "It broke.", "what is left at the network service is a pending cleanup"
+    assert shown.fault["message"] == "It broke.", (
+        "what is left at the network service is a pending cleanup"
+    )
     cloud.clean_up()
     cloud.ask(server, "delete")
     cloud.settle()
@@ -150,7 +197,8 @@ def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(cloud: Cloud, mo
 
 
 def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
-        cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The guest is not made twice."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     with monkeypatch.context() as patch:
@@ -165,8 +213,14 @@ def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
     assert cloud.findings() == []
 
 
-@pytest.mark.parametrize("way", [stuck_actions.retry, lambda tx, key: stuck_actions.settle(tx, key, "why"),
-                                 lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        stuck_actions.retry,
+        lambda tx, key: stuck_actions.settle(tx, key, "why"),
+        lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
+    ],
+)
 def test_a_way_out_is_for_what_is_stuck_and_holds_its_server(cloud: Cloud, way: Any) -> None:
     with pytest.raises(errors.NotFound):
         cloud.store.write(lambda tx: way(tx, "none"))
@@ -192,7 +246,9 @@ def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> No
     cloud.time.pass_by(700)
     [finding] = cloud.store.read(doctor.check)
     assert finding.invariant == "overdue" and f"kilonova action settle {action}" in finding.text
-    assert [row.id for row in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))] == [action]
+    assert [
+        row.id for row in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))
+    ] == [action]
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "It was given up."))
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ERROR, [])
     cloud.ask(server, "os-stop")
@@ -205,8 +261,13 @@ def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     old = {"code": 500, "message": "It broke.", "details": "", "created": 1}
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
-        vm_state=states.ERROR, fault=old)))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers)
+            .where(schema.servers.c.id == server)
+            .values(vm_state=states.ERROR, fault=old)
+        )
+    )
     for _ in range(2):
         change(cloud, cloud.ask(server, "reboot", "HARD"), step="renamed_since")
         row = until_stuck(cloud, server)
@@ -218,7 +279,9 @@ def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
 def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
     server = renamed(cloud)
     row = until_stuck(cloud, server)
-    cloud.store.write(lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server)))
+    cloud.store.write(
+        lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server))
+    )
     cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
     assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
 
@@ -238,7 +301,11 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud
         cloud.round()
         cloud.time.pass_by(5)
     row = last(cloud, server)
-    assert (row.state, cloud.show(server).task_state, cloud.show(server).fault) == ("waiting", states.RESCUING, None)
+    assert (row.state, cloud.show(server).task_state, cloud.show(server).fault) == (
+        "waiting",
+        states.RESCUING,
+        None,
+    )
     assert row.cause == "Host h1 refuses it: its agent does not know rescue and must be upgraded."
     cloud.hosts["h1"].verbs = VERBS
     cloud.time.pass_by(5)
@@ -246,12 +313,18 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud
     assert (cloud.show(server).vm_state, last(cloud, server).cause) == (states.RESCUED, None)
 
 
-def test_a_verb_that_a_host_never_learns_is_stuck(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verb_that_a_host_never_learns_is_stuck(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = rescued_by_an_old_agent(cloud)
-    monkeypatch.setattr(retries, "MAX_REFUSALS", 12)        # as often as ten minutes have it, in less time
+    monkeypatch.setattr(
+        retries, "MAX_REFUSALS", 12
+    )  # as often as ten minutes have it, in less time
     row = until_stuck(cloud, server)
     assert row.failures == 12
-    assert "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
+    assert (
+        "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
+    )
     cloud.hosts["h1"].verbs = VERBS
     cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     cloud.time.pass_by(5)
@@ -260,7 +333,8 @@ def test_a_verb_that_a_host_never_learns_is_stuck(cloud: Cloud, monkeypatch: pyt
 
 
 def test_a_host_that_knows_a_later_fence_is_asked_again_under_a_later_one(cloud: Cloud) -> None:
-    """The database was restored from a backup: it has forgotten what the host knows. Nothing is stuck by that."""
+    """The database was restored from a backup: it has forgotten what the host knows. Nothing is
+    stuck by that."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].agent._fences[server] = 9

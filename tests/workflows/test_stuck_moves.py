@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move and whose action is stuck, at each of its steps: both ways out leave a cloud in order."""
+"""Servers that move and whose action is stuck, at each of its steps: both ways out leave a cloud in
+order."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,24 +15,30 @@ from tests.workflows.poison import poison
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
-MOVING = [(name, step.name, part) for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
-          for step in WORKFLOWS[name].steps for part in ("on_result", "apply", "call") if getattr(step, part)]
+MOVING = [
+    (name, step.name, part)
+    for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
+    for step in WORKFLOWS[name].steps
+    for part in ("on_result", "apply", "call")
+    if getattr(step, part)
+]
 
 
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("way", ["retry", "settle"])
 @pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
-def test_a_move_that_is_stuck_anywhere_has_ways_out(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
-                                                    step: str, part: str, way: str) -> None:
+def test_a_move_that_is_stuck_anywhere_has_ways_out(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str, way: str
+) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None                        # what is stuck is a finding
+    cloud.watcher = lambda: None  # what is stuck is a finding
     with monkeypatch.context() as patch:
         poison(patch, workflow, step, part, [trial.server])
         trial.begin()
         for _ in range(30):
             cloud.round()
             if not cloud.show(trial.server).action:
-                return                                  # this scenario has no such step
+                return  # this scenario has no such step
             if last(cloud, trial.server).state == actions.STUCK:
                 break
             cloud.time.pass_by(10)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the oracle says: one broken invariant."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregates: named groups of hosts with metadata; the key ``availability_zone`` makes one a zone.
 
-Called by the API; the scheduler reads the tables itself, and sees by ``updated_at`` that it must. What must stay true:
-a host is in at most one zone, and its zone does not change while servers are on it. Every change therefore locks the
-aggregate and then the providers of the hosts that it concerns, ascending, where claims lock them too.
+Called by the API; the scheduler reads the tables itself, and sees by ``updated_at`` that it must.
+What must stay true: a host is in at most one zone, and its zone does not change while servers are
+on it. Every change therefore locks the aggregate and then the providers of the hosts that it
+concerns, ascending, where claims lock them too.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +46,8 @@ def show(tx: Connection, number: int) -> tuple[Row[Any], list[str]]:
 
 
 def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
-    """Host to availability zone (of all hosts, or of these); who is in no aggregate that is one is in ``default``."""
+    """Host to availability zone (of all hosts, or of these); who is in no aggregate that is one is
+    in ``default``."""
     return _Zones(zones_of.hosts(tx, hosts), default)
 
 
@@ -71,18 +74,29 @@ def create(tx: Connection, name: str, zone: str | None) -> Row[Any]:
     with _unique(name):
         tx.execute(sa.insert(aggregates).values(uuid=uuid, name=name, meta=meta, created_at=now()))
     row = tx.execute(sa.select(aggregates).where(aggregates.c.uuid == uuid)).one()
-    outbox.tell(tx, str(row.id), {**row._mapping, "id": None, "hosts": None}, "aggregate.create.start")
+    outbox.tell(
+        tx, str(row.id), {**row._mapping, "id": None, "hosts": None}, "aggregate.create.start"
+    )
     outbox.tell(tx, str(row.id), {**row._mapping, "hosts": []}, "aggregate.create.end")
     return row
 
 
-def update(tx: Connection, number: int, default_zone: str, *, name: str | None = None,
-           meta: Mapping[str, str | None] | None = None, what: str = "aggregate") -> None:
-    """Rename an aggregate, or change its metadata: None as a value takes the key out. ``what`` is named in refusals.
+def update(
+    tx: Connection,
+    number: int,
+    default_zone: str,
+    *,
+    name: str | None = None,
+    meta: Mapping[str, str | None] | None = None,
+    what: str = "aggregate",
+) -> None:
+    """Rename an aggregate, or change its metadata: None as a value takes the key out. ``what`` is
+    named in refusals.
 
     Raises:
-        NotFound: there is none. Conflict: the name is taken. BadRequest: a host would be in two zones, or servers on
-        one would find themselves in another zone; or the zone cannot be called so.
+        NotFound: there is none. Conflict: the name is taken. BadRequest: a host would be in two
+        zones, or servers on one would find themselves in another zone; or the zone cannot be called
+        so.
     """
     row = _lock(tx, number)
     after = {key: value for key, value in {**row.meta, **(meta or {})}.items() if value is not None}
@@ -93,9 +107,19 @@ def update(tx: Connection, number: int, default_zone: str, *, name: str | None =
     hosts = _hosts(tx, number) if changed else []
     providers = allocations.lock(tx, hosts) if hosts else {}
     if ZONE in changed:
-        _check_zone(tx, number, hosts, row.meta.get(ZONE), after[ZONE], default_zone,
-                    lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"))
-    with _told(tx, number, "update_prop" if what == "aggregate" else "update_metadata"), _unique(name or row.name):
+        _check_zone(
+            tx,
+            number,
+            hosts,
+            row.meta.get(ZONE),
+            after[ZONE],
+            default_zone,
+            lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"),
+        )
+    with (
+        _told(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
+        _unique(name or row.name),
+    ):
         _write(tx, number, name=name or row.name, meta=after)
     inventories.settle(tx, providers.values())
 
@@ -104,8 +128,8 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
     """Let a host join.
 
     Raises:
-        NotFound: there is no such aggregate, or host. Conflict: it is a member; or it would be in two zones, or
-        servers on it would find themselves in another zone.
+        NotFound: there is no such aggregate, or host. Conflict: it is a member; or it would be in
+        two zones, or servers on it would find themselves in another zone.
     """
     row = _lock(tx, number)
     providers = allocations.lock(tx, [host])
@@ -114,8 +138,17 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
     if host in _hosts(tx, number):
         raise errors.Conflict(f"Aggregate {number} already has host {host}.")
     if row.meta.get(ZONE):
-        _check_zone(tx, number, [host], None, row.meta[ZONE], default_zone, lambda reason: errors.Conflict(
-            f"Cannot add host to aggregate {number}. Reason: {reason}"))
+        _check_zone(
+            tx,
+            number,
+            [host],
+            None,
+            row.meta[ZONE],
+            default_zone,
+            lambda reason: errors.Conflict(
+                f"Cannot add host to aggregate {number}. Reason: {reason}"
+            ),
+        )
     with _told(tx, number, "add_host"):
         tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
         _write(tx, number)
@@ -126,8 +159,8 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
     """Let a host leave.
 
     Raises:
-        NotFound: there is no such aggregate, or the host is not in it. Conflict: servers on the host would find
-        themselves in another zone.
+        NotFound: there is no such aggregate, or the host is not in it. Conflict: servers on the
+        host would find themselves in another zone.
     """
     row = _lock(tx, number)
     providers = allocations.lock(tx, [host])
@@ -135,10 +168,19 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
     if host not in _hosts(tx, number):
         raise errors.NotFound(f"{refused}: it is not there.")
     if row.meta.get(ZONE):
-        _check_zone(tx, number, [host], row.meta[ZONE], None, default_zone, lambda reason: errors.Conflict(
-            f"{refused}: {reason}"))
+        _check_zone(
+            tx,
+            number,
+            [host],
+            row.meta[ZONE],
+            None,
+            default_zone,
+            lambda reason: errors.Conflict(f"{refused}: {reason}"),
+        )
     with _told(tx, number, "remove_host"):
-        tx.execute(sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host))
+        tx.execute(
+            sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host)
+        )
         _write(tx, number)
     inventories.settle(tx, providers.values())
 
@@ -147,18 +189,23 @@ def delete(tx: Connection, number: int) -> None:
     """Remove an aggregate. Raises NotFound, or BadRequest when hosts are in it."""
     _lock(tx, number)
     if _hosts(tx, number):
-        raise errors.BadRequest(f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
-                                "hosts first.")
+        raise errors.BadRequest(
+            f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
+            "hosts first."
+        )
     with _told(tx, number, "delete"):
         tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
 
 
 def leave(tx: Connection, host: str) -> None:
-    """Say that the aggregates of a host that goes change. Its memberships go when its provider is locked: until then
-    it may join another one."""
+    """Say that the aggregates of a host that goes change. Its memberships go when its provider is
+    locked: until then it may join another one."""
     joined = sa.select(_MEMBER.aggregate_id).where(_MEMBER.host == host)
-    for number in tx.scalars(for_update(sa.select(aggregates.c.id).where(aggregates.c.id.in_(joined))
-                                        .order_by(aggregates.c.id))).all():
+    for number in tx.scalars(
+        for_update(
+            sa.select(aggregates.c.id).where(aggregates.c.id.in_(joined)).order_by(aggregates.c.id)
+        )
+    ).all():
         _write(tx, number)
 
 
@@ -173,28 +220,47 @@ def _unique(name: str) -> Iterator[None]:
 
 
 def _checked(zone: str | None, refused: str, aggregate: str) -> str:
-    """The name of a zone, if one can be called so; ``zone:host`` at create is why a colon cannot be in it."""
+    """The name of a zone, if one can be called so; ``zone:host`` at create is why a colon cannot be
+    in it."""
     if not zone:
-        raise errors.BadRequest(f"{refused} Reason: Aggregate {aggregate} does not support empty named availability "
-                                "zone")
+        raise errors.BadRequest(
+            f"{refused} Reason: Aggregate {aggregate} does not support empty named availability "
+            "zone"
+        )
     if ":" in zone or len(zone) > 255 or zone != zone.strip() or not zone.isprintable():
-        raise errors.BadRequest(f"{refused} Reason: an availability zone's name has at most 255 printable characters, "
-                                f"no ':' and no white space around it: {zone[:80]!r}")
+        raise errors.BadRequest(
+            f"{refused} Reason: an availability zone's name has at most 255 printable characters, "
+            f"no ':' and no white space around it: {zone[:80]!r}"
+        )
     return zone
 
 
-def _check_zone(tx: Connection, number: int, hosts: Sequence[str], before: str | None, after: str | None, default: str,
-                refusal: Callable[[str], errors.Problem]) -> None:
-    """May this aggregate give these hosts, whose providers are locked, the zone ``after`` instead of ``before``?"""
+def _check_zone(
+    tx: Connection,
+    number: int,
+    hosts: Sequence[str],
+    before: str | None,
+    after: str | None,
+    default: str,
+    refusal: Callable[[str], errors.Problem],
+) -> None:
+    """May this aggregate give these hosts, whose providers are locked, the zone ``after`` instead
+    of ``before``?"""
     others = zones_of.hosts(tx, hosts, but=number)
     taken = sorted({zone for zone in others.values() if after is not None and zone != after})
     if taken:
         raise refusal(f"One or more hosts already in availability zone(s) {taken}")
-    moving = [host for host in hosts if (before or others.get(host, default)) != (after or others.get(host, default))]
+    moving = [
+        host
+        for host in hosts
+        if (before or others.get(host, default)) != (after or others.get(host, default))
+    ]
     held = _with_servers(tx, moving)
     if held:
-        raise refusal(f"One or more hosts contain instances in this zone; move or delete them first: "
-                      f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}")
+        raise refusal(
+            f"One or more hosts contain instances in this zone; move or delete them first: "
+            f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
+        )
 
 
 def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
@@ -208,7 +274,10 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
 
 # --- rows ---
 def _lock(tx: Connection, number: int) -> Row[Any]:
-    return _found(tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(), number)
+    return _found(
+        tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(),
+        number,
+    )
 
 
 def _found(row: Row[Any] | None, number: int) -> Row[Any]:
@@ -218,16 +287,24 @@ def _found(row: Row[Any] | None, number: int) -> Row[Any]:
 
 
 def _hosts(tx: Connection, number: int) -> list[str]:
-    return list(tx.scalars(sa.select(_MEMBER.host).where(_MEMBER.aggregate_id == number).order_by(_MEMBER.host)))
+    return list(
+        tx.scalars(
+            sa.select(_MEMBER.host).where(_MEMBER.aggregate_id == number).order_by(_MEMBER.host)
+        )
+    )
 
 
 def _told(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
     """Tell of a change of a locked aggregate, before and after it."""
+
     def picture() -> dict[str, Any] | None:
         row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()
         return {**row, "hosts": _hosts(tx, number)} if row else None
+
     return outbox.around(tx, f"aggregate.{verb}", str(number), picture)
 
 
 def _write(tx: Connection, number: int, **values: Any) -> None:
-    tx.execute(sa.update(aggregates).where(aggregates.c.id == number).values(**values, updated_at=now()))
+    tx.execute(
+        sa.update(aggregates).where(aggregates.c.id == number).values(**values, updated_at=now())
+    )

@@ -3,6 +3,7 @@
 
 A host without a row is not heard. ``kilonova host add``, ``rotate`` and ``remove`` write the rows.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +18,9 @@ from common.host_keys import AllKeys, Generations, Purpose
 from common.store.engine import Store, insert_ignore, now
 from common.store.schema import host_keys
 
-_ALL = sa.select(host_keys.c.host, host_keys.c.generation, (host_keys.c.previous_until > now()).label("both"))
+_ALL = sa.select(
+    host_keys.c.host, host_keys.c.generation, (host_keys.c.previous_until > now()).label("both")
+)
 
 
 def generations(tx: Connection) -> dict[str, Generations]:
@@ -32,7 +35,9 @@ def add(tx: Connection, host: str) -> None:
         Conflict: it has one.
     """
     if not ensure(tx, host):
-        raise errors.Conflict(f"Host {host} has a key; a new one is made by: kilonova host rotate {host}")
+        raise errors.Conflict(
+            f"Host {host} has a key; a new one is made by: kilonova host rotate {host}"
+        )
 
 
 def ensure(tx: Connection, host: str) -> bool:
@@ -47,9 +52,14 @@ def rotate(tx: Connection, host: str, seconds: int) -> None:
         NotFound: it has none.
     """
     until: Any = now() + seconds * SECOND if seconds else None
-    if not tx.execute(sa.update(host_keys).where(host_keys.c.host == host).values(
-            generation=host_keys.c.generation + 1, previous_until=until, changed_at=now())).rowcount:
-        raise errors.NotFound(f"Host {host} has no key; its first one is made by: kilonova host add {host}")
+    if not tx.execute(
+        sa.update(host_keys)
+        .where(host_keys.c.host == host)
+        .values(generation=host_keys.c.generation + 1, previous_until=until, changed_at=now())
+    ).rowcount:
+        raise errors.NotFound(
+            f"Host {host} has no key; its first one is made by: kilonova host add {host}"
+        )
 
 
 def remove(tx: Connection, host: str) -> bool:
@@ -59,5 +69,11 @@ def remove(tx: Connection, host: str) -> bool:
 
 def of_all(store: Store, conf: cfg.ConfigOpts) -> AllKeys:
     """The keys of all hosts, for those purposes for which this process has the secret."""
-    return AllKeys({Purpose.COMMAND: conf.host_keys.command_secret, Purpose.QUERY: conf.host_keys.query_secret},
-                   lambda: store.read(generations), Clock())
+    return AllKeys(
+        {
+            Purpose.COMMAND: conf.host_keys.command_secret,
+            Purpose.QUERY: conf.host_keys.query_secret,
+        },
+        lambda: store.read(generations),
+        Clock(),
+    )

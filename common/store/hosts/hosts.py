@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts: the machines with an agent; their session, and what they have (a resource provider each).
 
-``register`` (``open_session``, then ``describe``) is what the conductor does when an agent starts or comes back after
-silence, ``describe`` alone when what its host has changed meanwhile; ``list_all`` is what the API's hypervisors are
-made of. ``remove`` takes away all that is known of a host that has nothing on it.
+``register`` (``open_session``, then ``describe``) is what the conductor does when an agent starts
+or comes back after silence, ``describe`` alone when what its host has changed meanwhile;
+``list_all`` is what the API's hypervisors are made of. ``remove`` takes away all that is known of a
+host that has nothing on it.
 """
+
 from __future__ import annotations
 
 import secrets
@@ -40,21 +42,35 @@ from common.store.servers import guests as debts
 from common.store.servers.migrations import OPEN
 from common.wire import to_wire
 
-_SESSIONS_MOST = 2 ** 53 - 2     #: every JSON reader keeps such a number as it is
+_SESSIONS_MOST = 2**53 - 2  #: every JSON reader keeps such a number as it is
 
 
 def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """``open_session``, and take in what the host has; returns (session, whether it was booted anew)."""
+    """``open_session``, and take in what the host has; returns (session, whether it was booted
+    anew)."""
     opened = open_session(tx, name, boot_id, inventory)
     describe(tx, name, inventory)
     return opened
 
 
-def open_session(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """Give the host a new session; locks no provider, so servers can be locked between this and ``describe``, which
-    must follow."""
-    insert_ignore(tx, hosts, {"name": name, "session": 0, "boot_id": boot_id, "booted_at": now(), "created_at": now(),
-                              "updated_at": now(), **_facts(inventory)})
+def open_session(
+    tx: Connection, name: str, boot_id: str, inventory: HostInventory
+) -> tuple[int, bool]:
+    """Give the host a new session; locks no provider, so servers can be locked between this and
+    ``describe``, which must follow."""
+    insert_ignore(
+        tx,
+        hosts,
+        {
+            "name": name,
+            "session": 0,
+            "boot_id": boot_id,
+            "booted_at": now(),
+            "created_at": now(),
+            "updated_at": now(),
+            **_facts(inventory),
+        },
+    )
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
     booted = row.boot_id != boot_id
     session = 1 + secrets.randbelow(_SESSIONS_MOST)
@@ -68,45 +84,78 @@ def open_session(tx: Connection, name: str, boot_id: str, inventory: HostInvento
 
 
 def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
-    """Is no later exchange of this session known that has told the host's state? Then this one is the newest."""
-    row = sa.update(hosts).where(hosts.c.name == name, hosts.c.session == session, hosts.c.newest_exchange < number)
+    """Is no later exchange of this session known that has told the host's state? Then this one is
+    the newest."""
+    row = sa.update(hosts).where(
+        hosts.c.name == name, hosts.c.session == session, hosts.c.newest_exchange < number
+    )
     return bool(tx.execute(row.values(newest_exchange=number)).rowcount)
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
-    """Take in what a host that has registered has now; it is heard. One that was removed meanwhile registers again."""
-    if not tx.execute(sa.update(hosts).where(hosts.c.name == name).values(
-            **_facts(inventory), updated_at=now())).rowcount:
+    """Take in what a host that has registered has now; it is heard. One that was removed meanwhile
+    registers again."""
+    if not tx.execute(
+        sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now())
+    ).rowcount:
         return
     services.beat(tx, [name], services.COMPUTE)
     provider = of_host(tx, name)
     allocations.touch(tx, [provider])
-    inventories.report(tx, provider, [
-        inventories.Reported(resource_class, total, reserved, inventory.ratios.get(resource_class, 1.0))
-        for resource_class, total, reserved in (
-            ("VCPU", inventory.vcpus, 0), ("PCPU", inventory.pcpus, 0),
-            ("MEMORY_MB", inventory.memory_mb, inventory.reserved_memory_mb),
-            ("DISK_GB", inventory.disk_gb, inventory.reserved_disk_gb)) if total])
-    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider,
-                                                provider_traits.c.by_hand.is_(False)))
-    kept = set(tx.scalars(sa.select(provider_traits.c.trait).where(provider_traits.c.provider_id == provider)))
+    inventories.report(
+        tx,
+        provider,
+        [
+            inventories.Reported(
+                resource_class, total, reserved, inventory.ratios.get(resource_class, 1.0)
+            )
+            for resource_class, total, reserved in (
+                ("VCPU", inventory.vcpus, 0),
+                ("PCPU", inventory.pcpus, 0),
+                ("MEMORY_MB", inventory.memory_mb, inventory.reserved_memory_mb),
+                ("DISK_GB", inventory.disk_gb, inventory.reserved_disk_gb),
+            )
+            if total
+        ],
+    )
+    tx.execute(
+        sa.delete(provider_traits).where(
+            provider_traits.c.provider_id == provider, provider_traits.c.by_hand.is_(False)
+        )
+    )
+    kept = set(
+        tx.scalars(
+            sa.select(provider_traits.c.trait).where(provider_traits.c.provider_id == provider)
+        )
+    )
     told = sorted({*inventory.traits, *services.traits(tx, name)} - kept)
     if told:
-        tx.execute(sa.insert(provider_traits), [{"provider_id": provider, "trait": trait, "by_hand": False}
-                                                for trait in told])
+        tx.execute(
+            sa.insert(provider_traits),
+            [{"provider_id": provider, "trait": trait, "by_hand": False} for trait in told],
+        )
 
 
 def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
-    """Keep the newest numbers that a host was told to measure; schedulers find them by their own time."""
-    tx.execute(sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now()))
+    """Keep the newest numbers that a host was told to measure; schedulers find them by their own
+    time."""
+    tx.execute(
+        sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now())
+    )
 
 
 def _facts(inventory: HostInventory) -> dict[str, Any]:
-    return {"hypervisor_type": inventory.hypervisor_type, "hypervisor_version": inventory.hypervisor_version,
-            "hypervisor_hostname": inventory.hypervisor_hostname, "host_ip": inventory.host_ip,
-            "cpu_info": inventory.cpu_info, "traits": sorted(inventory.traits),
-            "numa_nodes": to_wire(inventory.numa_nodes),
-            "devices": to_wire(inventory.devices), "facts": inventory.facts}
+    return {
+        "hypervisor_type": inventory.hypervisor_type,
+        "hypervisor_version": inventory.hypervisor_version,
+        "hypervisor_hostname": inventory.hypervisor_hostname,
+        "host_ip": inventory.host_ip,
+        "cpu_info": inventory.cpu_info,
+        "traits": sorted(inventory.traits),
+        "numa_nodes": to_wire(inventory.numa_nodes),
+        "devices": to_wire(inventory.devices),
+        "facts": inventory.facts,
+    }
 
 
 # Asked all the time, so made once.
@@ -114,12 +163,15 @@ _SESSIONS = sa.select(hosts.c.name, hosts.c.session)
 _SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
 _WAITED_FOR = sa.union(
     sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None)),
-    sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT))
+    sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT),
+)
 
 
 def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
     """The session in force of each of these hosts."""
-    return {row.name: row.session for row in tx.execute(_SESSIONS_OF, {"names": sorted(set(names))})}
+    return {
+        row.name: row.session for row in tx.execute(_SESSIONS_OF, {"names": sorted(set(names))})
+    }
 
 
 def all_sessions(tx: Connection) -> dict[str, int]:
@@ -134,25 +186,37 @@ def waited_for(tx: Connection) -> set[str]:
 
 def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What each of these hosts says of itself, with its ``cpu_info``."""
-    return {row.name: {**(row.facts or {}), "cpu_info": row.cpu_info} for row in tx.execute(
-        sa.select(hosts.c.name, hosts.c.facts, hosts.c.cpu_info).where(hosts.c.name.in_(sorted(set(names)))))}
+    return {
+        row.name: {**(row.facts or {}), "cpu_info": row.cpu_info}
+        for row in tx.execute(
+            sa.select(hosts.c.name, hosts.c.facts, hosts.c.cpu_info).where(
+                hosts.c.name.in_(sorted(set(names)))
+            )
+        )
+    }
 
 
 def remove(tx: Connection, service: Row[Any], shown: str) -> None:
-    """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its memberships and its
-    provider, when nothing is on it. One that still runs registers again and is a new one. What a host owes that was
-    forced down is struck: it is taken to be gone for good, and if it returns it is told what must not run.
+    """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its
+    memberships and its provider, when nothing is on it. One that still runs registers again and is
+    a new one. What a host owes that was forced down is struck: it is taken to be gone for good, and
+    if it returns it is told what must not run.
 
     Raises:
-        Conflict: servers, guests still to be removed, or allocations are there, or providers made by hand below it.
+        Conflict: servers, guests still to be removed, or allocations are there, or providers made
+        by hand below it.
     """
     name = service.host
     tx.execute(sa.delete(hosts).where(hosts.c.name == name))
-    gone = services.are_dead(tx, name, locked=True)         # now that a registration is waited for, which takes it back
+    gone = services.are_dead(
+        tx, name, locked=True
+    )  # now that a registration is waited for, which takes it back
     services.remove(tx, service)
     tx.execute(sa.delete(host_images).where(host_images.c.host == name))
     aggregates.leave(tx, name)
-    provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between, and no aggregate
+    provider = allocations.lock(tx, [name]).get(
+        name
+    )  # from here on no claim comes between, and no aggregate
     tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
     if gone:
         debts.discard_debts(tx, name)
@@ -169,55 +233,98 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
 
     there = f"Unable to delete compute service with id {service} for host {name}. "
     if count(servers, servers.c.host == name, servers.c.deleted == 0):
-        raise errors.Conflict("Unable to delete compute service that is hosting instances. Migrate or delete the "
-                              "instances first.")
-    moving = count(migrations, migrations.c.status.in_(OPEN), sa.or_(
-        migrations.c.source_host == name, migrations.c.dest_host == name))
+        raise errors.Conflict(
+            "Unable to delete compute service that is hosting instances. Migrate or delete the "
+            "instances first."
+        )
+    moving = count(
+        migrations,
+        migrations.c.status.in_(OPEN),
+        sa.or_(migrations.c.source_host == name, migrations.c.dest_host == name),
+    )
     if moving:
         raise _in_progress(there, moving)
     left = count(guests, guests.c.host == name)
     if left:
-        raise errors.Conflict(f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
-                              "up again. If it never will be, force it down first.")
+        raise errors.Conflict(
+            f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
+            "up again. If it never will be, force it down first."
+        )
     if provider is None:
         return
-    held = tx.scalar(sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(
-        allocations_table.c.provider_id == provider))
+    held = tx.scalar(
+        sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(
+            allocations_table.c.provider_id == provider
+        )
+    )
     if held:
         raise _in_progress(there, held)
     uuid = sa.select(providers.c.uuid).where(providers.c.id == provider).scalar_subquery()
     if count(providers, providers.c.parent_uuid == uuid):
-        raise errors.Conflict(f"{there}Resource providers were made by hand below it; delete them first.")
+        raise errors.Conflict(
+            f"{there}Resource providers were made by hand below it; delete them first."
+        )
 
 
 def _in_progress(there: str, number: int) -> errors.Conflict:
-    return errors.Conflict(f"{there}There are {number} in-progress migrations involving the host. Migrations must be "
-                           "completed or confirmed before the service can be deleted.")
+    return errors.Conflict(
+        f"{there}There are {number} in-progress migrations involving the host. Migrations must be "
+        "completed or confirmed before the service can be deleted."
+    )
 
 
 # --- what the API shows ---
-def list_all(tx: Connection, name: str | None = None, *, service_id: int | None = None, service_uuid: str | None = None,
-             pattern: str | None = None, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-    """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down, up), their
-    inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (builds that failed there in a
-    row) with ``failed_at``; three statements a thousand hosts.
+def list_all(
+    tx: Connection,
+    name: str | None = None,
+    *,
+    service_id: int | None = None,
+    service_uuid: str | None = None,
+    pattern: str | None = None,
+    after: int | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down,
+    up), their inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures``
+    (builds that failed there in a row) with ``failed_at``; three statements a thousand hosts.
 
     Args:
         name, service_id, service_uuid: the one host that these name.
         pattern: part of the hypervisor's hostname.
         after, limit: a page: those behind the one whose service has this number, at most so many.
     """
-    both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE)
+    both = sa.and_(
+        services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE
+    )
     beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == services.COMPUTE)
-    query = sa.select(
-        hosts, services_table.c.id.label("service_id"), services_table.c.uuid.label("service_uuid"),
-        services_table.c.disabled, services_table.c.disabled_reason, services_table.c.forced_down, heartbeats.c.up,
-        heartbeats.c.seen_at, providers.c.id.label("provider_id"), providers.c.uuid.label("provider_uuid"),
-        providers.c.failures, providers.c.failed_at,
-    ).select_from(hosts.join(services_table, both).outerjoin(heartbeats, beats)
-                  .join(providers, providers.c.host == hosts.c.name)).order_by(services_table.c.id).limit(limit)
-    for column, value in ((hosts.c.name, name), (services_table.c.id, service_id),
-                          (services_table.c.uuid, service_uuid)):
+    query = (
+        sa.select(
+            hosts,
+            services_table.c.id.label("service_id"),
+            services_table.c.uuid.label("service_uuid"),
+            services_table.c.disabled,
+            services_table.c.disabled_reason,
+            services_table.c.forced_down,
+            heartbeats.c.up,
+            heartbeats.c.seen_at,
+            providers.c.id.label("provider_id"),
+            providers.c.uuid.label("provider_uuid"),
+            providers.c.failures,
+            providers.c.failed_at,
+        )
+        .select_from(
+            hosts.join(services_table, both)
+            .outerjoin(heartbeats, beats)
+            .join(providers, providers.c.host == hosts.c.name)
+        )
+        .order_by(services_table.c.id)
+        .limit(limit)
+    )
+    for column, value in (
+        (hosts.c.name, name),
+        (services_table.c.id, service_id),
+        (services_table.c.uuid, service_uuid),
+    ):
         if value is not None:
             query = query.where(column == value)
     if pattern is not None:
@@ -226,11 +333,11 @@ def list_all(tx: Connection, name: str | None = None, *, service_id: int | None 
         query = query.where(services_table.c.id > after)
     found = [dict(row._mapping) for row in tx.execute(query)]
     for start in range(0, len(found), _AT_ONCE):
-        _add_stock(tx, found[start:start + _AT_ONCE])
+        _add_stock(tx, found[start : start + _AT_ONCE])
     return found
 
 
-_AT_ONCE = 1000          # keys in one statement
+_AT_ONCE = 1000  # keys in one statement
 
 
 def _add_stock(tx: Connection, found: list[dict[str, Any]]) -> None:
@@ -243,20 +350,35 @@ def _add_stock(tx: Connection, found: list[dict[str, Any]]) -> None:
 
 def _stock(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, dict[str, float]]]:
     used: dict[tuple[int, str], int] = {}
-    for row in tx.execute(sa.select(allocations_table.c.provider_id, allocations_table.c.resource_class,
-                                    sa.func.sum(allocations_table.c.used).label("used"))
-                          .where(allocations_table.c.provider_id.in_(provider_ids))
-                          .group_by(allocations_table.c.provider_id, allocations_table.c.resource_class)):
+    for row in tx.execute(
+        sa.select(
+            allocations_table.c.provider_id,
+            allocations_table.c.resource_class,
+            sa.func.sum(allocations_table.c.used).label("used"),
+        )
+        .where(allocations_table.c.provider_id.in_(provider_ids))
+        .group_by(allocations_table.c.provider_id, allocations_table.c.resource_class)
+    ):
         used[row.provider_id, row.resource_class] = int(row.used)
     stock: dict[int, dict[str, dict[str, float]]] = {}
-    for row in tx.execute(sa.select(inventories_table).where(inventories_table.c.provider_id.in_(provider_ids))):
+    for row in tx.execute(
+        sa.select(inventories_table).where(inventories_table.c.provider_id.in_(provider_ids))
+    ):
         stock.setdefault(row.provider_id, {})[row.resource_class] = {
-            "total": row.total, "reserved": row.reserved, "ratio": row.allocation_ratio,
-            "used": used.get((row.provider_id, row.resource_class), 0)}
+            "total": row.total,
+            "reserved": row.reserved,
+            "ratio": row.allocation_ratio,
+            "used": used.get((row.provider_id, row.resource_class), 0),
+        }
     return stock
 
 
 def _counts(tx: Connection, names: list[str]) -> dict[str, int]:
-    return {row.host: row.number for row in tx.execute(
-        sa.select(servers.c.host, sa.func.count().label("number"))
-        .where(servers.c.host.in_(names), servers.c.deleted == 0).group_by(servers.c.host))}
+    return {
+        row.host: row.number
+        for row in tx.execute(
+            sa.select(servers.c.host, sa.func.count().label("number"))
+            .where(servers.c.host.in_(names), servers.c.deleted == 0)
+            .group_by(servers.c.host)
+        )
+    }

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services: one row for each process kind on a host, and its narrow row of heartbeats.
 
-Whether a service is up is *judged* by the conductors (``judge``) and written down; everybody else reads the
-flag. Silence counts only while the one who judges hears itself through the broker and most hosts are heard.
-Schedulers see what changed by their providers' ``changed_at``: whoever changes a flag here moves it.
+Whether a service is up is *judged* by the conductors (``judge``) and written down; everybody else
+reads the flag. Silence counts only while the one who judges hears itself through the broker and
+most hosts are heard. Schedulers see what changed by their providers' ``changed_at``: whoever
+changes a flag here moves it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -23,29 +25,49 @@ from common.store.schema import heartbeats, provider_traits, providers, services
 DISABLED = "COMPUTE_STATUS_DISABLED"
 COMPUTE, CONDUCTOR, SCHEDULER = "nova-compute", "nova-conductor", "nova-scheduler"
 #: Why a silent host is not evacuated, and what to do.
-NO_PROOF = ("Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
-            "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
-            "openstack compute service set --down {host} nova-compute")
-FEW, MOST = 5, 0.8          #: below FEW hosts one that is heard is enough, else this share of them
+NO_PROOF = (
+    "Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
+    "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
+    "openstack compute service set --down {host} nova-compute"
+)
+FEW, MOST = 5, 0.8  #: below FEW hosts one that is heard is enough, else this share of them
 
 
 def enrol(tx: Connection, host: str, binary: str) -> None:
     """Make a service known; harmless when it is."""
-    if tx.scalar(sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)) is None:
-        insert_ignore(tx, services, {"uuid": ids.new(), "host": host, "binary": binary, "disabled": False,
-                                     "forced_down": False, "created_at": now(), "updated_at": now()})
+    if (
+        tx.scalar(
+            sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)
+        )
+        is None
+    ):
+        insert_ignore(
+            tx,
+            services,
+            {
+                "uuid": ids.new(),
+                "host": host,
+                "binary": binary,
+                "disabled": False,
+                "forced_down": False,
+                "created_at": now(),
+                "updated_at": now(),
+            },
+        )
         _tell(tx, "service.create", services.c.host == host, services.c.binary == binary)
     insert_ignore(tx, heartbeats, {"host": host, "binary": binary, "seen_at": now(), "up": True})
 
 
 def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
-    if notification_settings(tx) is not None and (row := tx.execute(_joined().where(*which)).mappings().first()):
+    if notification_settings(tx) is not None and (
+        row := tx.execute(_joined().where(*which)).mappings().first()
+    ):
         outbox.tell(tx, row["uuid"], row, event)
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """These services gave a sign of life: one statement for all, unless one was down and schedulers must hear of it, or
-    one was deleted: a host registers again, others come back here."""
+    """These services gave a sign of life: one statement for all, unless one was down and schedulers
+    must hear of it, or one was deleted: a host registers again, others come back here."""
     names = sorted(set(hosts))
     heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
     up = sa.update(heartbeats).where(heard, heartbeats.c.up.is_(True)).values(seen_at=now())
@@ -55,52 +77,93 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         for name in names:
             enrol(tx, name, binary)
     back = tx.scalars(sa.select(heartbeats.c.host).where(heard, heartbeats.c.up.is_(False))).all()
-    tx.execute(sa.update(heartbeats).where(heard, heartbeats.c.up.is_(False)).values(seen_at=now(), up=True))
+    tx.execute(
+        sa.update(heartbeats)
+        .where(heard, heartbeats.c.up.is_(False))
+        .values(seen_at=now(), up=True)
+    )
     if binary == COMPUTE and back:
         _flipped(tx, back)
 
 
 def seen_at(tx: Connection, host: str, binary: str) -> int | None:
     """When the last sign of life of a service was written down."""
-    return tx.scalar(sa.select(heartbeats.c.seen_at).where(heartbeats.c.host == host, heartbeats.c.binary == binary))
+    return tx.scalar(
+        sa.select(heartbeats.c.seen_at).where(
+            heartbeats.c.host == host, heartbeats.c.binary == binary
+        )
+    )
 
 
 def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
     """Whether commands reach these hosts is not as it was."""
-    found = tx.scalars(for_update(sa.select(providers.c.id).where(providers.c.host.in_(sorted(hosts)))
-                                  .order_by(providers.c.id))).all()
+    found = tx.scalars(
+        for_update(
+            sa.select(providers.c.id)
+            .where(providers.c.host.in_(sorted(hosts)))
+            .order_by(providers.c.id)
+        )
+    ).all()
     tx.execute(sa.update(providers).where(providers.c.id.in_(found)).values(changed_at=now()))
 
 
 def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
-    """Mark services silent for ``silence`` seconds as down; returns (compute hosts newly down, doubtful).
+    """Mark services silent for ``silence`` seconds as down; returns (compute hosts newly down,
+    doubtful).
 
-    Doubtful means that too few compute hosts are heard for silence to mean anything: nothing is changed.
+    Doubtful means that too few compute hosts are heard for silence to mean anything: nothing is
+    changed.
     """
     limit = now() - silence * SECOND
-    late = list(tx.execute(sa.select(heartbeats.c.host, heartbeats.c.binary).where(
-        heartbeats.c.up.is_(True), heartbeats.c.seen_at < limit)))
+    late = list(
+        tx.execute(
+            sa.select(heartbeats.c.host, heartbeats.c.binary).where(
+                heartbeats.c.up.is_(True), heartbeats.c.seen_at < limit
+            )
+        )
+    )
     if not late:
         return [], False
     computes = [row.host for row in late if row.binary == COMPUTE]
     others = [row.host for row in late if row.binary != COMPUTE]
-    heard, known = tx.execute(sa.select(
-        sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0), sa.func.count()).where(
-        heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))).one()
+    heard, known = tx.execute(
+        sa.select(
+            sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0),
+            sa.func.count(),
+        ).where(heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))
+    ).one()
     doubtful = bool(computes) and (heard < 1 if known < FEW else heard < MOST * known)
     if computes and not doubtful:
-        tx.execute(sa.update(heartbeats).where(heartbeats.c.binary == COMPUTE, heartbeats.c.host.in_(computes),
-                                               heartbeats.c.seen_at < limit).values(up=False))
+        tx.execute(
+            sa.update(heartbeats)
+            .where(
+                heartbeats.c.binary == COMPUTE,
+                heartbeats.c.host.in_(computes),
+                heartbeats.c.seen_at < limit,
+            )
+            .values(up=False)
+        )
         _flipped(tx, computes)
     if others:
-        tx.execute(sa.update(heartbeats).where(heartbeats.c.binary != COMPUTE, heartbeats.c.host.in_(others),
-                                               heartbeats.c.seen_at < limit).values(up=False))
+        tx.execute(
+            sa.update(heartbeats)
+            .where(
+                heartbeats.c.binary != COMPUTE,
+                heartbeats.c.host.in_(others),
+                heartbeats.c.seen_at < limit,
+            )
+            .values(up=False)
+        )
     return ([] if doubtful else sorted(computes)), doubtful
 
 
 def _joined() -> sa.Select[Any]:
-    return sa.select(services, heartbeats.c.seen_at, heartbeats.c.up).select_from(services.outerjoin(
-        heartbeats, sa.and_(heartbeats.c.host == services.c.host, heartbeats.c.binary == services.c.binary)))
+    return sa.select(services, heartbeats.c.seen_at, heartbeats.c.up).select_from(
+        services.outerjoin(
+            heartbeats,
+            sa.and_(heartbeats.c.host == services.c.host, heartbeats.c.binary == services.c.binary),
+        )
+    )
 
 
 def list_all(tx: Connection, host: str | None = None, binary: str | None = None) -> list[Row[Any]]:
@@ -115,45 +178,67 @@ def list_all(tx: Connection, host: str | None = None, binary: str | None = None)
 
 def show(tx: Connection, uuid: str | None = None, number: int | None = None) -> Row[Any] | None:
     """One service by its uuid, or its number."""
-    return tx.execute(_joined().where(services.c.uuid == uuid if number is None else services.c.id == number)).first()
+    return tx.execute(
+        _joined().where(services.c.uuid == uuid if number is None else services.c.id == number)
+    ).first()
 
 
 def remove(tx: Connection, row: Row[Any]) -> None:
-    """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when it beats."""
+    """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when
+    it beats."""
     _tell(tx, "service.delete", services.c.id == row.id)
     tx.execute(sa.delete(services).where(services.c.id == row.id))
-    tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
+    tx.execute(
+        sa.delete(heartbeats).where(
+            heartbeats.c.host == row.host, heartbeats.c.binary == row.binary
+        )
+    )
 
 
 def lock(tx: Connection, host: str) -> None:
-    """What is declared of a host (disabled, forced down, why) is nobody else's to change before the transaction ends;
-    who judges it reads it after this."""
-    tx.execute(for_update(sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)))
+    """What is declared of a host (disabled, forced down, why) is nobody else's to change before the
+    transaction ends; who judges it reads it after this."""
+    tx.execute(
+        for_update(
+            sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)
+        )
+    )
 
 
 def fence(tx: Connection, host: str) -> None:
-    """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it registers."""
-    tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE).values(
-        forced_down=True, fenced_at=now(), updated_at=now()))
+    """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it
+    registers."""
+    tx.execute(
+        sa.update(services)
+        .where(services.c.host == host, services.c.binary == COMPUTE)
+        .values(forced_down=True, fenced_at=now(), updated_at=now())
+    )
     _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
     _flipped(tx, [host])
 
 
 def returned(tx: Connection, host: str) -> None:
-    """A host registers: that it was fenced proves nothing any more; an admin's own word stands. Whoever fences it just
-    now is waited for: a row that does not say so yet would not be found otherwise."""
+    """A host registers: that it was fenced proves nothing any more; an admin's own word stands.
+    Whoever fences it just now is waited for: a row that does not say so yet would not be found
+    otherwise."""
     lock(tx, host)
-    back = tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
-                                                services.c.fenced_at.is_not(None)).values(
-        forced_down=False, fenced_at=None, updated_at=now()))
+    back = tx.execute(
+        sa.update(services)
+        .where(
+            services.c.host == host, services.c.binary == COMPUTE, services.c.fenced_at.is_not(None)
+        )
+        .values(forced_down=False, fenced_at=None, updated_at=now())
+    )
     if back.rowcount:
         _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
 
 
 def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
-    """Is there proof that the guests of a host are dead: fenced, or an admin's word? ``locked``: nobody can take it
-    back before the transaction ends."""
-    query = sa.select(services.c.forced_down).where(services.c.host == host, services.c.binary == COMPUTE)
+    """Is there proof that the guests of a host are dead: fenced, or an admin's word? ``locked``:
+    nobody can take it back before the transaction ends."""
+    query = sa.select(services.c.forced_down).where(
+        services.c.host == host, services.c.binary == COMPUTE
+    )
     return bool(tx.scalar(for_update(query) if locked else query))
 
 
@@ -164,8 +249,8 @@ def is_up(tx: Connection, host: str) -> bool:
 
 
 def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
-    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service; the provider of a host says it by a
-    trait, so that it can be asked for as any other.
+    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service; the provider of a
+    host says it by a trait, so that it can be asked for as any other.
 
     Raises:
         NotFound: there is none with this uuid.
@@ -173,11 +258,18 @@ def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
     unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
     if unknown:
         raise ValueError(f"not settable: {sorted(unknown)}")
-    if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(
-            **changes, **({"fenced_at": None} if "forced_down" in changes else {}), updated_at=now())).rowcount:
+    if not tx.execute(
+        sa.update(services)
+        .where(services.c.uuid == uuid)
+        .values(
+            **changes, **({"fenced_at": None} if "forced_down" in changes else {}), updated_at=now()
+        )
+    ).rowcount:
         raise errors.NotFound(f"Service {uuid} could not be found.")
     _tell(tx, "service.update", services.c.uuid == uuid)
-    row = tx.execute(sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)).one()
+    row = tx.execute(
+        sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)
+    ).one()
     provider = tx.scalar(for_update(sa.select(providers.c.id).where(providers.c.host == row.host)))
     if row.binary == COMPUTE and provider is not None:
         _say_traits(tx, row.host, provider)
@@ -185,14 +277,24 @@ def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
 
 def traits(tx: Connection, host: str) -> list[str]:
     """The traits that a host has because of its service."""
-    disabled = tx.scalar(sa.select(services.c.disabled).where(services.c.host == host, services.c.binary == COMPUTE))
+    disabled = tx.scalar(
+        sa.select(services.c.disabled).where(services.c.host == host, services.c.binary == COMPUTE)
+    )
     return [DISABLED] if disabled else []
 
 
 def _say_traits(tx: Connection, host: str, provider: int) -> None:
-    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider,
-                                                provider_traits.c.trait == DISABLED))
+    tx.execute(
+        sa.delete(provider_traits).where(
+            provider_traits.c.provider_id == provider, provider_traits.c.trait == DISABLED
+        )
+    )
     for trait in traits(tx, host):
-        tx.execute(sa.insert(provider_traits).values(provider_id=provider, trait=trait, by_hand=False))
-    tx.execute(sa.update(providers).where(providers.c.id == provider).values(
-        generation=providers.c.generation + 1, changed_at=now()))
+        tx.execute(
+            sa.insert(provider_traits).values(provider_id=provider, trait=trait, by_hand=False)
+        )
+    tx.execute(
+        sa.update(providers)
+        .where(providers.c.id == provider)
+        .values(generation=providers.c.generation + 1, changed_at=now())
+    )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Availability zones: what the metadata of aggregates says of where hosts are.
 
-A zone has no row of its own. Read by ``aggregates``, which sees to it that a host is in one zone at most, and by
-claims, under the locks that every change of a host's zone takes.
+A zone has no row of its own. Read by ``aggregates``, which sees to it that a host is in one zone at
+most, and by claims, under the locks that every change of a host's zone takes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -18,10 +19,15 @@ from common.store.schema import aggregate_hosts, aggregates, services
 KEY = "availability_zone"
 
 
-def hosts(tx: Connection, names: Iterable[str] | None = None, but: int | None = None) -> dict[str, str]:
-    """Host to zone, of all hosts or of these, as all aggregates say, or all but one; who is in none is left out."""
+def hosts(
+    tx: Connection, names: Iterable[str] | None = None, but: int | None = None
+) -> dict[str, str]:
+    """Host to zone, of all hosts or of these, as all aggregates say, or all but one; who is in none
+    is left out."""
     member = aggregate_hosts.c
-    query = sa.select(member.host, aggregates.c.meta).join(aggregates, aggregates.c.id == member.aggregate_id)
+    query = sa.select(member.host, aggregates.c.meta).join(
+        aggregates, aggregates.c.id == member.aggregate_id
+    )
     if names is not None:
         query = query.where(member.host.in_(sorted(set(names))))
     if but is not None:
@@ -30,7 +36,8 @@ def hosts(tx: Connection, names: Iterable[str] | None = None, but: int | None = 
 
 
 def is_open(tx: Connection, zone: str, default: str) -> bool:
-    """Has the zone a host that takes new servers? ``default``: the zone of hosts in no aggregate that is one.
+    """Has the zone a host that takes new servers? ``default``: the zone of hosts in no aggregate
+    that is one.
 
     Two statements, which stop at the first such host.
     """
@@ -41,10 +48,19 @@ def is_open(tx: Connection, zone: str, default: str) -> bool:
 
     def in_any(numbers: Iterable[int]) -> sa.ColumnElement[bool]:
         member = sa.select(aggregate_hosts.c.host).where(
-            aggregate_hosts.c.host == services.c.host, aggregate_hosts.c.aggregate_id.in_(sorted(numbers)))
+            aggregate_hosts.c.host == services.c.host,
+            aggregate_hosts.c.aggregate_id.in_(sorted(numbers)),
+        )
         return member.exists()
+
     there = in_any(by_zone.get(zone, ()))
     if zone == default:
         there |= ~in_any(number for numbers in by_zone.values() for number in numbers)
-    return tx.execute(sa.select(services.c.id).where(
-        services.c.binary == COMPUTE, services.c.disabled.is_(False), there).limit(1)).first() is not None
+    return (
+        tx.execute(
+            sa.select(services.c.id)
+            .where(services.c.binary == COMPUTE, services.c.disabled.is_(False), there)
+            .limit(1)
+        ).first()
+        is not None
+    )

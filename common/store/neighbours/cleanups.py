@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending cleanups: what a neighbour has still to remove or put right for a server, and when it is asked again.
+"""Pending cleanups: what a neighbour has still to remove or put right for a server, and when it is
+asked again.
 
-The conductor's runner adds them in the transaction that goes on without them, ``conductor.cleanups`` carries them out,
-the operator lists, hastens and drops them. Of one thing (kind, target, place) there is at most one. A row goes when
-the neighbour has done it, or when there is nothing to do any more.
+The conductor's runner adds them in the transaction that goes on without them,
+``conductor.cleanups`` carries them out, the operator lists, hastens and drops them. Of one thing
+(kind, target, place) there is at most one. A row goes when the neighbour has done it, or when there
+is nothing to do any more.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -17,41 +20,66 @@ from common.clock import SECOND
 from common.store.engine import insert_many, now
 from common.store.schema import cleanups, servers
 
-#: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that is bound to a host
-#: besides its own, an image, a server whose old backups are meant, a share that a host's address may mount.
-PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE = "port", "ports", "binding", "image", "backups", "share"
+#: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that
+#: is bound to a host besides its own, an image, a server whose old backups are meant, a share that
+#: a host's address may mount.
+PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE = (
+    "port",
+    "ports",
+    "binding",
+    "image",
+    "backups",
+    "share",
+)
 OF_PORTS = (PORT, PORTS, BINDING)
-FIRST = 10 * SECOND             #: until the second try; doubled each time
+FIRST = 10 * SECOND  #: until the second try; doubled each time
 REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
-LEASE = 300 * SECOND            #: longer than one round of tries takes
+LEASE = 300 * SECOND  #: longer than one round of tries takes
 LONGEST_WHY = 1000
 
 
 def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Remember what is to be done, at once for the first time: each row has kind, target, place, args, server_id,
-    project_id and why. What is known already stays as it is."""
-    insert_many(tx, cleanups, [{**row, "why": row["why"][:LONGEST_WHY]} for row in rows], "created_at", "due_at",
-                ignore=True)
+    """Remember what is to be done, at once for the first time: each row has kind, target, place,
+    args, server_id, project_id and why. What is known already stays as it is."""
+    insert_many(
+        tx,
+        cleanups,
+        [{**row, "why": row["why"][:LONGEST_WHY]} for row in rows],
+        "created_at",
+        "due_at",
+        ignore=True,
+    )
 
 
-_DUE = sa.select(cleanups).where(
-    cleanups.c.due_at <= now(), cleanups.c.kind.in_(sa.bindparam("kinds", expanding=True))).order_by(
-        cleanups.c.due_at).limit(sa.bindparam("most", type_=sa.Integer)).with_for_update(skip_locked=True)
+_DUE = (
+    sa.select(cleanups)
+    .where(cleanups.c.due_at <= now(), cleanups.c.kind.in_(sa.bindparam("kinds", expanding=True)))
+    .order_by(cleanups.c.due_at)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+)
 
 
 def take(tx: Connection, kinds: Collection[str], limit: int) -> list[Row[Any]]:
     """The cleanups of these kinds that are due, oldest first; nobody else gets them for a while."""
     rows = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
     if rows:
-        tx.execute(sa.update(cleanups).where(cleanups.c.id.in_([row.id for row in rows])).values(due_at=now() + LEASE))
+        tx.execute(
+            sa.update(cleanups)
+            .where(cleanups.c.id.in_([row.id for row in rows]))
+            .values(due_at=now() + LEASE)
+        )
     return rows
 
 
 def postpone(tx: Connection, row: Row[Any], why: str, at_most: int) -> None:
     """It could not be done; the time to the next try grows up to ``at_most``."""
     later = min(FIRST * 2 ** min(row.tries, 20), at_most)
-    tx.execute(sa.update(cleanups).where(cleanups.c.id == row.id).values(
-        tries=row.tries + 1, why=why[:LONGEST_WHY], due_at=now() + later))
+    tx.execute(
+        sa.update(cleanups)
+        .where(cleanups.c.id == row.id)
+        .values(tries=row.tries + 1, why=why[:LONGEST_WHY], due_at=now() + later)
+    )
 
 
 def wait(tx: Connection, row: Row[Any]) -> None:
@@ -60,8 +88,8 @@ def wait(tx: Connection, row: Row[Any]) -> None:
 
 
 def strike(tx: Connection, row: Row[Any], fence: int | None) -> bool:
-    """It is done; unless its server has changed since it had this ``fence`` (None: it is gone for good), for then what
-    was done may be wrong by now."""
+    """It is done; unless its server has changed since it had this ``fence`` (None: it is gone for
+    good), for then what was done may be wrong by now."""
     if fence is not None:
         found = server_of(tx, row)
         if found is not None and (found.fence != fence or found.action is not None):
@@ -72,13 +100,18 @@ def strike(tx: Connection, row: Row[Any], fence: int | None) -> bool:
 
 def server_of(tx: Connection, row: Row[Any]) -> Row[Any] | None:
     """The server of a cleanup; None when it is deleted."""
-    return tx.execute(sa.select(servers).where(servers.c.id == row.server_id, servers.c.deleted == 0)).first()
+    return tx.execute(
+        sa.select(servers).where(servers.c.id == row.server_id, servers.c.deleted == 0)
+    ).first()
 
 
 def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
     """It has been done by somebody else, or is not wanted any more."""
-    tx.execute(sa.delete(cleanups).where(cleanups.c.kind == kind, cleanups.c.target == target,
-                                         cleanups.c.place == place))
+    tx.execute(
+        sa.delete(cleanups).where(
+            cleanups.c.kind == kind, cleanups.c.target == target, cleanups.c.place == place
+        )
+    )
 
 
 def list_all(tx: Connection) -> list[Row[Any]]:
@@ -91,7 +124,9 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
     """Try it again at once; is there such a one?"""
-    found = tx.execute(sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0))
+    found = tx.execute(
+        sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
+    )
     return bool(found.rowcount)
 
 

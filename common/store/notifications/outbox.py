@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox: what is to be told to others, written by the transaction that makes it true, sent by one conductor.
+"""The outbox: what is to be told to others, written by the transaction that makes it true, sent by
+one conductor.
 
-Rows are numbered while their object is locked, so the order of their numbers is the order in which each object
-changed. Where nothing is told (``Store.notify_with``) nothing here makes a statement. Whoever sends holds a lease,
-sends rows in their order, and strikes them when the broker has them: told at least once, and again after a crash
-between.
+Rows are numbered while their object is locked, so the order of their numbers is the order in which
+each object changed. Where nothing is told (``Store.notify_with``) nothing here makes a statement.
+Whoever sends holds a lease, sends rows in their order, and strikes them when the broker has them:
+told at least once, and again after a crash between.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,18 +27,51 @@ from common.store.engine import insert_ignore, insert_many, notification_setting
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers
 
 LEASE = 30 * SECOND
-LATE = 300 * SECOND           #: a notification that has waited so long will not go by itself
-SENDER = "notifications"      #: the name of the lease
+LATE = 300 * SECOND  #: a notification that has waited so long will not go by itself
+SENDER = "notifications"  #: the name of the lease
 _S = servers.c
 _KEY = (keypairs.c.user_id == _S.user_id, keypairs.c.name == _S.key_name)
 #: What payloads say of a server. Never what is secret: user data, passwords.
 _PICTURE = sa.select(
-    _S.id, _S.project_id, _S.user_id, _S.name, _S.hostname, _S.description, _S.vm_state, _S.task_state, _S.power_state,
-    _S.progress, _S.locked, _S.locked_reason, _S.host, _S.availability_zone, _S.pinned_availability_zone, _S.image_id,
-    _S.image, _S.flavor, _S.key_name, _S.key_data, _S.meta, _S.tags, _S.trusted_image_certificates, _S.access_ip_v4,
-    _S.access_ip_v6, _S.disk_config, _S.reservation_id, _S.created_at, _S.updated_at, _S.launched_at, _S.terminated_at,
-    _S.deleted_at, _S.interfaces, _S.scheduler_hints, _S.security_groups,
-    sa.select(hosts.c.hypervisor_hostname).where(hosts.c.name == _S.host).scalar_subquery().label("node"),
+    _S.id,
+    _S.project_id,
+    _S.user_id,
+    _S.name,
+    _S.hostname,
+    _S.description,
+    _S.vm_state,
+    _S.task_state,
+    _S.power_state,
+    _S.progress,
+    _S.locked,
+    _S.locked_reason,
+    _S.host,
+    _S.availability_zone,
+    _S.pinned_availability_zone,
+    _S.image_id,
+    _S.image,
+    _S.flavor,
+    _S.key_name,
+    _S.key_data,
+    _S.meta,
+    _S.tags,
+    _S.trusted_image_certificates,
+    _S.access_ip_v4,
+    _S.access_ip_v6,
+    _S.disk_config,
+    _S.reservation_id,
+    _S.created_at,
+    _S.updated_at,
+    _S.launched_at,
+    _S.terminated_at,
+    _S.deleted_at,
+    _S.interfaces,
+    _S.scheduler_hints,
+    _S.security_groups,
+    sa.select(hosts.c.hypervisor_hostname)
+    .where(hosts.c.name == _S.host)
+    .scalar_subquery()
+    .label("node"),
     sa.select(keypairs.c.type).where(*_KEY).scalar_subquery().label("key_type"),
     sa.select(keypairs.c.fingerprint).where(*_KEY).scalar_subquery().label("key_fingerprint"),
 ).where(_S.id.in_(sa.bindparam("ids", expanding=True)))
@@ -46,25 +81,43 @@ _FAULTS = {"superseded": "Superseded", "failed": "ActionFailed"}
 
 # --- what transitions write ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
-    """Write notices, with the picture of their servers as this transaction leaves them; two statements, however many.
-    Those whose server is gone, and those of a shutdown where nothing was up, are left out."""
+    """Write notices, with the picture of their servers as this transaction leaves them; two
+    statements, however many. Those whose server is gone, and those of a shutdown where nothing was
+    up, are left out."""
     settings = notification_settings(tx)
     if settings is None or not notices:
         return
     ids = sorted({notice.key for notice in notices if notice.of_server})
-    pictures = {row["id"]: dict(row) for row in tx.execute(_PICTURE, {"ids": ids}).mappings()} if ids else {}
+    pictures = (
+        {row["id"]: dict(row) for row in tx.execute(_PICTURE, {"ids": ids}).mappings()}
+        if ids
+        else {}
+    )
     rows = []
     for notice in notices:
         picture = pictures.get(notice.key) if notice.of_server else notice.about.get("object")
-        if picture is None or notice.event.startswith("instance.shutdown") and picture["host"] is None:
+        if (
+            picture is None
+            or notice.event.startswith("instance.shutdown")
+            and picture["host"] is None
+        ):
             continue
         about = {name: value for name, value in notice.about.items() if name != "object"}
         if notice.event in _OF_A_PERIOD:
             about = {"periods": settings.periods, **about}
-        host = picture.get("host") if notice.source == COMPUTE or notice.event.startswith("service.") else None
-        rows.append({"event": notice.event, "key": notice.key[:255],
-                     "publisher": f"{notice.source}:{host or settings.host}",
-                     "body": {"request": notice.request, "object": picture, "about": about}})
+        host = (
+            picture.get("host")
+            if notice.source == COMPUTE or notice.event.startswith("service.")
+            else None
+        )
+        rows.append(
+            {
+                "event": notice.event,
+                "key": notice.key[:255],
+                "publisher": f"{notice.source}:{host or settings.host}",
+                "body": {"request": notice.request, "object": picture, "about": about},
+            }
+        )
     insert_many(tx, notifications, rows, "created_at")
 
 
@@ -77,10 +130,19 @@ def begun(tx: Connection, rows: Iterable[dict[str, Any]], was: Row[Any] | None =
     for row in rows:
         request, action = events.request(row), states.BY_WORKFLOW.get(row["workflow"])
         if was is not None and settings.states == VM_AND_TASK_STATE:
-            found.append(Notice("instance.update", row["server_id"], request, {
-                "old_state": was.vm_state, "old_task_state": was.task_state}))
+            found.append(
+                Notice(
+                    "instance.update",
+                    row["server_id"],
+                    request,
+                    {"old_state": was.vm_state, "old_task_state": was.task_state},
+                )
+            )
         about = events.about(row["workflow"], row.get("args") or {})
-        found += [Notice(event, row["server_id"], request, about) for event in events.event_names(action).begun]
+        found += [
+            Notice(event, row["server_id"], request, about)
+            for event in events.event_names(action).begun
+        ]
     add(tx, found)
 
 
@@ -91,14 +153,25 @@ def ended(tx: Connection, action_id: str) -> None:
     row = tx.execute(sa.select(actions).where(actions.c.id == action_id)).mappings().first()
     if row is None or row["state"] not in _FAULTS:
         return
-    fault = {"exception": _FAULTS[row["state"]], "message": row["message"] or "", "step": row["step"] or "",
-             "details": row["cause"] or ""}
+    fault = {
+        "exception": _FAULTS[row["state"]],
+        "message": row["message"] or "",
+        "step": row["step"] or "",
+        "details": row["cause"] or "",
+    }
     about = {**events.about(row["workflow"], row["args"]), "fault": fault}
-    add(tx, [Notice(event, row["server_id"], events.request(row), about)
-             for event in events.event_names(states.BY_WORKFLOW.get(row["workflow"])).failed])
+    add(
+        tx,
+        [
+            Notice(event, row["server_id"], events.request(row), about)
+            for event in events.event_names(states.BY_WORKFLOW.get(row["workflow"])).failed
+        ],
+    )
 
 
-def done(tx: Connection, row: states.Action, server_id: str, context: RequestContext, was: Row[Any]) -> None:
+def done(
+    tx: Connection, row: states.Action, server_id: str, context: RequestContext, was: Row[Any]
+) -> None:
     """An action was carried out at once."""
     settings = notification_settings(tx)
     if settings is None:
@@ -106,21 +179,30 @@ def done(tx: Connection, row: states.Action, server_id: str, context: RequestCon
     request = {"id": context.request_id, "user": context.user_id, "project": context.project_id}
     found = [Notice(event, server_id, request) for event in events.event_names(row).done]
     if not row.notification and settings.states != OFF:
-        found.append(Notice("instance.update", server_id, request, {
-            "old_state": was.vm_state, "old_task_state": was.task_state}))
+        found.append(
+            Notice(
+                "instance.update",
+                server_id,
+                request,
+                {"old_state": was.vm_state, "old_task_state": was.task_state},
+            )
+        )
     add(tx, found)
 
 
 def tell(tx: Connection, key: str, picture: Mapping[Any, Any] | None, *names: str) -> None:
-    """Write what has happened to something that is no server; nothing when there is no picture of it."""
+    """Write what has happened to something that is no server; nothing when there is no picture of
+    it."""
     if picture is not None:
         add(tx, [Notice(name, key, about={"object": dict(picture)}) for name in names])
 
 
 @contextmanager
-def around(tx: Connection, name: str, key: str, take: Callable[[], Mapping[Any, Any] | None]) -> Iterator[None]:
-    """Tell NAME.start with a picture from before the block, and NAME.end with one from after it; when it is gone then,
-    with the same one. Nothing is asked where nothing is told."""
+def around(
+    tx: Connection, name: str, key: str, take: Callable[[], Mapping[Any, Any] | None]
+) -> Iterator[None]:
+    """Tell NAME.start with a picture from before the block, and NAME.end with one from after it;
+    when it is gone then, with the same one. Nothing is asked where nothing is told."""
     is_on = notification_settings(tx) is not None
     before = take() if is_on else None
     yield
@@ -129,7 +211,11 @@ def around(tx: Connection, name: str, key: str, take: Callable[[], Mapping[Any, 
 
 
 # --- what the sender asks ---
-_NEXT = sa.select(notifications).order_by(notifications.c.id).limit(sa.bindparam("most", type_=sa.Integer))
+_NEXT = (
+    sa.select(notifications)
+    .order_by(notifications.c.id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
 _OLDEST = sa.select(notifications.c.id).limit(1)
 _NEWEST = sa.select(sa.func.max(notifications.c.id))
 _COUNT = sa.select(sa.func.count()).select_from(notifications)
@@ -149,8 +235,11 @@ class Waiting(NamedTuple):
 def waiting(tx: Connection) -> Waiting | None:
     """What waits; None: nothing. It reads the whole outbox."""
     oldest = tx.execute(_NEXT, {"most": 1}).first()
-    return None if oldest is None else Waiting(
-        tx.scalar(_COUNT) or 0, oldest.event, oldest.key, oldest.created_at)
+    return (
+        None
+        if oldest is None
+        else Waiting(tx.scalar(_COUNT) or 0, oldest.event, oldest.key, oldest.created_at)
+    )
 
 
 def late(tx: Connection) -> int | None:
@@ -166,9 +255,15 @@ def is_empty(tx: Connection) -> bool:
 def take(tx: Connection, owner: str, most: int) -> list[Row[Any]]:
     """The oldest rows, for whoever gets or keeps the lease; none for others."""
     free = sa.or_(leases.c.owner == owner, leases.c.until < now())
-    mine = tx.execute(sa.update(leases).where(leases.c.name == SENDER, free).values(owner=owner, until=now() + LEASE))
+    mine = tx.execute(
+        sa.update(leases)
+        .where(leases.c.name == SENDER, free)
+        .values(owner=owner, until=now() + LEASE)
+    )
     if not mine.rowcount:
-        insert_ignore(tx, leases, {"name": SENDER, "owner": "", "until": 0})      # the first ever gets it next time
+        insert_ignore(
+            tx, leases, {"name": SENDER, "owner": "", "until": 0}
+        )  # the first ever gets it next time
         return []
     return list(tx.execute(_NEXT, {"most": most}))
 
@@ -180,7 +275,9 @@ def strike(tx: Connection, ids: Sequence[int]) -> None:
 
 def let_go(tx: Connection, owner: str) -> None:
     """Another conductor may send at once."""
-    tx.execute(sa.update(leases).where(leases.c.name == SENDER, leases.c.owner == owner).values(until=0))
+    tx.execute(
+        sa.update(leases).where(leases.c.name == SENDER, leases.c.owner == owner).values(until=0)
+    )
 
 
 def trim(tx: Connection, most: int) -> int:

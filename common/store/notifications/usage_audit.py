@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The usage audit: instance.exists of every server that ran in a period that is over, told once.
 
-How far it is stands in the row of ``leases`` that this duty has: ``until`` is the end of the period, ``owner`` the last
-server that was told of, or ``DONE``. Each step moves both with the notices that it writes, in one transaction, so that
-several conductors and those that are killed tell each server once.
+How far it is stands in the row of ``leases`` that this duty has: ``until`` is the end of the
+period, ``owner`` the last server that was told of, or ``DONE``. Each step moves both with the
+notices that it writes, in one transaction, so that several conductors and those that are killed
+tell each server once.
 """
+
 from __future__ import annotations
 
 import sqlalchemy as sa
@@ -22,10 +24,17 @@ AT_ONCE = 200
 _MINE = sa.select(leases.c.owner, leases.c.until).where(leases.c.name == NAME)
 _S = servers.c
 #: One that has left its host without being deleted used none.
-_RAN = sa.select(_S.id).where(
-    _S.id > sa.bindparam("after"), _S.launched_at < sa.bindparam("end"),
-    sa.or_(_S.terminated_at.is_(None), _S.terminated_at > sa.bindparam("begin")),
-    sa.or_(_S.deleted != 0, _S.vm_state != states.SHELVED_OFFLOADED)).order_by(_S.id).limit(AT_ONCE)
+_RAN = (
+    sa.select(_S.id)
+    .where(
+        _S.id > sa.bindparam("after"),
+        _S.launched_at < sa.bindparam("end"),
+        sa.or_(_S.terminated_at.is_(None), _S.terminated_at > sa.bindparam("begin")),
+        sa.or_(_S.deleted != 0, _S.vm_state != states.SHELVED_OFFLOADED),
+    )
+    .order_by(_S.id)
+    .limit(AT_ONCE)
+)
 
 
 def is_done(tx: Connection, periods: Periods) -> bool:
@@ -35,7 +44,8 @@ def is_done(tx: Connection, periods: Periods) -> bool:
 
 
 def step(tx: Connection, periods: Periods) -> bool:
-    """Tell of the next servers; False when that was all. A period that was begun is ended before the next."""
+    """Tell of the next servers; False when that was all. A period that was begun is ended before
+    the next."""
     insert_ignore(tx, leases, {"name": NAME, "owner": DONE, "until": 0})
     row = tx.execute(for_update(_MINE)).one()
     begin, end = periods.last(row.until if row.owner != DONE else moment(tx))
@@ -43,8 +53,13 @@ def step(tx: Connection, periods: Periods) -> bool:
         return False
     after = "" if row.owner == DONE else row.owner
     ids = list(tx.scalars(_RAN, {"after": after, "begin": begin, "end": end}))
-    outbox.add(tx, [Notice("instance.exists", server, about={"period": [begin, end]}) for server in ids])
+    outbox.add(
+        tx, [Notice("instance.exists", server, about={"period": [begin, end]}) for server in ids]
+    )
     is_last = len(ids) < AT_ONCE
-    tx.execute(sa.update(leases).where(leases.c.name == NAME).values(
-        owner=DONE if is_last else ids[-1], until=end))
+    tx.execute(
+        sa.update(leases)
+        .where(leases.c.name == NAME)
+        .values(owner=DONE if is_last else ids[-1], until=end)
+    )
     return not is_last

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: who holds how much of which host. Placement's semantics; written by the conductor alone.
+"""Allocations: who holds how much of which host. Placement's semantics; written by the conductor
+alone.
 
-``claim`` is the one door in and ``release`` the one door out. What a placement must keep is checked in the claim under
-locks: hard server groups first, then providers in ascending order. Usage is always the sum of the rows, never a
-counter. A host that was disabled meanwhile gets nobody who is not forced there: once ``services.set_state`` has
-committed no claim comes after, so that a host which is found empty then stays so. Other traits of a host are the
-scheduler's to look at: they guide placement and guarantee nothing.
+``claim`` is the one door in and ``release`` the one door out. What a placement must keep is checked
+in the claim under
+locks: hard server groups first, then providers in ascending order. Usage is always the sum of the
+rows, never a counter. A host that was disabled meanwhile gets nobody who is not forced there: once
+``services.set_state`` has committed no claim comes after, so that a host which is found empty then
+stays so. Other traits of a host are the scheduler's to look at: they guide placement and guarantee
+nothing.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,20 +26,30 @@ from common.hardware import Hardware
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts import services, zones
-from common.store.schema import allocations, consumers, guests, hosts, inventories, provider_traits, providers
+from common.store.schema import (
+    allocations,
+    consumers,
+    guests,
+    hosts,
+    inventories,
+    provider_traits,
+    providers,
+)
 from common.store.servers import server_groups
 from common.wire import from_wire
 
 
 @dataclass
 class ClaimRequest:
-    """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then.
+    """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set
+    then.
 
-    forced: an operator insists on the host, also when it is disabled or builds fail there. zone: where it must be,
-    since the host may have moved to another since it was proposed. group: its server group. hardware: when it asks for
-    particular parts of the host, ``assignment`` says which it got. leaves: the host that the consumer leaves and the
-    migration that holds from now on what it has there; has: what that is, where the consumer may stay and needs only
-    what it wants more. tried: builds failed on the host before this claim. refused: why the last host looked at was not
+    forced: an operator insists on the host, also when it is disabled or builds fail there. zone:
+    where it must be, since the host may have moved to another since it was proposed. group: its
+    server group. hardware: when it asks for particular parts of the host, ``assignment`` says which
+    it got. leaves: the host that the consumer leaves and the migration that holds from now on what
+    it has there; has: what that is, where the consumer may stay and needs only what it wants more.
+    tried: builds failed on the host before this claim. refused: why the last host looked at was not
     it.
     """
 
@@ -62,8 +76,8 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailedBuildLimit:
-    """A host on which ``failures`` builds failed in a row is left out for ``pause`` seconds, and then gets one server
-    at a time to try; 0 failures: no host is ever left out."""
+    """A host on which ``failures`` builds failed in a row is left out for ``pause`` seconds, and
+    then gets one server at a time to try; 0 failures: no host is ever left out."""
 
     failures: int = 5
     pause: int = 300
@@ -79,7 +93,11 @@ class _Room:
     step_size: int
 
     def fits(self, amount: int, has: int = 0) -> bool:
-        return amount - has <= self.free and self.min_unit <= amount <= self.max_unit and amount % self.step_size == 0
+        return (
+            amount - has <= self.free
+            and self.min_unit <= amount <= self.max_unit
+            and amount % self.step_size == 0
+        )
 
 
 @dataclass
@@ -104,8 +122,13 @@ class _Host:
     parts: _Parts | None = None
     zone: str | None = None
 
-    def refuses(self, request: ClaimRequest, amounts: Mapping[str, int], group: server_groups.Hard | None,
-                name: str) -> str:
+    def refuses(
+        self,
+        request: ClaimRequest,
+        amounts: Mapping[str, int],
+        group: server_groups.Hard | None,
+        name: str,
+    ) -> str:
         """Why the request cannot have this host; "" when it can, with its assignment set."""
         if self.left_out and not request.forced:
             return "builds fail there"
@@ -114,16 +137,28 @@ class _Host:
         if request.zone is not None and request.zone != self.zone and not request.forced:
             return f"not in zone {request.zone}"
         has = request.has if request.stays(name) else {}
-        short = next((one for one, amount in amounts.items()
-                      if one not in self.rooms or not self.rooms[one].fits(amount, has.get(one, 0))), None)
+        short = next(
+            (
+                one
+                for one, amount in amounts.items()
+                if one not in self.rooms or not self.rooms[one].fits(amount, has.get(one, 0))
+            ),
+            None,
+        )
         if short is not None:
             return f"short of {short}"
         if group is not None and not group.allows(request.consumer, name):
             return f"its server group's policy {group.policy}"
         if request.hardware is not None:
             parts = self.parts or _Parts([], [], [])
-            request.assignment = numa.fit(parts.numa_nodes, parts.devices, parts.held, request.hardware)
-            return "" if request.assignment is not None else "no CPUs, memory pages or devices that fit"
+            request.assignment = numa.fit(
+                parts.numa_nodes, parts.devices, parts.held, request.hardware
+            )
+            return (
+                ""
+                if request.assignment is not None
+                else "no CPUs, memory pages or devices that fit"
+            )
         return ""
 
     def take(self, request: ClaimRequest, amounts: Mapping[str, int]) -> None:
@@ -137,20 +172,34 @@ class _Host:
         self.left_out = self.left_out or (self.on_trial and not request.forced)
 
 
-def claim(tx: Connection, requests: Sequence[ClaimRequest], failed_build_limit: FailedBuildLimit | None = None,
-          default_zone: str = "nova") -> None:
-    """Give each request the first of its hosts that still fits; those that fit nowhere keep ``host`` None.
+def claim(
+    tx: Connection,
+    requests: Sequence[ClaimRequest],
+    failed_build_limit: FailedBuildLimit | None = None,
+    default_zone: str = "nova",
+) -> None:
+    """Give each request the first of its hosts that still fits; those that fit nowhere keep
+    ``host`` None.
 
-    Only the hosts named first by some request are locked; a later alternate counts when it is among them.
-    The caller asks again with fresh proposals for those left over. Requests see those before them in the list.
+    Only the hosts named first by some request are locked; a later alternate counts when it is among
+    them. The caller asks again with fresh proposals for those left over. Requests see those before
+    them in the list.
     """
     wanted = sorted({request.hosts[0] for request in requests if request.hosts})
     if not wanted:
         return
-    groups = server_groups.lock_hard(tx, {request.group for request in requests if request.group and request.hosts})
-    wanted = sorted({*wanted, *(request.leaves[0] for request in requests if request.leaves and request.hosts)})
-    locked = _hosts(tx, wanted, failed_build_limit or FailedBuildLimit(),
-                    any(request.hardware is not None for request in requests))
+    groups = server_groups.lock_hard(
+        tx, {request.group for request in requests if request.group and request.hosts}
+    )
+    wanted = sorted(
+        {*wanted, *(request.leaves[0] for request in requests if request.leaves and request.hosts)}
+    )
+    locked = _hosts(
+        tx,
+        wanted,
+        failed_build_limit or FailedBuildLimit(),
+        any(request.hardware is not None for request in requests),
+    )
     if any(request.zone is not None for request in requests):
         found = zones.hosts(tx, wanted)
         for name, host in locked.items():
@@ -173,43 +222,68 @@ def claim(tx: Connection, requests: Sequence[ClaimRequest], failed_build_limit: 
         if request.leaves is not None and request.leaves[0] in locked:
             kept = _kept(tx, request, locked[request.leaves[0]].provider, amounts)
             rows += kept
-            holders += [_holder(request.leaves[1], "migration",
-                                request)] if kept or not request.stays(request.host) else []
+            holders += (
+                [_holder(request.leaves[1], "migration", request)]
+                if kept or not request.stays(request.host)
+                else []
+            )
     if holders:
         _add_consumers(tx, holders)
         tx.execute(sa.insert(allocations), rows)
     if trials:
-        tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(trials))).values(failed_at=now()))
+        tx.execute(
+            sa.update(providers).where(providers.c.id.in_(sorted(trials))).values(failed_at=now())
+        )
 
 
 def _rows(provider: int, consumer: str, amounts: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [{"provider_id": provider, "consumer_id": consumer, "resource_class": name, "used": amount}
-            for name, amount in amounts.items() if amount > 0]
+    return [
+        {"provider_id": provider, "consumer_id": consumer, "resource_class": name, "used": amount}
+        for name, amount in amounts.items()
+        if amount > 0
+    ]
 
 
 def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
-    return {"id": consumer, "type": kind, "project_id": request.project_id, "user_id": request.user_id}
+    return {
+        "id": consumer,
+        "type": kind,
+        "project_id": request.project_id,
+        "user_id": request.user_id,
+    }
 
 
-def _kept(tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What the migration holds where the consumer was: all that it had; of one that stays, what it needs no more and
-    would need again on its way back. Returns the rows that are new."""
+def _kept(
+    tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """What the migration holds where the consumer was: all that it had; of one that stays, what it
+    needs no more and would need again on its way back. Returns the rows that are new."""
     assert request.leaves is not None
     if not request.stays(request.host):
         hand_over(tx, provider, request.consumer, request.leaves[1])
         return []
     _drop(tx, provider, request.consumer)
-    return _rows(provider, request.leaves[1], {name: had - amounts.get(name, 0) for name, had in request.has.items()})
+    return _rows(
+        provider,
+        request.leaves[1],
+        {name: had - amounts.get(name, 0) for name, had in request.has.items()},
+    )
 
 
 def _drop(tx: Connection, provider: int, consumer: str) -> None:
-    tx.execute(sa.delete(allocations).where(allocations.c.provider_id == provider,
-                                            allocations.c.consumer_id == consumer))
+    tx.execute(
+        sa.delete(allocations).where(
+            allocations.c.provider_id == provider, allocations.c.consumer_id == consumer
+        )
+    )
 
 
-def _first(request: ClaimRequest, amounts: Mapping[str, int], group: server_groups.Hard | None,
-           locked: Mapping[str, _Host]
-           ) -> str | None:
+def _first(
+    request: ClaimRequest,
+    amounts: Mapping[str, int],
+    group: server_groups.Hard | None,
+    locked: Mapping[str, _Host],
+) -> str | None:
     for name in request.hosts:
         if name in locked:
             request.refused = locked[name].refuses(request, amounts, group, name)
@@ -218,14 +292,17 @@ def _first(request: ClaimRequest, amounts: Mapping[str, int], group: server_grou
     return None
 
 
-def _hosts(tx: Connection, names: Sequence[str], failed_build_limit: FailedBuildLimit, with_parts: bool) -> dict[str,
-                                                                                                                 _Host]:
+def _hosts(
+    tx: Connection, names: Sequence[str], failed_build_limit: FailedBuildLimit, with_parts: bool
+) -> dict[str, _Host]:
     """Lock these hosts and read what they have left."""
     locked = {}
     for row in _lock(tx, names):
         bad = 0 < failed_build_limit.failures <= row.failures
         over = bad and row.at >= (row.failed_at or 0) + failed_build_limit.pause * SECOND
-        locked[row.host] = _Host(row.id, left_out=bad and not over, failures=row.failures, on_trial=over)
+        locked[row.host] = _Host(
+            row.id, left_out=bad and not over, failures=row.failures, on_trial=over
+        )
     _read_rooms(tx, {host.provider: host for host in locked.values()})
     parts = _parts(tx, names) if with_parts else {}
     for name, host in locked.items():
@@ -235,21 +312,31 @@ def _hosts(tx: Connection, names: Sequence[str], failed_build_limit: FailedBuild
 
 def _lock(tx: Connection, names: Sequence[str]) -> list[Row[Any]]:
     """Lock the providers of these hosts in ascending order, and say that they changed."""
-    query = sa.select(providers.c.id, providers.c.host, providers.c.failures, providers.c.failed_at,
-                      now().label("at")).where(providers.c.host.in_(names)).order_by(providers.c.id)
+    query = (
+        sa.select(
+            providers.c.id,
+            providers.c.host,
+            providers.c.failures,
+            providers.c.failed_at,
+            now().label("at"),
+        )
+        .where(providers.c.host.in_(names))
+        .order_by(providers.c.id)
+    )
     rows = list(tx.execute(for_update(query)))
     touch(tx, (row.id for row in rows))
     return rows
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
-    """Lock the providers of these hosts in ascending order, and say that they changed; host -> provider."""
+    """Lock the providers of these hosts in ascending order, and say that they changed; host ->
+    provider."""
     return {row.host: row.id for row in _lock(tx, hosts)}
 
 
 def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
-    """Write what became of builds: (host, -1: one failed, 0: it worked, 1: a failure is taken back). One that worked
-    makes the host as good as any."""
+    """Write what became of builds: (host, -1: one failed, 0: it worked, 1: a failure is taken
+    back). One that worked makes the host as good as any."""
     if not verdicts:
         return
     for row in _lock(tx, sorted({host for host, _ in verdicts})):
@@ -265,37 +352,71 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
 
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
     """Say that providers, which are locked, changed."""
-    tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(set(provider_ids)))).values(
-        generation=providers.c.generation + 1, changed_at=now()))
+    tx.execute(
+        sa.update(providers)
+        .where(providers.c.id.in_(sorted(set(provider_ids))))
+        .values(generation=providers.c.generation + 1, changed_at=now())
+    )
 
 
 def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
-    """What the locked providers have left, and whether they are disabled, by one statement over inventories and sums.
-    It is a later one than the lock: that one may have waited for who disables the host, and seen it as it was."""
-    used = (sa.select(allocations.c.provider_id, allocations.c.resource_class,
-                      sa.func.sum(allocations.c.used).label("used"))
-            .where(allocations.c.provider_id.in_(locked))
-            .group_by(allocations.c.provider_id, allocations.c.resource_class).subquery())
-    query = sa.select(inventories, sa.func.coalesce(used.c.used, 0).label("used"),
-                      provider_traits.c.trait.label("disabled")).select_from(inventories.outerjoin(used, sa.and_(
-                          used.c.provider_id == inventories.c.provider_id,
-                          used.c.resource_class == inventories.c.resource_class)).outerjoin(
-                              provider_traits, sa.and_(provider_traits.c.provider_id == inventories.c.provider_id,
-                                                       provider_traits.c.trait == services.DISABLED)))
+    """What the locked providers have left, and whether they are disabled, by one statement over
+    inventories and sums. It is a later one than the lock: that one may have waited for who disables
+    the host, and seen it as it was."""
+    used = (
+        sa.select(
+            allocations.c.provider_id,
+            allocations.c.resource_class,
+            sa.func.sum(allocations.c.used).label("used"),
+        )
+        .where(allocations.c.provider_id.in_(locked))
+        .group_by(allocations.c.provider_id, allocations.c.resource_class)
+        .subquery()
+    )
+    query = sa.select(
+        inventories,
+        sa.func.coalesce(used.c.used, 0).label("used"),
+        provider_traits.c.trait.label("disabled"),
+    ).select_from(
+        inventories.outerjoin(
+            used,
+            sa.and_(
+                used.c.provider_id == inventories.c.provider_id,
+                used.c.resource_class == inventories.c.resource_class,
+            ),
+        ).outerjoin(
+            provider_traits,
+            sa.and_(
+                provider_traits.c.provider_id == inventories.c.provider_id,
+                provider_traits.c.trait == services.DISABLED,
+            ),
+        )
+    )
     for row in tx.execute(query.where(inventories.c.provider_id.in_(locked))):
         host, capacity = locked[row.provider_id], (row.total - row.reserved) * row.allocation_ratio
-        host.rooms[row.resource_class] = _Room(capacity - int(row.used), row.min_unit, row.max_unit, row.step_size)
+        host.rooms[row.resource_class] = _Room(
+            capacity - int(row.used), row.min_unit, row.max_unit, row.step_size
+        )
         host.disabled = row.disabled is not None
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
     """What hosts have piece by piece, and what all guests there hold of it, debts too."""
-    found = {row.name: _Parts([from_wire(NumaNode, one) for one in row.numa_nodes or ()],
-                              [from_wire(Device, one) for one in row.devices or ()], [])
-             for row in tx.execute(sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(
-                 hosts.c.name.in_(names)))}
-    held = sa.select(guests.c.host, guests.c.assignment).where(guests.c.host.in_(names),
-                                                               guests.c.assignment.is_not(None))
+    found = {
+        row.name: _Parts(
+            [from_wire(NumaNode, one) for one in row.numa_nodes or ()],
+            [from_wire(Device, one) for one in row.devices or ()],
+            [],
+        )
+        for row in tx.execute(
+            sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(
+                hosts.c.name.in_(names)
+            )
+        )
+    }
+    held = sa.select(guests.c.host, guests.c.assignment).where(
+        guests.c.host.in_(names), guests.c.assignment.is_not(None)
+    )
     for row in tx.execute(held):
         if row.host in found:
             found[row.host].held.append(from_wire(HardwareAssignment, row.assignment))
@@ -304,26 +425,34 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
     """Consumers of new allocations; one that still owes on another host exists already."""
-    insert_many(tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True)
+    insert_many(
+        tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True
+    )
 
 
 def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
     """What one consumer holds of a provider, which is locked, is another's from now on."""
-    tx.execute(sa.update(allocations).where(allocations.c.provider_id == provider,
-                                            allocations.c.consumer_id == holder).values(consumer_id=to))
+    tx.execute(
+        sa.update(allocations)
+        .where(allocations.c.provider_id == provider, allocations.c.consumer_id == holder)
+        .values(consumer_id=to)
+    )
 
 
 def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
-    """A migration is over, and its server is where it was: it holds again what the migration held there."""
+    """A migration is over, and its server is where it was: it holds again what the migration held
+    there."""
     provider = lock(tx, [host]).get(host)
     if provider is not None:
         hand_over(tx, provider, migration, server)
     tx.execute(sa.delete(consumers).where(consumers.c.id == migration))
 
 
-def stay(tx: Connection, migration: str, server: str, host: str, amounts: Mapping[str, int] | None = None) -> None:
-    """A move of a server that stayed on its host is over: the migration holds nothing any more; with ``amounts`` the
-    server holds these again."""
+def stay(
+    tx: Connection, migration: str, server: str, host: str, amounts: Mapping[str, int] | None = None
+) -> None:
+    """A move of a server that stayed on its host is over: the migration holds nothing any more;
+    with ``amounts`` the server holds these again."""
     provider = lock(tx, [host]).get(host)
     if provider is None:
         return
@@ -338,9 +467,12 @@ def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
     """Give back what these (consumer, host) pairs hold."""
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
-    tx.execute(sa.delete(allocations).where(
-        allocations.c.consumer_id.in_([server for _, server in held]),
-        sa.tuple_(allocations.c.provider_id, allocations.c.consumer_id).in_(held)))
+    tx.execute(
+        sa.delete(allocations).where(
+            allocations.c.consumer_id.in_([server for _, server in held]),
+            sa.tuple_(allocations.c.provider_id, allocations.c.consumer_id).in_(held),
+        )
+    )
     gone = sorted({server for server, _ in placements})
     still = sa.select(allocations.c.consumer_id).where(allocations.c.consumer_id.in_(gone))
     tx.execute(sa.delete(consumers).where(consumers.c.id.in_(gone), consumers.c.id.not_in(still)))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What consumers hold, read only: by consumer, by provider, by project. ``allocations`` alone writes it.
+"""What consumers hold, read only: by consumer, by provider, by project. ``allocations`` alone
+writes it.
 
 Called by the placement service.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,44 +16,86 @@ from common.store.schema import allocations, consumers, providers
 
 
 def of_consumer(tx: Connection, consumer: str) -> list[Row[Any]]:
-    """Each class that a consumer holds, with its provider's uuid and generation and the consumer's facts; one
-    statement."""
-    return list(tx.execute(sa.select(
-        allocations.c.resource_class, allocations.c.used, providers.c.uuid, providers.c.generation,
-        consumers.c.project_id, consumers.c.user_id, consumers.c.type, consumers.c.created_at,
-        consumers.c.generation.label("consumer_generation"),
-    ).select_from(allocations.join(providers, providers.c.id == allocations.c.provider_id).join(
-        consumers, consumers.c.id == allocations.c.consumer_id)).where(
-            allocations.c.consumer_id == consumer).order_by(providers.c.id, allocations.c.resource_class)))
+    """Each class that a consumer holds, with its provider's uuid and generation and the consumer's
+    facts; one statement."""
+    return list(
+        tx.execute(
+            sa.select(
+                allocations.c.resource_class,
+                allocations.c.used,
+                providers.c.uuid,
+                providers.c.generation,
+                consumers.c.project_id,
+                consumers.c.user_id,
+                consumers.c.type,
+                consumers.c.created_at,
+                consumers.c.generation.label("consumer_generation"),
+            )
+            .select_from(
+                allocations.join(providers, providers.c.id == allocations.c.provider_id).join(
+                    consumers, consumers.c.id == allocations.c.consumer_id
+                )
+            )
+            .where(allocations.c.consumer_id == consumer)
+            .order_by(providers.c.id, allocations.c.resource_class)
+        )
+    )
 
 
 def of_provider(tx: Connection, provider_id: int) -> list[Row[Any]]:
     """Each class that is held of a provider, by whom; one statement."""
-    return list(tx.execute(sa.select(
-        allocations.c.consumer_id, allocations.c.resource_class, allocations.c.used, consumers.c.created_at,
-        consumers.c.generation.label("consumer_generation"),
-    ).select_from(allocations.join(consumers, consumers.c.id == allocations.c.consumer_id)).where(
-        allocations.c.provider_id == provider_id).order_by(
-            allocations.c.consumer_id, allocations.c.resource_class)))
+    return list(
+        tx.execute(
+            sa.select(
+                allocations.c.consumer_id,
+                allocations.c.resource_class,
+                allocations.c.used,
+                consumers.c.created_at,
+                consumers.c.generation.label("consumer_generation"),
+            )
+            .select_from(allocations.join(consumers, consumers.c.id == allocations.c.consumer_id))
+            .where(allocations.c.provider_id == provider_id)
+            .order_by(allocations.c.consumer_id, allocations.c.resource_class)
+        )
+    )
 
 
-def totals(tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None) -> list[Row[Any]]:
-    """What a project (and user, and type of consumers) holds: (type, resource_class, used); one statement."""
-    query = sa.select(consumers.c.type, allocations.c.resource_class, sa.func.sum(allocations.c.used).label("used"))
-    return list(tx.execute(_held(query, project_id, user_id, kind).group_by(
-        consumers.c.type, allocations.c.resource_class)))
+def totals(
+    tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
+) -> list[Row[Any]]:
+    """What a project (and user, and type of consumers) holds: (type, resource_class, used); one
+    statement."""
+    query = sa.select(
+        consumers.c.type,
+        allocations.c.resource_class,
+        sa.func.sum(allocations.c.used).label("used"),
+    )
+    return list(
+        tx.execute(
+            _held(query, project_id, user_id, kind).group_by(
+                consumers.c.type, allocations.c.resource_class
+            )
+        )
+    )
 
 
-def counts(tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None) -> dict[str, int]:
+def counts(
+    tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
+) -> dict[str, int]:
     """How many consumers of each type these are; one statement."""
     query = sa.select(consumers.c.type, sa.func.count(consumers.c.id.distinct()).label("number"))
-    return {row.type: row.number for row in tx.execute(
-        _held(query, project_id, user_id, kind).group_by(consumers.c.type))}
+    return {
+        row.type: row.number
+        for row in tx.execute(_held(query, project_id, user_id, kind).group_by(consumers.c.type))
+    }
 
 
-def _held(query: sa.Select[Any], project_id: str, user_id: str | None, kind: str | None) -> sa.Select[Any]:
-    query = query.select_from(allocations.join(consumers, consumers.c.id == allocations.c.consumer_id)).where(
-        consumers.c.project_id == project_id)
+def _held(
+    query: sa.Select[Any], project_id: str, user_id: str | None, kind: str | None
+) -> sa.Select[Any]:
+    query = query.select_from(
+        allocations.join(consumers, consumers.c.id == allocations.c.consumer_id)
+    ).where(consumers.c.project_id == project_id)
     if user_id is not None:
         query = query.where(consumers.c.user_id == user_id)
     return query if kind is None else query.where(consumers.c.type == kind)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler reads of the database: hosts with all that is known of them, aggregates, groups, places.
+"""What the scheduler reads of the database: hosts with all that is known of them, aggregates,
+groups, places.
 
-Called by ``scheduler.hosts`` only, and only ever reads. Whatever changes about a host moves ``changed_at`` of its
-provider, so that a reader asks for what changed since; providers made by hand have no host and are no host's business.
-Providers are read first: the usage may then be newer than the generation that was read beside it, never older.
-JSON columns come as text: what many hosts have in common is parsed once.
+Called by ``scheduler.hosts`` only, and only ever reads. Whatever changes about a host moves
+``changed_at`` of its provider, so that a reader asks for what changed since; providers made by hand
+have no host and are no host's business. Providers are read first: the usage may then be newer than
+the generation that was read beside it, never older. JSON columns come as text: what many hosts have
+in common is parsed once.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -38,16 +41,17 @@ from common.verbs import COPYING
 Rows = Sequence[Any]
 Which = sa.ColumnElement[bool]
 
-MOST_PLACES = 64        #: servers that the hints of one request can ask for
+MOST_PLACES = 64  #: servers that the hints of one request can ask for
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """providers: id, host, generation, changed_at, failures, failed_at, served, disabled, forced_down, up,
-    hypervisor_type, hypervisor_version, cpu_info, facts, numa_nodes, devices (texts), traits (text, with commas),
-    guests, fitted (numbers of guests, and of those with an assignment) · inventories: provider_id, resource_class,
-    total, reserved, min_unit, max_unit, step_size, allocation_ratio, used · assignments: provider_id, assignment (text)
-    · images: provider_id, image_id, number of servers."""
+    """providers: id, host, generation, changed_at, failures, failed_at, served, disabled,
+    forced_down, up, hypervisor_type, hypervisor_version, cpu_info, facts, numa_nodes, devices
+    (texts), traits (text, with commas), guests, fitted (numbers of guests, and of those with an
+    assignment) · inventories: provider_id, resource_class, total, reserved, min_unit, max_unit,
+    step_size, allocation_ratio, used · assignments: provider_id, assignment (text) · images:
+    provider_id, image_id, number of servers."""
 
     providers: Rows = ()
     inventories: Rows = ()
@@ -57,9 +61,10 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """read_at: the database's clock. changed: id, generation, changed_at of the providers with a host that changed at
-    the time asked for or later; a change moves one of these two. number, total, newest: how many aggregates there are,
-    the sum of their ids (one that is gone changes either), and when one last changed."""
+    """read_at: the database's clock. changed: id, generation, changed_at of the providers with a
+    host that changed at the time asked for or later; a change moves one of these two. number,
+    total, newest: how many aggregates there are, the sum of their ids (one that is gone changes
+    either), and when one last changed."""
 
     read_at: int
     number: int
@@ -70,7 +75,8 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A server group: its policy, servers a host at most, and host -> how many of its servers are there."""
+    """A server group: its policy, servers a host at most, and host -> how many of its servers are
+    there."""
 
     policy: str
     most: int
@@ -78,17 +84,34 @@ class GroupRow:
 
 
 def marks(tx: Connection, since: int) -> Marks:
-    """From when on the following reads are, which hosts changed at ``since`` (microseconds) or later, and whether
-    aggregates did: one statement."""
+    """From when on the following reads are, which hosts changed at ``since`` (microseconds) or
+    later, and whether aggregates did: one statement."""
     moved = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
-    one = sa.select(now().label("read_at"), sa.func.count().label("number"),
-                    sa.func.coalesce(sa.func.sum(aggregates.c.id), 0).label("total"),
-                    sa.func.coalesce(sa.func.max(moved), 0).label("newest")).select_from(aggregates).subquery()
-    rows = tx.execute(sa.select(providers.c.id, providers.c.generation, providers.c.changed_at, one).select_from(
-        one.outerjoin(providers, sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)))).all()
+    one = (
+        sa.select(
+            now().label("read_at"),
+            sa.func.count().label("number"),
+            sa.func.coalesce(sa.func.sum(aggregates.c.id), 0).label("total"),
+            sa.func.coalesce(sa.func.max(moved), 0).label("newest"),
+        )
+        .select_from(aggregates)
+        .subquery()
+    )
+    rows = tx.execute(
+        sa.select(providers.c.id, providers.c.generation, providers.c.changed_at, one).select_from(
+            one.outerjoin(
+                providers, sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)
+            )
+        )
+    ).all()
     head = rows[0]
-    return Marks(int(head.read_at), int(head.number), int(head.total), int(head.newest),
-                 rows if head.id is not None else ())
+    return Marks(
+        int(head.read_at),
+        int(head.number),
+        int(head.total),
+        int(head.newest),
+        rows if head.id is not None else (),
+    )
 
 
 def ids(tx: Connection) -> list[int]:
@@ -103,14 +126,19 @@ def count(tx: Connection) -> int:
 
 # --- what is known of them ---
 def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
-    """All about the hosts of these providers: two statements, a third where guests hold parts of their hosts."""
+    """All about the hosts of these providers: two statements, a third where guests hold parts of
+    their hosts."""
     which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
     found = tx.execute(_providers(which)).all()
     if not found:
         return HostRows()
     assignments = tx.execute(_assignments(which)).all() if any(row.fitted for row in found) else ()
-    return HostRows(found, tx.execute(_inventories(which)).all(), assignments,
-                    tx.execute(_images(which)).all() if images else ())
+    return HostRows(
+        found,
+        tx.execute(_inventories(which)).all(),
+        assignments,
+        tx.execute(_images(which)).all() if images else (),
+    )
 
 
 def _text(column: sa.Column[Any]) -> sa.ColumnElement[str]:
@@ -120,105 +148,195 @@ def _text(column: sa.Column[Any]) -> sa.ColumnElement[str]:
 def _providers(which: Which) -> sa.Select[Any]:
     ours = sa.and_(services.c.host == providers.c.host, services.c.binary == COMPUTE)
     beats = sa.and_(heartbeats.c.host == providers.c.host, heartbeats.c.binary == COMPUTE)
-    traits = sa.select(sa.func.aggregate_strings(provider_traits.c.trait, ",")).where(
-        provider_traits.c.provider_id == providers.c.id).scalar_subquery()
+    traits = (
+        sa.select(sa.func.aggregate_strings(provider_traits.c.trait, ","))
+        .where(provider_traits.c.provider_id == providers.c.id)
+        .scalar_subquery()
+    )
     there = sa.select(sa.func.count()).where(guests.c.host == providers.c.host).scalar_subquery()
-    fitted = sa.select(sa.func.count(guests.c.assignment)).where(guests.c.host == providers.c.host).scalar_subquery()
-    return sa.select(
-        providers.c.id, providers.c.host, providers.c.generation, providers.c.changed_at, providers.c.failures,
-        sa.func.coalesce(providers.c.failed_at, 0).label("failed_at"), services.c.id.is_not(None).label("served"),
-        *(sa.func.coalesce(flag, sa.false()).label(flag.name) for flag in
-          (services.c.disabled, services.c.forced_down, heartbeats.c.up)),
-        sa.func.coalesce(hosts.c.hypervisor_type, "").label("hypervisor_type"),
-        sa.func.coalesce(hosts.c.hypervisor_version, 0).label("hypervisor_version"),
-        *(_text(column) for column in (hosts.c.cpu_info, hosts.c.facts, hosts.c.numa_nodes, hosts.c.devices)),
-        traits.label("traits"), there.label("guests"), fitted.label("fitted"),
-    ).select_from(providers.outerjoin(services, ours).outerjoin(heartbeats, beats).outerjoin(
-        hosts, hosts.c.name == providers.c.host)).where(which).order_by(providers.c.id)
+    fitted = (
+        sa.select(sa.func.count(guests.c.assignment))
+        .where(guests.c.host == providers.c.host)
+        .scalar_subquery()
+    )
+    return (
+        sa.select(
+            providers.c.id,
+            providers.c.host,
+            providers.c.generation,
+            providers.c.changed_at,
+            providers.c.failures,
+            sa.func.coalesce(providers.c.failed_at, 0).label("failed_at"),
+            services.c.id.is_not(None).label("served"),
+            *(
+                sa.func.coalesce(flag, sa.false()).label(flag.name)
+                for flag in (services.c.disabled, services.c.forced_down, heartbeats.c.up)
+            ),
+            sa.func.coalesce(hosts.c.hypervisor_type, "").label("hypervisor_type"),
+            sa.func.coalesce(hosts.c.hypervisor_version, 0).label("hypervisor_version"),
+            *(
+                _text(column)
+                for column in (hosts.c.cpu_info, hosts.c.facts, hosts.c.numa_nodes, hosts.c.devices)
+            ),
+            traits.label("traits"),
+            there.label("guests"),
+            fitted.label("fitted"),
+        )
+        .select_from(
+            providers.outerjoin(services, ours)
+            .outerjoin(heartbeats, beats)
+            .outerjoin(hosts, hosts.c.name == providers.c.host)
+        )
+        .where(which)
+        .order_by(providers.c.id)
+    )
 
 
 def _inventories(which: Which) -> sa.Select[Any]:
-    used = sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0)).where(
-        allocations.c.provider_id == inventories.c.provider_id,
-        allocations.c.resource_class == inventories.c.resource_class).scalar_subquery()
-    return sa.select(
-        inventories.c.provider_id, inventories.c.resource_class, inventories.c.total, inventories.c.reserved,
-        inventories.c.min_unit, inventories.c.max_unit, inventories.c.step_size, inventories.c.allocation_ratio,
-        used.label("used")).select_from(inventories.join(
-            providers, providers.c.id == inventories.c.provider_id)).where(which)
+    used = (
+        sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))
+        .where(
+            allocations.c.provider_id == inventories.c.provider_id,
+            allocations.c.resource_class == inventories.c.resource_class,
+        )
+        .scalar_subquery()
+    )
+    return (
+        sa.select(
+            inventories.c.provider_id,
+            inventories.c.resource_class,
+            inventories.c.total,
+            inventories.c.reserved,
+            inventories.c.min_unit,
+            inventories.c.max_unit,
+            inventories.c.step_size,
+            inventories.c.allocation_ratio,
+            used.label("used"),
+        )
+        .select_from(inventories.join(providers, providers.c.id == inventories.c.provider_id))
+        .where(which)
+    )
 
 
 def _assignments(which: Which) -> sa.Select[Any]:
-    return sa.select(providers.c.id, _text(guests.c.assignment)).select_from(
-        providers.join(guests, guests.c.host == providers.c.host)).where(which, guests.c.assignment.is_not(None))
+    return (
+        sa.select(providers.c.id, _text(guests.c.assignment))
+        .select_from(providers.join(guests, guests.c.host == providers.c.host))
+        .where(which, guests.c.assignment.is_not(None))
+    )
 
 
 def _images(which: Which) -> sa.Select[Any]:
-    return sa.select(providers.c.id, servers.c.image_id, sa.func.count()).select_from(
-        providers.join(servers, servers.c.host == providers.c.host)).where(
-            which, servers.c.deleted == 0, servers.c.image_id.is_not(None)).group_by(
-                providers.c.id, servers.c.image_id)
+    return (
+        sa.select(providers.c.id, servers.c.image_id, sa.func.count())
+        .select_from(providers.join(servers, servers.c.host == providers.c.host))
+        .where(which, servers.c.deleted == 0, servers.c.image_id.is_not(None))
+        .group_by(providers.c.id, servers.c.image_id)
+    )
 
 
 def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, dict[str, str]]:
     """Properties of images as they are frozen into some server of each."""
     found: dict[str, dict[str, str]] = {}
     for image in image_ids:
-        frozen = tx.scalar(sa.select(servers.c.image).where(servers.c.image_id == image,
-                                                            servers.c.deleted == 0).limit(1))
+        frozen = tx.scalar(
+            sa.select(servers.c.image)
+            .where(servers.c.image_id == image, servers.c.deleted == 0)
+            .limit(1)
+        )
         found[image] = dict((frozen or {}).get("properties") or {})
     return found
 
 
 def metrics(tx: Connection, since: int) -> Rows:
     """host, metrics of those that were told of at this time or later."""
-    return tx.execute(sa.select(hosts.c.name, hosts.c.metrics).where(
-        hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None))).all()
+    return tx.execute(
+        sa.select(hosts.c.name, hosts.c.metrics).where(
+            hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None)
+        )
+    ).all()
 
 
 def working(tx: Connection) -> dict[str, int]:
     """Host -> how many commands it has in hand that weigh on its disk and network."""
-    rows = tx.execute(sa.select(actions.c.host, sa.func.count()).where(
-        actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.verb.in_(COPYING)).group_by(
-            actions.c.host))
+    rows = tx.execute(
+        sa.select(actions.c.host, sa.func.count())
+        .where(
+            actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.verb.in_(COPYING)
+        )
+        .group_by(actions.c.host)
+    )
     return {row[0]: row[1] for row in rows}
 
 
-def aggregates_with(tx: Connection, known: Collection[int], since: int) -> tuple[Rows, dict[int, list[str]]]:
-    """All aggregates (id, name, meta), and the hosts of those that are not known or changed at ``since`` or later."""
-    changed_at = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at).label("changed_at")
-    rows = list(tx.execute(sa.select(aggregates.c.id, aggregates.c.name, aggregates.c.meta, changed_at)
-                           .order_by(aggregates.c.id)))
-    members: dict[int, list[str]] = {row.id: [] for row in rows if row.id not in known or row.changed_at >= since}
+def aggregates_with(
+    tx: Connection, known: Collection[int], since: int
+) -> tuple[Rows, dict[int, list[str]]]:
+    """All aggregates (id, name, meta), and the hosts of those that are not known or changed at
+    ``since`` or later."""
+    changed_at = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at).label(
+        "changed_at"
+    )
+    rows = list(
+        tx.execute(
+            sa.select(aggregates.c.id, aggregates.c.name, aggregates.c.meta, changed_at).order_by(
+                aggregates.c.id
+            )
+        )
+    )
+    members: dict[int, list[str]] = {
+        row.id: [] for row in rows if row.id not in known or row.changed_at >= since
+    }
     if members:
-        for aggregate, host in tx.execute(sa.select(aggregate_hosts.c.aggregate_id, aggregate_hosts.c.host).where(
-                aggregate_hosts.c.aggregate_id.in_(sorted(members)))):
+        for aggregate, host in tx.execute(
+            sa.select(aggregate_hosts.c.aggregate_id, aggregate_hosts.c.host).where(
+                aggregate_hosts.c.aggregate_id.in_(sorted(members))
+            )
+        ):
             members[aggregate].append(host)
     return rows, members
 
 
 # --- what a request names ---
-def groups(tx: Connection, group_ids: Collection[str], without: Collection[str] = ()) -> dict[str, GroupRow]:
+def groups(
+    tx: Connection, group_ids: Collection[str], without: Collection[str] = ()
+) -> dict[str, GroupRow]:
     """Server groups by id, and where their servers are; the servers ``without`` are not counted."""
-    there = server_group_members.join(guests, sa.and_(
-        guests.c.server_id == server_group_members.c.server_id, guests.c.wanted != "absent",
-        guests.c.server_id.not_in(sorted(without))))
-    rows = tx.execute(sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules, guests.c.host)
-                      .select_from(server_groups.outerjoin(
-                          there, server_group_members.c.group_id == server_groups.c.id))
-                      .where(server_groups.c.id.in_(sorted(group_ids))))
+    there = server_group_members.join(
+        guests,
+        sa.and_(
+            guests.c.server_id == server_group_members.c.server_id,
+            guests.c.wanted != "absent",
+            guests.c.server_id.not_in(sorted(without)),
+        ),
+    )
+    rows = tx.execute(
+        sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules, guests.c.host)
+        .select_from(
+            server_groups.outerjoin(there, server_group_members.c.group_id == server_groups.c.id)
+        )
+        .where(server_groups.c.id.in_(sorted(group_ids)))
+    )
     found: dict[str, GroupRow] = {}
     for row in rows:
-        group = found.setdefault(row.id, GroupRow(row.policy, int(row.rules.get("max_server_per_host", 1))))
+        group = found.setdefault(
+            row.id, GroupRow(row.policy, int(row.rules.get("max_server_per_host", 1)))
+        )
         if row.host is not None:
             group.members[row.host] = group.members.get(row.host, 0) + 1
     return found
 
 
 def places(tx: Connection, server_ids: Collection[str], project_id: str) -> dict[str, str]:
-    """Server -> its host, for those of these that the project has and that are somewhere; at most 64 are looked for."""
+    """Server -> its host, for those of these that the project has and that are somewhere; at most
+    64 are looked for."""
     wanted = sorted(server_ids)[:MOST_PLACES]
-    rows = tx.execute(sa.select(servers.c.id, servers.c.host).where(
-        servers.c.id.in_(wanted), servers.c.project_id == project_id, servers.c.deleted == 0,
-        servers.c.host.is_not(None)))
+    rows = tx.execute(
+        sa.select(servers.c.id, servers.c.host).where(
+            servers.c.id.in_(wanted),
+            servers.c.project_id == project_id,
+            servers.c.deleted == 0,
+            servers.c.host.is_not(None),
+        )
+    )
     return {row.id: row.host for row in rows}

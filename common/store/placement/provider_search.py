@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which providers answer a description: by name, tree, aggregates, traits, and what they have left.
 
-Called by the placement service for its list of providers and for allocation candidates. One statement, whatever is
-asked and found. A provider answers alone: what others in its tree or its aggregates have is not added to its own.
+Called by the placement service for its list of providers and for allocation candidates. One
+statement, whatever is asked and found. A provider answers alone: what others in its tree or its
+aggregates have is not added to its own.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -29,8 +31,8 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class ProviderFilters:
-    """What a provider must be. ``member_of``, ``required`` and ``root_required``: one of each set; ``resources``:
-    amounts that it has left of each class, allowed by its units."""
+    """What a provider must be. ``member_of``, ``required`` and ``root_required``: one of each set;
+    ``resources``: amounts that it has left of each class, allowed by its units."""
 
     name: str | None = None
     uuid: str | None = None
@@ -52,8 +54,13 @@ def find(tx: Connection, wanted: ProviderFilters, limit: int | None = None) -> l
 
 def trees(tx: Connection, roots: Collection[str]) -> list[Row[Any]]:
     """Every provider of the trees with these roots; one statement."""
-    return list(tx.execute(sa.select(providers).where(providers.c.root_uuid.in_(sorted(roots))).order_by(
-        providers.c.id)))
+    return list(
+        tx.execute(
+            sa.select(providers)
+            .where(providers.c.root_uuid.in_(sorted(roots)))
+            .order_by(providers.c.id)
+        )
+    )
 
 
 def _conditions(wanted: ProviderFilters) -> list[sa.ColumnElement[bool]]:
@@ -64,7 +71,11 @@ def _conditions(wanted: ProviderFilters) -> list[sa.ColumnElement[bool]]:
         found.append(providers.c.uuid == wanted.uuid)
     if wanted.in_tree is not None:
         tree = providers.alias("tree")
-        found.append(providers.c.root_uuid.in_(sa.select(tree.c.root_uuid).where(tree.c.uuid == wanted.in_tree)))
+        found.append(
+            providers.c.root_uuid.in_(
+                sa.select(tree.c.root_uuid).where(tree.c.uuid == wanted.in_tree)
+            )
+        )
     found += [_member(group) for group in wanted.member_of]
     if wanted.not_member_of:
         found.append(~_member(wanted.not_member_of))
@@ -80,15 +91,23 @@ def _conditions(wanted: ProviderFilters) -> list[sa.ColumnElement[bool]]:
 def _member(uuids: Names) -> sa.ColumnElement[bool]:
     spelled = sorted({one for uuid in uuids for one in ids.spellings(uuid)})
     by_hand = sa.select(provider_aggregates.c.provider_id).where(
-        provider_aggregates.c.provider_id == providers.c.id, provider_aggregates.c.aggregate_uuid.in_(spelled))
-    by_host = sa.select(aggregate_hosts.c.host).select_from(aggregate_hosts.join(
-        aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)).where(
-            aggregate_hosts.c.host == providers.c.host, aggregates.c.uuid.in_(sorted(uuids)))
+        provider_aggregates.c.provider_id == providers.c.id,
+        provider_aggregates.c.aggregate_uuid.in_(spelled),
+    )
+    by_host = (
+        sa.select(aggregate_hosts.c.host)
+        .select_from(
+            aggregate_hosts.join(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)
+        )
+        .where(aggregate_hosts.c.host == providers.c.host, aggregates.c.uuid.in_(sorted(uuids)))
+    )
     return sa.or_(by_hand.correlate(providers).exists(), by_host.correlate(providers).exists())
 
 
 def _has(provider_id: sa.ColumnElement[int], names: Names) -> sa.ColumnElement[bool]:
-    return sa.exists().where(provider_traits.c.provider_id == provider_id, provider_traits.c.trait.in_(sorted(names)))
+    return sa.exists().where(
+        provider_traits.c.provider_id == provider_id, provider_traits.c.trait.in_(sorted(names))
+    )
 
 
 def _root(wanted: ProviderFilters) -> sa.ColumnElement[bool]:
@@ -100,11 +119,21 @@ def _root(wanted: ProviderFilters) -> sa.ColumnElement[bool]:
 
 
 def _offers(resource_class: str, amount: int) -> sa.ColumnElement[bool]:
-    used = sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0)).where(
-        allocations.c.provider_id == providers.c.id,
-        allocations.c.resource_class == resource_class).correlate(providers).scalar_subquery()
+    used = (
+        sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))
+        .where(
+            allocations.c.provider_id == providers.c.id,
+            allocations.c.resource_class == resource_class,
+        )
+        .correlate(providers)
+        .scalar_subquery()
+    )
     stock = inventories.c
     return sa.exists().where(
-        stock.provider_id == providers.c.id, stock.resource_class == resource_class, stock.min_unit <= amount,
-        stock.max_unit >= amount, sa.literal(amount) % stock.step_size == 0,
-        used + amount <= (stock.total - stock.reserved) * stock.allocation_ratio)
+        stock.provider_id == providers.c.id,
+        stock.resource_class == resource_class,
+        stock.min_unit <= amount,
+        stock.max_unit >= amount,
+        sa.literal(amount) % stock.step_size == 0,
+        used + amount <= (stock.total - stock.reserved) * stock.allocation_ratio,
+    )

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource providers: hosts' own, which agents and services write, and those that operators make by hand.
+"""Resource providers: hosts' own, which agents and services write, and those that operators make by
+hand.
 
-Called by the placement service. A host's provider is found, shown and tagged as any other, but keeps its name and its
-place; providers made by hand may stand in trees of their own. Every write to a provider locks it first (``lock``),
-says that it changed, and so raises its generation. Readers take the generation before what they show with it, so that
-a later write with that generation is refused when anything moved in between.
+Called by the placement service. A host's provider is found, shown and tagged as any other, but
+keeps its name and its place; providers made by hand may stand in trees of their own. Every write to
+a provider locks it first (``lock``), says that it changed, and so raises its generation. Readers
+take the generation before what they show with it, so that a later write with that generation is
+refused when anything moved in between.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -29,8 +32,11 @@ from common.store.schema import (
 )
 
 IN_USE, CONCURRENT, DUPLICATE, HAS_CHILDREN = (
-    "placement.resource_provider.inuse", "placement.concurrent_update", "placement.duplicate_name",
-    "placement.resource_provider.cannot_delete_parent")
+    "placement.resource_provider.inuse",
+    "placement.concurrent_update",
+    "placement.duplicate_name",
+    "placement.resource_provider.cannot_delete_parent",
+)
 #: Was this new row committed?
 is_made = is_there(providers)
 
@@ -49,16 +55,20 @@ def show(tx: Connection, uuid: str, purpose: str = "") -> Row[Any]:
 
 
 def lock(tx: Connection, uuid: str, generation: int | None = None, purpose: str = "") -> Row[Any]:
-    """One provider, locked until the transaction ends; two writers of a generation cannot both go on.
+    """One provider, locked until the transaction ends; two writers of a generation cannot both go
+    on.
 
     Raises:
         NotFound. ProviderConflict: it has another generation than the caller saw.
     """
     row = _one(tx, for_update(sa.select(providers).where(providers.c.uuid == uuid)), uuid, purpose)
     if generation is not None and generation != row.generation:
-        raise ProviderConflict(f"resource provider generation conflict: {uuid} has generation {row.generation}, not "
-                      f"{generation}. Resource provider's generation already changed. Please update the generation "
-                      "and try again.", CONCURRENT)
+        raise ProviderConflict(
+            f"resource provider generation conflict: {uuid} has generation {row.generation}, not "
+            f"{generation}. Resource provider's generation already changed. Please update the generation "
+            "and try again.",
+            CONCURRENT,
+        )
     return row
 
 
@@ -69,30 +79,49 @@ def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> Row[
     return row
 
 
-def create(tx: Connection, name: str, uuid: str | None = None, parent: str | None = None) -> Row[Any]:
+def create(
+    tx: Connection, name: str, uuid: str | None = None, parent: str | None = None
+) -> Row[Any]:
     """A provider made by hand, at the root or below another one that was.
 
     Raises:
-        BadRequest: there is no such parent. ProviderConflict: the name or the uuid is taken. Conflict: the parent is a
-        host.
+        BadRequest: there is no such parent. ProviderConflict: the name or the uuid is taken.
+        Conflict: the parent is a host.
     """
     uuid = uuid or ids.new()
     if parent == uuid:
-        raise errors.BadRequest(f'Unable to create resource provider "{name}", {uuid}: parent provider UUID cannot be '
-                                "same as UUID. Please set parent provider UUID to None if there is no parent.")
+        raise errors.BadRequest(
+            f'Unable to create resource provider "{name}", {uuid}: parent provider UUID cannot be '
+            "same as UUID. Please set parent provider UUID to None if there is no parent."
+        )
     _check_free(tx, name, uuid)
     root = uuid if parent is None else _parent(tx, parent).root_uuid
-    insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": root, "parent_uuid": parent, "name": name,
-                                  "generation": 0, "created_at": now(), "changed_at": now()})
-    made = tx.execute(sa.select(providers).where(providers.c.uuid == uuid, providers.c.name == name)).first()
-    if made is None:            # another writer took the name or the uuid meanwhile
+    insert_ignore(
+        tx,
+        providers,
+        {
+            "uuid": uuid,
+            "root_uuid": root,
+            "parent_uuid": parent,
+            "name": name,
+            "generation": 0,
+            "created_at": now(),
+            "changed_at": now(),
+        },
+    )
+    made = tx.execute(
+        sa.select(providers).where(providers.c.uuid == uuid, providers.c.name == name)
+    ).first()
+    if made is None:  # another writer took the name or the uuid meanwhile
         _check_free(tx, name, uuid)
         raise errors.Unavailable("Another writer was first; try again.")
     return made
 
 
 def _check_free(tx: Connection, name: str, uuid: str) -> None:
-    for row in tx.execute(sa.select(providers).where(sa.or_(providers.c.name == name, providers.c.uuid == uuid))):
+    for row in tx.execute(
+        sa.select(providers).where(sa.or_(providers.c.name == name, providers.c.uuid == uuid))
+    ):
         what = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
         raise _taken(what)
 
@@ -106,7 +135,9 @@ def _parent(tx: Connection, uuid: str) -> Row[Any]:
     if row is None:
         raise errors.BadRequest(f"parent provider UUID does not exist: {uuid}")
     if row.host is not None:
-        raise errors.Conflict(f"{row.name} is a host; providers made by hand cannot stand below it.")
+        raise errors.Conflict(
+            f"{row.name} is a host; providers made by hand cannot stand below it."
+        )
     return row
 
 
@@ -119,11 +150,15 @@ def rename(tx: Connection, row: Row[Any], name: str) -> None:
     if name == row.name:
         return
     if row.host is not None:
-        raise errors.Conflict(f"{row.name} is the provider of a host, whose name cannot be changed.")
+        raise errors.Conflict(
+            f"{row.name} is the provider of a host, whose name cannot be changed."
+        )
     _check_free(tx, name, "")
     try:
-        tx.execute(sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now()))
-    except IntegrityError as problem:                          # another writer was first
+        tx.execute(
+            sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now())
+        )
+    except IntegrityError as problem:  # another writer was first
         raise _taken(f"name: {name}") from problem
 
 
@@ -133,8 +168,8 @@ def move(tx: Connection, row: Row[Any], parent: str | None, may_leave: bool) -> 
     may_leave: whether it may leave the parent that it has.
 
     Raises:
-        BadRequest: there is no such parent, it is below the provider, or the provider may not leave. Conflict: a host
-        would be moved, or get a child.
+        BadRequest: there is no such parent, it is below the provider, or the provider may not
+        leave. Conflict: a host would be moved, or get a child.
     """
     if parent == row.parent_uuid:
         return
@@ -145,17 +180,28 @@ def move(tx: Connection, row: Row[Any], parent: str | None, may_leave: bool) -> 
         raise errors.BadRequest("creating loop in the provider tree is not allowed.")
     if row.parent_uuid is not None and not may_leave:
         word = "un-parenting" if parent is None else "re-parenting"
-        raise errors.BadRequest(f"{word} a provider is not currently allowed before microversion 1.37.")
+        raise errors.BadRequest(
+            f"{word} a provider is not currently allowed before microversion 1.37."
+        )
     root = row.uuid if parent is None else _parent(tx, parent).root_uuid
     tx.execute(sa.update(providers).where(providers.c.id == row.id).values(parent_uuid=parent))
-    tx.execute(sa.update(providers).where(providers.c.uuid.in_(sorted(below))).values(root_uuid=root, changed_at=now()))
+    tx.execute(
+        sa.update(providers)
+        .where(providers.c.uuid.in_(sorted(below)))
+        .values(root_uuid=root, changed_at=now())
+    )
 
 
 def _below(tx: Connection, row: Row[Any]) -> set[str]:
     """The uuids of a provider and all below it, whose rows are locked."""
     children: dict[str | None, list[str]] = {}
-    for one in tx.execute(for_update(sa.select(providers.c.uuid, providers.c.parent_uuid).where(
-            providers.c.root_uuid == row.root_uuid).order_by(providers.c.id))):
+    for one in tx.execute(
+        for_update(
+            sa.select(providers.c.uuid, providers.c.parent_uuid)
+            .where(providers.c.root_uuid == row.root_uuid)
+            .order_by(providers.c.id)
+        )
+    ):
         children.setdefault(one.parent_uuid, []).append(one.uuid)
     found: set[str] = set()
     ahead = [row.uuid]
@@ -173,13 +219,27 @@ def delete(tx: Connection, uuid: str) -> None:
         NotFound. ProviderConflict: it has children or allocations. Conflict: it is a host's.
     """
     row = lock(tx, uuid, purpose=" for delete")
-    if tx.scalar(sa.select(providers.c.id).where(providers.c.parent_uuid == uuid).limit(1)) is not None:
-        raise ProviderConflict(f"Unable to delete parent resource provider {uuid}: It has child resource providers.",
-                      HAS_CHILDREN)
-    if tx.scalar(sa.select(allocations.c.provider_id).where(allocations.c.provider_id == row.id).limit(1)) is not None:
-        raise ProviderConflict(f"Unable to delete resource provider {uuid}: Resource provider has allocations.", IN_USE)
+    if (
+        tx.scalar(sa.select(providers.c.id).where(providers.c.parent_uuid == uuid).limit(1))
+        is not None
+    ):
+        raise ProviderConflict(
+            f"Unable to delete parent resource provider {uuid}: It has child resource providers.",
+            HAS_CHILDREN,
+        )
+    if (
+        tx.scalar(
+            sa.select(allocations.c.provider_id).where(allocations.c.provider_id == row.id).limit(1)
+        )
+        is not None
+    ):
+        raise ProviderConflict(
+            f"Unable to delete resource provider {uuid}: Resource provider has allocations.", IN_USE
+        )
     if row.host is not None:
-        raise errors.Conflict(f"{row.name} is the provider of a host; it goes when its compute service is deleted.")
+        raise errors.Conflict(
+            f"{row.name} is the provider of a host; it goes when its compute service is deleted."
+        )
     for table in (inventories, provider_traits, provider_aggregates):
         tx.execute(sa.delete(table).where(table.c.provider_id == row.id))
     tx.execute(sa.delete(providers).where(providers.c.id == row.id))
@@ -194,27 +254,45 @@ def of_host(tx: Connection, host: str) -> int:
         Conflict: it stands in a tree.
     """
     uuid = ids.new()
-    insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": uuid, "name": host, "host": host, "generation": 0,
-                                  "created_at": now(), "changed_at": now()})
+    insert_ignore(
+        tx,
+        providers,
+        {
+            "uuid": uuid,
+            "root_uuid": uuid,
+            "name": host,
+            "host": host,
+            "generation": 0,
+            "created_at": now(),
+            "changed_at": now(),
+        },
+    )
     row = tx.execute(for_update(sa.select(providers.c.id).where(providers.c.host == host))).first()
     if row is None:
         row = tx.execute(for_update(sa.select(providers).where(providers.c.name == host))).one()
         if len(_below(tx, row)) > 1 or row.parent_uuid is not None:
-            raise errors.Conflict(f"The resource provider {row.uuid}, made by hand, has the name of the host {host} "
-                                  "and stands in a tree; rename it, so that the host can have its own.")
+            raise errors.Conflict(
+                f"The resource provider {row.uuid}, made by hand, has the name of the host {host} "
+                "and stands in a tree; rename it, so that the host can have its own."
+            )
         tx.execute(sa.update(providers).where(providers.c.id == row.id).values(host=host))
-        tx.execute(sa.delete(provider_traits).where(      # from now on that is for its service to say
-            provider_traits.c.provider_id == row.id, provider_traits.c.trait == services.DISABLED))
+        tx.execute(
+            sa.delete(provider_traits).where(  # from now on that is for its service to say
+                provider_traits.c.provider_id == row.id,
+                provider_traits.c.trait == services.DISABLED,
+            )
+        )
     return int(row.id)
 
 
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """The aggregates of each of these providers, sorted; one statement. Set by hand and its host's too, one is
-    there once."""
+    """The aggregates of each of these providers, sorted; one statement. Set by hand and its host's
+    too, one is there once."""
     wanted = sorted(set(provider_ids))
-    by_hand = sa.select(provider_aggregates.c.provider_id, provider_aggregates.c.aggregate_uuid.label("uuid")).where(
-        provider_aggregates.c.provider_id.in_(wanted))
+    by_hand = sa.select(
+        provider_aggregates.c.provider_id, provider_aggregates.c.aggregate_uuid.label("uuid")
+    ).where(provider_aggregates.c.provider_id.in_(wanted))
     found: dict[int, dict[str, str]] = {number: {} for number in wanted}
     for number, uuid in tx.execute(by_hand.union(_of_hosts(wanted)).order_by("uuid")):
         found[number].setdefault(ids.spellings(uuid)[0], uuid)
@@ -222,9 +300,15 @@ def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list
 
 
 def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
-    return sa.select(providers.c.id, aggregates.c.uuid).select_from(providers.join(
-        aggregate_hosts, aggregate_hosts.c.host == providers.c.host).join(
-            aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)).where(providers.c.id.in_(provider_ids))
+    return (
+        sa.select(providers.c.id, aggregates.c.uuid)
+        .select_from(
+            providers.join(aggregate_hosts, aggregate_hosts.c.host == providers.c.host).join(
+                aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
+            )
+        )
+        .where(providers.c.id.in_(provider_ids))
+    )
 
 
 def set_aggregates(tx: Connection, provider: Row[Any], uuids: Iterable[str]) -> list[str]:
@@ -233,12 +317,16 @@ def set_aggregates(tx: Connection, provider: Row[Any], uuids: Iterable[str]) -> 
     Each is kept in the spelling that it has, with dashes or without.
     """
     hosts = {row.uuid for row in tx.execute(_of_hosts([provider.id]))}
-    tx.execute(sa.delete(provider_aggregates).where(provider_aggregates.c.provider_id == provider.id))
+    tx.execute(
+        sa.delete(provider_aggregates).where(provider_aggregates.c.provider_id == provider.id)
+    )
     spelled: dict[str, str] = {}
     for uuid in uuids:
         spelled.setdefault(ids.spellings(uuid)[0], uuid)
     added = [uuid for known, uuid in spelled.items() if known not in hosts]
     if added:
-        tx.execute(sa.insert(provider_aggregates), [{"provider_id": provider.id, "aggregate_uuid": uuid}
-                                                    for uuid in added])
+        tx.execute(
+            sa.insert(provider_aggregates),
+            [{"provider_id": provider.id, "aggregate_uuid": uuid} for uuid in added],
+        )
     return [*added, *sorted(hosts)]

@@ -3,6 +3,7 @@
 
 Called by the placement service.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -21,16 +22,22 @@ STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
 
 def list_all(tx: Connection) -> list[tuple[str, int | None]]:
     """Every class and when it was made (None: it always was); one statement."""
-    own = tx.execute(sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name))
+    own = tx.execute(
+        sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name)
+    )
     return [*((name, None) for name in STANDARD), *((row.name, row.created_at) for row in own)]
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Those of the names that no class has; at most one statement. lock: the others cannot go meanwhile."""
+    """Those of the names that no class has; at most one statement. lock: the others cannot go
+    meanwhile."""
     wanted = set(names) - set(STANDARD)
     if wanted:
-        query = sa.select(resource_classes.c.name).where(resource_classes.c.name.in_(sorted(wanted))).order_by(
-            resource_classes.c.name)
+        query = (
+            sa.select(resource_classes.c.name)
+            .where(resource_classes.c.name.in_(sorted(wanted)))
+            .order_by(resource_classes.c.name)
+        )
         wanted -= set(tx.scalars(for_update(query) if lock else query))
     return sorted(wanted)
 
@@ -58,7 +65,8 @@ def rename(tx: Connection, name: str, to: str) -> None:
     """Give a CUSTOM_ class that nothing uses another name.
 
     Raises:
-        NotFound. BadRequest: it is a standard one. Conflict: the name is taken, or the class is in use.
+        NotFound. BadRequest: it is a standard one. Conflict: the name is taken, or the class is in
+        use.
     """
     if name in STANDARD:
         raise errors.BadRequest(f"Cannot update standard resource class {name}")
@@ -68,8 +76,10 @@ def rename(tx: Connection, name: str, to: str) -> None:
         raise exists
     _check_unused(tx, name, "update")
     try:
-        tx.execute(sa.update(resource_classes).where(resource_classes.c.name == name).values(name=to))
-    except IntegrityError as problem:                          # another writer was first
+        tx.execute(
+            sa.update(resource_classes).where(resource_classes.c.name == name).values(name=to)
+        )
+    except IntegrityError as problem:  # another writer was first
         raise exists from problem
 
 
@@ -80,13 +90,19 @@ def delete(tx: Connection, name: str) -> None:
         NotFound. BadRequest: it is a standard one. Conflict: it is in use.
     """
     if name in STANDARD:
-        raise errors.BadRequest(f"Error in delete resource class: Cannot delete standard resource class {name}")
+        raise errors.BadRequest(
+            f"Error in delete resource class: Cannot delete standard resource class {name}"
+        )
     show(tx, name, lock=True)
     _check_unused(tx, name, "delete")
     tx.execute(sa.delete(resource_classes).where(resource_classes.c.name == name))
 
 
 def _check_unused(tx: Connection, name: str, change: str) -> None:
-    query = sa.select(inventories.c.provider_id).where(inventories.c.resource_class == name).limit(1)
+    query = (
+        sa.select(inventories.c.provider_id).where(inventories.c.resource_class == name).limit(1)
+    )
     if tx.scalar(query) is not None:
-        raise errors.Conflict(f"Error in {change} resource class: Class is in use in inventory: {name}")
+        raise errors.Conflict(
+            f"Error in {change} resource class: Class is in use in inventory: {name}"
+        )

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traits: what a provider is or can; the standard ones, and CUSTOM_* of the operator's and the hosts' own.
+"""Traits: what a provider is or can; the standard ones, and CUSTOM_* of the operator's and the
+hosts' own.
 
-Called by the placement service. What a host reports and what its service says of it stays, whatever is set by hand.
+Called by the placement service. What a host reports and what its service says of it stays, whatever
+is set by hand.
 """
+
 from __future__ import annotations
 
 import functools
@@ -26,8 +29,8 @@ def standard() -> frozenset[str]:
 
 
 def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
-    """Every known trait, sorted; ``associated``: only those that some provider has, or that none has. One or two
-    statements."""
+    """Every known trait, sorted; ``associated``: only those that some provider has, or that none
+    has. One or two statements."""
     used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
     if associated:
         return sorted(used)
@@ -36,14 +39,24 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Those of the names that no trait has; at most two statements. lock: the others cannot go meanwhile."""
+    """Those of the names that no trait has; at most two statements. lock: the others cannot go
+    meanwhile."""
     wanted = set(names) - standard()
     if wanted:
-        query = sa.select(traits.c.name).where(traits.c.name.in_(sorted(wanted))).order_by(traits.c.name)
+        query = (
+            sa.select(traits.c.name)
+            .where(traits.c.name.in_(sorted(wanted)))
+            .order_by(traits.c.name)
+        )
         wanted -= set(tx.scalars(for_update(query) if lock else query))
-    if wanted:          # hosts may have some of their own
-        wanted -= set(tx.scalars(sa.select(provider_traits.c.trait).where(
-            provider_traits.c.trait.in_(sorted(wanted))).distinct()))
+    if wanted:  # hosts may have some of their own
+        wanted -= set(
+            tx.scalars(
+                sa.select(provider_traits.c.trait)
+                .where(provider_traits.c.trait.in_(sorted(wanted)))
+                .distinct()
+            )
+        )
     return sorted(wanted)
 
 
@@ -71,8 +84,15 @@ def delete(tx: Connection, name: str) -> None:
     """
     if name in standard():
         raise errors.BadRequest(f"Cannot delete standard trait {name}.")
-    gone = tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount      # nobody can take it meanwhile
-    if tx.scalar(sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)) is not None:
+    gone = tx.execute(
+        sa.delete(traits).where(traits.c.name == name)
+    ).rowcount  # nobody can take it meanwhile
+    if (
+        tx.scalar(
+            sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)
+        )
+        is not None
+    ):
         raise errors.Conflict(f"The trait {name} is in use by a resource provider.")
     if not gone:
         raise errors.NotFound(f"No such trait(s): {name}.")
@@ -81,8 +101,11 @@ def delete(tx: Connection, name: str) -> None:
 def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
     """The traits of each of these providers, sorted; one statement."""
     found: dict[int, list[str]] = {number: [] for number in provider_ids}
-    for row in tx.execute(sa.select(provider_traits).where(provider_traits.c.provider_id.in_(sorted(found))).order_by(
-            provider_traits.c.trait)):
+    for row in tx.execute(
+        sa.select(provider_traits)
+        .where(provider_traits.c.provider_id.in_(sorted(found)))
+        .order_by(provider_traits.c.trait)
+    ):
         found[row.provider_id].append(row.trait)
     return found
 
@@ -98,13 +121,21 @@ def put(tx: Connection, provider: Row[Any], names: Iterable[str]) -> list[str]:
     if missing:
         raise errors.BadRequest(f"No such trait(s): {', '.join(missing)}.")
     own = provider_traits.c.provider_id == provider.id
-    reported = set(tx.scalars(sa.select(provider_traits.c.trait).where(own, provider_traits.c.by_hand.is_(False))))
+    reported = set(
+        tx.scalars(
+            sa.select(provider_traits.c.trait).where(own, provider_traits.c.by_hand.is_(False))
+        )
+    )
     if provider.host is not None and services.DISABLED in wanted - reported:
-        raise errors.Conflict(f"{services.DISABLED} says that the compute service of {provider.host} is disabled; "
-                              "disable the service instead.")
+        raise errors.Conflict(
+            f"{services.DISABLED} says that the compute service of {provider.host} is disabled; "
+            "disable the service instead."
+        )
     tx.execute(sa.delete(provider_traits).where(own, provider_traits.c.by_hand.is_(True)))
     added = sorted(wanted - reported)
     if added:
-        tx.execute(sa.insert(provider_traits), [{"provider_id": provider.id, "trait": name, "by_hand": True}
-                                                for name in added])
+        tx.execute(
+            sa.insert(provider_traits),
+            [{"provider_id": provider.id, "trait": name, "by_hand": True} for name in added],
+        )
     return sorted({*added, *reported})

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All tables. Read by the modules of this package and by the upgrades; nobody else sees SQL.
 
-Times are microseconds since the epoch by the database's clock. JSON columns hold what is only ever read
-and written whole. There are no foreign keys on rows that are locked often: a child insert would lock its
-parent and deadlock with the lock order; ``doctor`` checks the references instead.
+Times are microseconds since the epoch by the database's clock. JSON columns hold what is only ever
+read and written whole. There are no foreign keys on rows that are locked often: a child insert
+would lock its parent and deadlock with the lock order; ``doctor`` checks the references instead.
 """
+
 from common.store.schema.cleanups import cleanups
 from common.store.schema.columns import Json, metadata
 from common.store.schema.hosts import (
@@ -29,7 +30,15 @@ from common.store.schema.placement import (
     resource_classes,
     traits,
 )
-from common.store.schema.servers import actions, console_tokens, events, guests, migrations, servers, share_mappings
+from common.store.schema.servers import (
+    actions,
+    console_tokens,
+    events,
+    guests,
+    migrations,
+    servers,
+    share_mappings,
+)
 from common.store.schema.tenants import (
     flavor_access,
     flavors,
@@ -42,9 +51,41 @@ from common.store.schema.tenants import (
 )
 
 __all__ = [
-    "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "cleanups", "console_tokens", "consumers",
-    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_action_events",
-    "host_actions", "host_images", "host_keys", "hosts",
-    "idempotency_keys", "inventories", "keypairs", "leases", "metadata", "migrations", "notifications", "projects",
-    "provider_aggregates", "provider_traits", "providers", "quotas", "resource_classes", "server_group_members",
-    "server_groups", "servers", "services", "share_mappings", "traits"]
+    "Json",
+    "actions",
+    "aggregates",
+    "aggregate_hosts",
+    "allocations",
+    "cleanups",
+    "console_tokens",
+    "consumers",
+    "events",
+    "flavor_access",
+    "flavors",
+    "guests",
+    "heartbeats",
+    "host_action_events",
+    "host_actions",
+    "host_images",
+    "host_keys",
+    "hosts",
+    "idempotency_keys",
+    "inventories",
+    "keypairs",
+    "leases",
+    "metadata",
+    "migrations",
+    "notifications",
+    "projects",
+    "provider_aggregates",
+    "provider_traits",
+    "providers",
+    "quotas",
+    "resource_classes",
+    "server_group_members",
+    "server_groups",
+    "servers",
+    "services",
+    "share_mappings",
+    "traits",
+]

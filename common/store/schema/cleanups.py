@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is still to be removed or put right at a neighbour: pending cleanups."""
+
 from __future__ import annotations
 
 from sqlalchemy import Column, Integer, String, Table, Text, UniqueConstraint
@@ -7,16 +8,21 @@ from sqlalchemy import Column, Integer, String, Table, Text, UniqueConstraint
 from common.store.schema.columns import NUMBERED, Json, metadata, time_column, uuid_column
 
 cleanups = Table(
-    "cleanups", metadata,
+    "cleanups",
+    metadata,
     Column("id", Integer, primary_key=True),
-    Column("kind", String(16), nullable=False),               # port, ports, binding, image, backups, share
-    Column("target", String(64), nullable=False),             # id of what it is about, at the neighbour
-    Column("place", String(255), nullable=False),             # host that was left, type of backups, address, ""
-    Column("args", Json, nullable=False),                     # what else the cleanup must know
+    Column("kind", String(16), nullable=False),  # port, ports, binding, image, backups, share
+    Column("target", String(64), nullable=False),  # id of what it is about, at the neighbour
+    Column(
+        "place", String(255), nullable=False
+    ),  # host that was left, type of backups, address, ""
+    Column("args", Json, nullable=False),  # what else the cleanup must know
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),
-    Column("why", Text, nullable=False),                      # what the neighbour said last
+    Column("why", Text, nullable=False),  # what the neighbour said last
     Column("tries", Integer, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
-    time_column("due_at", nullable=False, index=True),        # of the next try
-    UniqueConstraint("kind", "target", "place"), **NUMBERED)
+    time_column("due_at", nullable=False, index=True),  # of the next try
+    UniqueConstraint("kind", "target", "place"),
+    **NUMBERED,
+)

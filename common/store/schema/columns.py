@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tables are made of: names of keys, and the types of columns that every database understands alike."""
+"""What all tables are made of: names of keys, and the types of columns that every database
+understands alike."""
+
 from __future__ import annotations
 
 import json
@@ -10,18 +12,24 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-metadata = MetaData(naming_convention={
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "pk": "pk_%(table_name)s"})
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
 
 LongText = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 BigKey = BigInteger().with_variant(Integer(), "sqlite")
-#: For tables whose rows are numbered: a number is given once, so who names a row that is gone never gets another one.
+#: For tables whose rows are numbered: a number is given once, so who names a row that is gone never
+#: gets another one.
 NUMBERED: dict[str, Any] = {"sqlite_autoincrement": True}
 
 
 class Unreadable(str):
-    """The text of a document that is none: who needs it fails, and not everybody who reads a row beside it."""
+    """The text of a document that is none: who needs it fails, and not everybody who reads a row
+    beside it."""
 
 
 class Json(TypeDecorator[Any]):

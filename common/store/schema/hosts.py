@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts, the services on them, and the aggregates that they are in."""
+
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table, Text, UniqueConstraint
@@ -7,28 +8,34 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table, Text, 
 from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
 
 services = Table(
-    "services", metadata,
+    "services",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("host", String(255), nullable=False),
-    Column("binary", String(64), nullable=False),             # nova-compute, nova-conductor, nova-scheduler
+    Column("binary", String(64), nullable=False),  # nova-compute, nova-conductor, nova-scheduler
     Column("disabled", Boolean, nullable=False, server_default="0"),
     Column("disabled_reason", String(255)),
     Column("forced_down", Boolean, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
-    time_column("fenced_at"),                                 # 0005: forced down because a fencing hook succeeded
-    UniqueConstraint("host", "binary"), **NUMBERED)
+    time_column("fenced_at"),  # 0005: forced down because a fencing hook succeeded
+    UniqueConstraint("host", "binary"),
+    **NUMBERED,
+)
 
-heartbeats = Table(                                           # narrow: rewritten all the time
-    "heartbeats", metadata,
+heartbeats = Table(  # narrow: rewritten all the time
+    "heartbeats",
+    metadata,
     Column("host", String(255), primary_key=True),
     Column("binary", String(64), primary_key=True),
     time_column("seen_at", nullable=False),
-    Column("up", Boolean, nullable=False))                    # as the conductors judged, never by age alone
+    Column("up", Boolean, nullable=False),
+)  # as the conductors judged, never by age alone
 
 hosts = Table(
-    "hosts", metadata,
+    "hosts",
+    metadata,
     Column("name", String(255), primary_key=True),
     Column("session", BigInteger, nullable=False),
     Column("boot_id", String(64), nullable=False, server_default=""),
@@ -42,71 +49,85 @@ hosts = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     # added by 0004
-    Column("numa_nodes", Json),                                    # list of models.NumaNode
-    Column("devices", Json),                                  # list of models.Device
-    Column("facts", Json),                                    # what filters may ask of a host
-    Column("metrics", Json),                                  # name -> number, newest report
+    Column("numa_nodes", Json),  # list of models.NumaNode
+    Column("devices", Json),  # list of models.Device
+    Column("facts", Json),  # what filters may ask of a host
+    Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    Column("newest_exchange", BigInteger, nullable=False, server_default="0"))     # 0010: that reported its state
+    Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
+)  # 0010: that reported its state
 
-host_images = Table(                                          # 0004: images that hosts shall fetch ahead
-    "host_images", metadata,
+host_images = Table(  # 0004: images that hosts shall fetch ahead
+    "host_images",
+    metadata,
     Column("host", String(255), primary_key=True),
     uuid_column("image_id", primary_key=True),
-    Column("image", Json, nullable=False),                    # models.ImageRef
+    Column("image", Json, nullable=False),  # models.ImageRef
     time_column("asked_at", nullable=False),
     time_column("sent_at"),
-    Column("error", Text))
+    Column("error", Text),
+)
 
-host_keys = Table(                                            # 0014: which keys of hosts count (common.host_keys)
-    "host_keys", metadata,
+host_keys = Table(  # 0014: which keys of hosts count (common.host_keys)
+    "host_keys",
+    metadata,
     Column("host", String(255), primary_key=True),
     Column("generation", BigInteger, nullable=False),
-    time_column("previous_until"),                            # the generation before counts so long
-    time_column("changed_at", nullable=False))
+    time_column("previous_until"),  # the generation before counts so long
+    time_column("changed_at", nullable=False),
+)
 
-host_actions = Table(                                         # 0018: drains and evacuations of hosts
-    "host_actions", metadata,
+host_actions = Table(  # 0018: drains and evacuations of hosts
+    "host_actions",
+    metadata,
     uuid_column("id", primary_key=True),
     Column("host", String(255), nullable=False),
-    Column("open_host", String(255), unique=True),            # the host while the action is open, else NULL
-    Column("name", String(16), nullable=False),               # host_actions.Name
-    Column("state", String(16), nullable=False),              # host_actions.State
-    Column("args", Json, nullable=False),                     # host_actions.Arguments
-    Column("progress", Json, nullable=False),                 # host_actions.Progress
-    Column("message", Text, nullable=False),                  # how it ended, and what to do next
+    Column("open_host", String(255), unique=True),  # the host while the action is open, else NULL
+    Column("name", String(16), nullable=False),  # host_actions.Name
+    Column("state", String(16), nullable=False),  # host_actions.State
+    Column("args", Json, nullable=False),  # host_actions.Arguments
+    Column("progress", Json, nullable=False),  # host_actions.Progress
+    Column("message", Text, nullable=False),  # how it ended, and what to do next
     Column("user_id", String(64), nullable=False),
     Column("project_id", String(64), nullable=False),
     Column("request_id", String(64), nullable=False),
-    Column("locked_by", String(255)),                         # the conductor that carries it out
+    Column("locked_by", String(255)),  # the conductor that carries it out
     time_column("locked_until", nullable=False),
-    Column("next_seq", BigInteger, nullable=False),           # of its next event
+    Column("next_seq", BigInteger, nullable=False),  # of its next event
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
-    Index("ix_host_actions_host_created_at", "host", "created_at"))
+    Index("ix_host_actions_host_created_at", "host", "created_at"),
+)
 
-host_action_events = Table(                                   # 0018: the journal of each
-    "host_action_events", metadata,
+host_action_events = Table(  # 0018: the journal of each
+    "host_action_events",
+    metadata,
     uuid_column("action_id", primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("event", String(16), nullable=False),              # host_actions.EventName
-    uuid_column("server_id"),                                 # the server that it is about, if any
-    uuid_column("migration"),                                 # the move that it is about, if any
+    Column("event", String(16), nullable=False),  # host_actions.EventName
+    uuid_column("server_id"),  # the server that it is about, if any
+    uuid_column("migration"),  # the move that it is about, if any
     Column("message", Text, nullable=False),
-    time_column("at", nullable=False))
+    time_column("at", nullable=False),
+)
 
 aggregates = Table(
-    "aggregates", metadata,
+    "aggregates",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("meta", Json, nullable=False),                     # availability_zone is a key of it
+    Column("meta", Json, nullable=False),  # availability_zone is a key of it
     time_column("created_at", nullable=False),
-    time_column("updated_at"), **NUMBERED)
+    time_column("updated_at"),
+    **NUMBERED,
+)
 
 aggregate_hosts = Table(
-    "aggregate_hosts", metadata,
+    "aggregate_hosts",
+    metadata,
     Column("aggregate_id", BigInteger, primary_key=True, autoincrement=False),
     Column("host", String(255), primary_key=True),
-    Index("ix_aggregate_hosts_host", "host"))
+    Index("ix_aggregate_hosts_host", "host"),
+)

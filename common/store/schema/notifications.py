@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is still to be told to others, and who does it."""
+
 from __future__ import annotations
 
 from sqlalchemy import Column, String, Table
 
 from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column
 
-notifications = Table(                                        # the outbox: a row goes when a broker has it
-    "notifications", metadata,
+notifications = Table(  # the outbox: a row goes when a broker has it
+    "notifications",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     Column("event", String(64), nullable=False),
-    Column("key", String(255), nullable=False),               # of its object, whose rows are told in order
+    Column("key", String(255), nullable=False),  # of its object, whose rows are told in order
     Column("publisher", String(255), nullable=False),
-    Column("body", Json, nullable=False),                     # request, object, about
-    time_column("created_at", nullable=False), **NUMBERED)
+    Column("body", Json, nullable=False),  # request, object, about
+    time_column("created_at", nullable=False),
+    **NUMBERED,
+)
 
-leases = Table(                                               # duties that one process at a time has
-    "leases", metadata,
+leases = Table(  # duties that one process at a time has
+    "leases",
+    metadata,
     Column("name", String(64), primary_key=True),
     Column("owner", String(64), nullable=False),
-    time_column("until", nullable=False))
+    time_column("until", nullable=False),
+)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resource providers, what they have and who holds how much of it."""
+
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, String, Table
@@ -7,23 +8,27 @@ from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, Stri
 from common.store.schema.columns import NUMBERED, BigKey, metadata, time_column, uuid_column
 
 providers = Table(
-    "providers", metadata,
+    "providers",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("host", String(255), unique=True),                 # NULL: made by hand
+    Column("host", String(255), unique=True),  # NULL: made by hand
     uuid_column("parent_uuid"),
     uuid_column("root_uuid", nullable=False, index=True),
     Column("generation", BigInteger, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
-    time_column("changed_at", nullable=False),                      # also when its service or its aggregates changed
+    time_column("changed_at", nullable=False),  # also when its service or its aggregates changed
     # added by 0004
-    Column("failures", Integer, nullable=False, server_default="0"),   # builds that failed, in a row
-    time_column("failed_at"),                                       # the last of them, or when it was tried again since
-    Index("ix_providers_changed", "changed_at"), **NUMBERED)
+    Column("failures", Integer, nullable=False, server_default="0"),  # builds that failed, in a row
+    time_column("failed_at"),  # the last of them, or when it was tried again since
+    Index("ix_providers_changed", "changed_at"),
+    **NUMBERED,
+)
 
 inventories = Table(
-    "inventories", metadata,
+    "inventories",
+    metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("resource_class", String(255), primary_key=True),
     Column("total", Integer, nullable=False),
@@ -32,49 +37,63 @@ inventories = Table(
     Column("max_unit", Integer, nullable=False, server_default="2147483647"),
     Column("step_size", Integer, nullable=False, server_default="1"),
     Column("allocation_ratio", Double, nullable=False, server_default="1"),
-    # added by 0004; reserved and allocation_ratio are what follows from these: by hand, else aggregates, else host
-    Column("host_reserved", Integer),                         # as the host said; NULL: this class was added by hand
+    # added by 0004; reserved and allocation_ratio are what follows from these: by hand, else
+    # aggregates, else host
+    Column("host_reserved", Integer),  # as the host said; NULL: this class was added by hand
     Column("host_ratio", Double),
-    Column("set_reserved", Integer),                          # by hand
+    Column("set_reserved", Integer),  # by hand
     Column("set_ratio", Double),
-    Column("excess", Integer, nullable=False, server_default="0"))     # used when its capacity was cut below that
+    Column("excess", Integer, nullable=False, server_default="0"),
+)  # used when its capacity was cut below that
 
 provider_traits = Table(
-    "provider_traits", metadata,
+    "provider_traits",
+    metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("trait", String(255), primary_key=True),
-    Column("by_hand", Boolean, nullable=False, server_default="0"))    # 0004; else its host says so, or we do
+    Column("by_hand", Boolean, nullable=False, server_default="0"),
+)  # 0004; else its host says so, or we do
 
-provider_aggregates = Table(                                  # 0004: set by hand; hosts' aggregates come on top
-    "provider_aggregates", metadata,
+provider_aggregates = Table(  # 0004: set by hand; hosts' aggregates come on top
+    "provider_aggregates",
+    metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     uuid_column("aggregate_uuid", primary_key=True),
-    Index("ix_provider_aggregates_aggregate", "aggregate_uuid"))
+    Index("ix_provider_aggregates_aggregate", "aggregate_uuid"),
+)
 
-resource_classes = Table(                                     # 0004: CUSTOM_* only, the others are standard
-    "resource_classes", metadata,
+resource_classes = Table(  # 0004: CUSTOM_* only, the others are standard
+    "resource_classes",
+    metadata,
     Column("name", String(255), primary_key=True),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False),
+)
 
-traits = Table(                                               # 0004: CUSTOM_* only
-    "traits", metadata,
+traits = Table(  # 0004: CUSTOM_* only
+    "traits",
+    metadata,
     Column("name", String(255), primary_key=True),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False),
+)
 
 consumers = Table(
-    "consumers", metadata,
-    uuid_column("id", primary_key=True),                            # a server, or a migration
+    "consumers",
+    metadata,
+    uuid_column("id", primary_key=True),  # a server, or a migration
     Column("type", String(16), nullable=False),
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
     Column("generation", BigInteger, nullable=False, server_default="0"),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False),
+)
 
 allocations = Table(
-    "allocations", metadata,
+    "allocations",
+    metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("consumer_id", String(36), primary_key=True),
     Column("resource_class", String(255), primary_key=True),
     Column("used", Integer, nullable=False),
     Index("ix_allocations_usage", "provider_id", "resource_class", "used"),
-    Index("ix_allocations_consumer", "consumer_id"))
+    Index("ix_allocations_consumer", "consumer_id"),
+)

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers, what is done to them, where their guests are, and who may see their consoles."""
+
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 from common.store.schema.columns import NUMBERED, Json, LongText, metadata, time_column, uuid_column
 
 servers = Table(
-    "servers", metadata,
+    "servers",
+    metadata,
     uuid_column("id", primary_key=True),
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
@@ -16,12 +28,12 @@ servers = Table(
     Column("description", String(255)),
     # who may change it, and its state
     Column("fence", BigInteger, nullable=False, server_default="1"),
-    uuid_column("action"),                                          # the action that holds it
+    uuid_column("action"),  # the action that holds it
     Column("vm_state", String(32), nullable=False),
     Column("task_state", String(32)),
     Column("power_state", Integer, nullable=False, server_default="0"),
     Column("progress", Integer, nullable=False, server_default="0"),
-    Column("fault", Json),                                    # {code, message, details, created (µs)}
+    Column("fault", Json),  # {code, message, details, created (µs)}
     Column("locked", Boolean, nullable=False, server_default="0"),
     Column("locked_by", String(16)),
     Column("locked_reason", String(255)),
@@ -31,8 +43,8 @@ servers = Table(
     Column("pinned_availability_zone", String(255)),
     # what it is made of
     uuid_column("image_id"),
-    Column("image", Json),                                    # ImageRef as frozen at creation
-    Column("flavor", Json, nullable=False),                   # Flavor as frozen at creation
+    Column("image", Json),  # ImageRef as frozen at creation
+    Column("flavor", Json, nullable=False),  # Flavor as frozen at creation
     Column("flavor_id", String(255), nullable=False),
     Column("vcpus", Integer, nullable=False),
     Column("memory_mb", Integer, nullable=False),
@@ -42,7 +54,7 @@ servers = Table(
     Column("user_data", LongText),
     Column("config_drive", Boolean, nullable=False, server_default="0"),
     Column("meta", Json, nullable=False),
-    Column("tags", Json, nullable=False),                     # sorted list
+    Column("tags", Json, nullable=False),  # sorted list
     Column("scheduler_hints", Json, nullable=False),
     Column("security_groups", Json, nullable=False),
     Column("trusted_image_certificates", Json),
@@ -64,141 +76,168 @@ servers = Table(
     time_column("shelved_at"),
     time_column("soft_deleted_at"),
     # added by 0003
-    Column("interfaces", Json),                               # of models.Interface; NULL: none
-    Column("password", Text),                                 # what the guest posted, encrypted by its owner's key
-    Column("disks", Json),                                    # 0012: asked for beside its root disk; see local_disks
-    Column("shares", Integer, nullable=False, server_default="0"),          # 0015: rows of share_mappings
+    Column("interfaces", Json),  # of models.Interface; NULL: none
+    Column("password", Text),  # what the guest posted, encrypted by its owner's key
+    Column("disks", Json),  # 0012: asked for beside its root disk; see local_disks
+    Column("shares", Integer, nullable=False, server_default="0"),  # 0015: rows of share_mappings
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
     Index("ix_servers_host", "host", "deleted"),
     Index("ix_servers_changed", "updated_at"),
     Index("ix_servers_reservation", "reservation_id"),
-    Index("ix_servers_shelved", "vm_state", "shelved_at"),             # these two since 0008
-    Index("ix_servers_soft_deleted", "vm_state", "soft_deleted_at"))
+    Index("ix_servers_shelved", "vm_state", "shelved_at"),  # these two since 0008
+    Index("ix_servers_soft_deleted", "vm_state", "soft_deleted_at"),
+)
 
 actions = Table(
-    "actions", metadata,
+    "actions",
+    metadata,
     uuid_column("id", primary_key=True),
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
     Column("request_id", String(64), nullable=False),
-    Column("name", String(64), nullable=False),               # as os-instance-actions shows it
+    Column("name", String(64), nullable=False),  # as os-instance-actions shows it
     Column("workflow", String(32), nullable=False),
-    Column("version", Integer, nullable=False),               # of the workflow: an older conductor leaves it alone
-    Column("args", Json, nullable=False),                     # frozen facts of the request
-    Column("secrets", LongText),                              # encrypted; NULL from the moment the action ends
+    Column(
+        "version", Integer, nullable=False
+    ),  # of the workflow: an older conductor leaves it alone
+    Column("args", Json, nullable=False),  # frozen facts of the request
+    Column("secrets", LongText),  # encrypted; NULL from the moment the action ends
     Column("fence", BigInteger, nullable=False),
     # the journal's head: where it stands
-    Column("state", String(16), nullable=False),              # due, waiting, done, failed, superseded, stuck
+    Column("state", String(16), nullable=False),  # due, waiting, done, failed, superseded, stuck
     Column("phase", String(8), nullable=False, server_default="do"),
     Column("step", String(32)),
     Column("attempt", Integer, nullable=False, server_default="1"),
-    Column("data", Json, nullable=False),                     # what steps left for later steps
-    Column("host", String(255)),                              # of the command in hand
-    time_column("sent_at"),                                         # stuck: NULL unless its command is at a host
+    Column("data", Json, nullable=False),  # what steps left for later steps
+    Column("host", String(255)),  # of the command in hand
+    time_column("sent_at"),  # stuck: NULL unless its command is at a host
     Column("sends", Integer, nullable=False, server_default="0"),
     Column("owner", String(64)),
     time_column("lease_until"),
-    time_column("due_at"),                                          # when a conductor should look; NULL once ended
+    time_column("due_at"),  # when a conductor should look; NULL once ended
     Column("next_seq", Integer, nullable=False, server_default="1"),
     Column("message", Text),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
     # added by 0007
-    Column("failures", Integer, nullable=False, server_default="0"),        # in a row, that nobody foresaw
-    Column("cause", Text),                                    # of the last of them, for the operator
-    Column("verb", String(32)),                               # of the command in hand
+    Column(
+        "failures", Integer, nullable=False, server_default="0"
+    ),  # in a row, that nobody foresaw
+    Column("cause", Text),  # of the last of them, for the operator
+    Column("verb", String(32)),  # of the command in hand
     Index("ix_actions_due", "due_at"),
     Index("ix_actions_host", "host", "state"),
-    Index("ix_actions_state", "state", "host"),               # 0004
-    Index("ix_actions_server", "server_id", "created_at"))
+    Index("ix_actions_state", "state", "host"),  # 0004
+    Index("ix_actions_server", "server_id", "created_at"),
+)
 
 events = Table(
-    "events", metadata,
+    "events",
+    metadata,
     uuid_column("action_id", primary_key=True),
     Column("seq", Integer, primary_key=True, autoincrement=False),
     Column("step", String(32), nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("event", String(16), nullable=False),              # started, succeeded, failed, undone, undo_failed
+    Column("event", String(16), nullable=False),  # started, succeeded, failed, undone, undo_failed
     Column("host", String(255)),
-    Column("message", Text),                                  # safe for the tenant
-    Column("details", Text),                                  # for the operator
-    time_column("at", nullable=False))
+    Column("message", Text),  # safe for the tenant
+    Column("details", Text),  # for the operator
+    time_column("at", nullable=False),
+)
 
 guests = Table(
-    "guests", metadata,
+    "guests",
+    metadata,
     uuid_column("server_id", primary_key=True),
     Column("host", String(255), primary_key=True),
     Column("fence", BigInteger, nullable=False),
-    Column("wanted", String(8), nullable=False),              # running, stopped, absent (a debt), kept, arriving
+    Column(
+        "wanted", String(8), nullable=False
+    ),  # running, stopped, absent (a debt), kept, arriving
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
-    time_column("sent_at"),                                         # of the last command to remove it
-    Column("assignment", Json),                              # 0004: models.HardwareAssignment; NULL: nothing of its own
+    time_column("sent_at"),  # of the last command to remove it
+    Column("assignment", Json),  # 0004: models.HardwareAssignment; NULL: nothing of its own
     # added by 0005
-    uuid_column("holder"),                                    # migration that has its allocation; NULL: the server
-    Column("keeps_files", Boolean, nullable=False, server_default="0"),     # another host's guest has them
+    uuid_column("holder"),  # migration that has its allocation; NULL: the server
+    Column(
+        "keeps_files", Boolean, nullable=False, server_default="0"
+    ),  # another host's guest has them
     Index("ix_guests_host", "host", "wanted"),
-    Index("ix_guests_wanted", "wanted", "host"))              # 0011
+    Index("ix_guests_wanted", "wanted", "host"),
+)  # 0011
 
 # --- servers that move (0005) ---
 migrations = Table(
-    "migrations", metadata,
+    "migrations",
+    metadata,
     Column("id", Integer, primary_key=True),
     uuid_column("uuid", nullable=False, unique=True),
     uuid_column("server_id", nullable=False),
-    uuid_column("action_id", nullable=False),                 # that moves it; not those that confirm or revert
+    uuid_column("action_id", nullable=False),  # that moves it; not those that confirm or revert
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
-    Column("type", String(16), nullable=False),               # resize, migration, live-migration, evacuation
+    Column("type", String(16), nullable=False),  # resize, migration, live-migration, evacuation
     Column("status", String(16), nullable=False),
     Column("source_host", String(255)),
     Column("dest_host", String(255)),
     Column("old_flavor", Json, nullable=False),
     Column("new_flavor", Json, nullable=False),
-    Column("was", String(32), nullable=False),                # the server's vm_state before
-    Column("requested_control", String(16)),                  # models.Control
-    Column("progress", Json),                                 # bytes: memory_total, memory_processed …
+    Column("was", String(32), nullable=False),  # the server's vm_state before
+    Column("requested_control", String(16)),  # models.Control
+    Column("progress", Json),  # bytes: memory_total, memory_processed …
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     Index("ix_migrations_server", "server_id", "status"),
     Index("ix_migrations_status", "status", "updated_at"),
-    Index("ix_migrations_action", "action_id"),               # 0008
+    Index("ix_migrations_action", "action_id"),  # 0008
     Index("ix_migrations_page", "created_at", "id"),
-    Index("ix_migrations_project", "project_id", "created_at"), **NUMBERED)
+    Index("ix_migrations_project", "project_id", "created_at"),
+    **NUMBERED,
+)
 
 # --- shares of servers (0015) ---
 share_mappings = Table(
-    "share_mappings", metadata,
+    "share_mappings",
+    metadata,
     uuid_column("uuid", primary_key=True),
     uuid_column("server_id", nullable=False),
     uuid_column("share_id", nullable=False),
-    Column("tag", String(255), nullable=False),               # by which the guest mounts it
-    Column("status", String(16), nullable=False),             # attaching, inactive, detaching, error
-    Column("protocol", String(16), nullable=False),           # as the share service says: NFS
+    Column("tag", String(255), nullable=False),  # by which the guest mounts it
+    Column("status", String(16), nullable=False),  # attaching, inactive, detaching, error
+    Column("protocol", String(16), nullable=False),  # as the share service says: NFS
     Column("export_location", Text, nullable=False),
-    Column("access_to", String(64), nullable=False),          # address of the server's host, which may mount it
+    Column(
+        "access_to", String(64), nullable=False
+    ),  # address of the server's host, which may mount it
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
-    UniqueConstraint("server_id", "share_id"), UniqueConstraint("server_id", "tag"),
-    Index("ix_share_mappings_share", "share_id", "access_to"))
+    UniqueConstraint("server_id", "share_id"),
+    UniqueConstraint("server_id", "tag"),
+    Index("ix_share_mappings_share", "share_id", "access_to"),
+)
 
 # --- consoles (0003) ---
 console_tokens = Table(
-    "console_tokens", metadata,
-    Column("hash", String(64), primary_key=True),             # SHA-256 of the token, which is nowhere
+    "console_tokens",
+    metadata,
+    Column("hash", String(64), primary_key=True),  # SHA-256 of the token, which is nowhere
     uuid_column("server_id", nullable=False),
     Column("host", String(255), nullable=False),
-    Column("fence", BigInteger, nullable=False),              # of the guest's record: another place, another token
-    Column("kind", String(16), nullable=False),               # novnc, serial, spice-html5 …
+    Column(
+        "fence", BigInteger, nullable=False
+    ),  # of the guest's record: another place, another token
+    Column("kind", String(16), nullable=False),  # novnc, serial, spice-html5 …
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
     time_column("created_at", nullable=False),
     time_column("expires_at", nullable=False, index=True),
     time_column("used_at"),
-    Column("caller", LongText),                               # 0016: the user's own token, sealed
-    Column("browser", String(64)),                            # 0016: SHA-256 of its cookie; NULL: any, or a program
-    Index("ix_console_tokens_server", "server_id"))
+    Column("caller", LongText),  # 0016: the user's own token, sealed
+    Column("browser", String(64)),  # 0016: SHA-256 of its cookie; NULL: any, or a program
+    Index("ix_console_tokens_server", "server_id"),
+)

@@ -1,25 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Projects, quotas, keys, sizes, and groups that servers are in."""
+
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
 
 projects = Table(
-    "projects", metadata,
+    "projects",
+    metadata,
     Column("id", String(64), primary_key=True),
-    Column("quota_seq", BigInteger, nullable=False, server_default="0"))   # locked by every counted change
+    Column("quota_seq", BigInteger, nullable=False, server_default="0"),
+)  # locked by every counted change
 
 quotas = Table(
-    "quotas", metadata,
-    Column("project_id", String(64), primary_key=True),       # '*' holds the class "default"
+    "quotas",
+    metadata,
+    Column("project_id", String(64), primary_key=True),  # '*' holds the class "default"
     Column("user_id", String(64), primary_key=True, server_default=""),
     Column("resource", String(64), primary_key=True),
-    Column("hard_limit", Integer, nullable=False))
+    Column("hard_limit", Integer, nullable=False),
+)
 
 keypairs = Table(
-    "keypairs", metadata,
+    "keypairs",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     Column("user_id", String(64), nullable=False),
     Column("name", String(255), nullable=False),
@@ -27,20 +44,27 @@ keypairs = Table(
     Column("fingerprint", String(255), nullable=False),
     Column("public_key", Text, nullable=False),
     time_column("created_at", nullable=False),
-    UniqueConstraint("user_id", "name"), **NUMBERED)
+    UniqueConstraint("user_id", "name"),
+    **NUMBERED,
+)
 
 idempotency_keys = Table(
-    "idempotency_keys", metadata,
+    "idempotency_keys",
+    metadata,
     Column("project_id", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
-    Column("digest", String(64), nullable=False),             # of the body: the same key with another body is an error
+    Column(
+        "digest", String(64), nullable=False
+    ),  # of the body: the same key with another body is an error
     Column("reservation_id", String(32), nullable=False),
     uuid_column("server_id", nullable=False),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False),
+)
 
 # --- sizes ---
 flavors = Table(
-    "flavors", metadata,
+    "flavors",
+    metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     Column("flavorid", String(255), nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
@@ -53,25 +77,33 @@ flavors = Table(
     Column("is_public", Boolean, nullable=False),
     Column("description", Text),
     Column("extra_specs", Json, nullable=False),
-    time_column("created_at", nullable=False), **NUMBERED)
+    time_column("created_at", nullable=False),
+    **NUMBERED,
+)
 
 flavor_access = Table(
-    "flavor_access", metadata,
+    "flavor_access",
+    metadata,
     Column("flavor_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("project_id", String(64), primary_key=True))
+    Column("project_id", String(64), primary_key=True),
+)
 
 server_groups = Table(
-    "server_groups", metadata,
+    "server_groups",
+    metadata,
     uuid_column("id", primary_key=True),
     Column("project_id", String(64), nullable=False, index=True),
     Column("user_id", String(64), nullable=False),
     Column("name", String(255), nullable=False),
     Column("policy", String(32), nullable=False),
     Column("rules", Json, nullable=False),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False),
+)
 
 server_group_members = Table(
-    "server_group_members", metadata,
+    "server_group_members",
+    metadata,
     uuid_column("group_id", primary_key=True),
     uuid_column("server_id", primary_key=True),
-    Index("ix_server_group_members_server", "server_id"))
+    Index("ix_server_group_members_server", "server_id"),
+)

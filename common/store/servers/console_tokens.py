@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Console tokens: who has one may open a guest's console, once.
 
-Made by the API, used and kept by the console service. Only the token's SHA-256 is stored. It is good for the very
-guest that it was made for (server, host and the fence of its record): a server that was deleted or has moved has
-another one. Once a browser has fetched the page for it, it is good for this browser only, which brings a cookie.
-``caller`` is the sealed token of the user who asked for it, for as long as the row stands. A token that was used stands
-for the session that it opened; its row goes when the session ends, and whoever removes the row ends the session.
-Must stay true: whether a token may be used is decided by the one UPDATE in ``use``.
+Made by the API, used and kept by the console service. Only the token's SHA-256 is stored. It is
+good for the very guest that it was made for (server, host and the fence of its record): a server
+that was deleted or has moved has another one. Once a browser has fetched the page for it, it is
+good for this browser only, which brings a cookie.
+``caller`` is the sealed token of the user who asked for it, for as long as the row stands. A token
+that was used stands for the session that it opened; its row goes when the session ends, and whoever
+removes the row ends the session. Must stay true: whether a token may be used is decided by the one
+UPDATE in ``use``.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -24,14 +27,23 @@ from common.store.engine import now
 from common.store.schema import console_tokens, guests
 from common.store.servers.guests import HERE
 
-UNUSED_PER_SERVER = 32          #: the newest; older ones are forgotten
-_KEPT = 3600 * SECOND           #: after its expiry a row is kept for a while, for the clock may have jumped
+UNUSED_PER_SERVER = 32  #: the newest; older ones are forgotten
+_KEPT = 3600 * SECOND  #: after its expiry a row is kept for a while, for the clock may have jumped
 
 #: The guest that a token was made for is still the one that is there.
-_GUEST_IS_THERE = sa.exists().where(
-    guests.c.server_id == console_tokens.c.server_id, guests.c.host == console_tokens.c.host,
-    guests.c.fence == console_tokens.c.fence, guests.c.wanted.in_(HERE)).correlate(console_tokens)
-_USABLE = sa.and_(console_tokens.c.used_at.is_(None), console_tokens.c.expires_at > now(), _GUEST_IS_THERE)
+_GUEST_IS_THERE = (
+    sa.exists()
+    .where(
+        guests.c.server_id == console_tokens.c.server_id,
+        guests.c.host == console_tokens.c.host,
+        guests.c.fence == console_tokens.c.fence,
+        guests.c.wanted.in_(HERE),
+    )
+    .correlate(console_tokens)
+)
+_USABLE = sa.and_(
+    console_tokens.c.used_at.is_(None), console_tokens.c.expires_at > now(), _GUEST_IS_THERE
+)
 
 
 def hashed(token: str) -> str:
@@ -39,23 +51,55 @@ def hashed(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
-def create(tx: Connection, server_id: str, kind: str, *, project_id: str, user_id: str, seconds: int,
-           caller: str | None = None) -> str:
+def create(
+    tx: Connection,
+    server_id: str,
+    kind: str,
+    *,
+    project_id: str,
+    user_id: str,
+    seconds: int,
+    caller: str | None = None,
+) -> str:
     """A token for the server's guest, good for ``seconds``. Conflict when it has none.
 
-    Old rows are removed here: what expired long ago, and of this server's unused ones all but the newest.
+    Old rows are removed here: what expired long ago, and of this server's unused ones all but the
+    newest.
     """
-    guest = tx.execute(sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted.in_(HERE))).first()
+    guest = tx.execute(
+        sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted.in_(HERE))
+    ).first()
     if guest is None:
         raise errors.Conflict(f"Instance {server_id} is not ready")
-    _remove(tx, sa.select(console_tokens.c.hash).where(console_tokens.c.expires_at < now() - _KEPT).limit(1000))
-    _remove(tx, sa.select(console_tokens.c.hash).where(
-        console_tokens.c.server_id == server_id, console_tokens.c.used_at.is_(None)).order_by(
-        console_tokens.c.created_at.desc(), console_tokens.c.hash).limit(1000).offset(UNUSED_PER_SERVER - 1))
+    _remove(
+        tx,
+        sa.select(console_tokens.c.hash)
+        .where(console_tokens.c.expires_at < now() - _KEPT)
+        .limit(1000),
+    )
+    _remove(
+        tx,
+        sa.select(console_tokens.c.hash)
+        .where(console_tokens.c.server_id == server_id, console_tokens.c.used_at.is_(None))
+        .order_by(console_tokens.c.created_at.desc(), console_tokens.c.hash)
+        .limit(1000)
+        .offset(UNUSED_PER_SERVER - 1),
+    )
     token = secrets.token_urlsafe(32)
-    tx.execute(sa.insert(console_tokens).values(
-        hash=hashed(token), server_id=server_id, host=guest.host, fence=guest.fence, kind=kind, project_id=project_id,
-        user_id=user_id, created_at=now(), expires_at=now() + seconds * SECOND, caller=caller))
+    tx.execute(
+        sa.insert(console_tokens).values(
+            hash=hashed(token),
+            server_id=server_id,
+            host=guest.host,
+            fence=guest.fence,
+            kind=kind,
+            project_id=project_id,
+            user_id=user_id,
+            created_at=now(),
+            expires_at=now() + seconds * SECOND,
+            caller=caller,
+        )
+    )
     return token
 
 
@@ -77,20 +121,27 @@ def find(tx: Connection, token: str, cookie: str = "") -> Row[Any] | None:
 
 def _is_his(token: str, cookie: str) -> sa.ColumnElement[bool]:
     """The token can be used, and is no other browser's."""
-    return sa.and_(console_tokens.c.hash == hashed(token), _USABLE, sa.or_(
-        console_tokens.c.browser.is_(None), console_tokens.c.browser == hashed(cookie)))
+    return sa.and_(
+        console_tokens.c.hash == hashed(token),
+        _USABLE,
+        sa.or_(console_tokens.c.browser.is_(None), console_tokens.c.browser == hashed(cookie)),
+    )
 
 
 def bind(tx: Connection, token: str, cookie: str) -> bool:
-    """From now on the token is good only for who brings this cookie; False: it had one, or cannot be used."""
-    bound = tx.execute(sa.update(console_tokens).where(
-        console_tokens.c.hash == hashed(token), console_tokens.c.browser.is_(None), _USABLE).values(
-        browser=hashed(cookie)))
+    """From now on the token is good only for who brings this cookie; False: it had one, or cannot
+    be used."""
+    bound = tx.execute(
+        sa.update(console_tokens)
+        .where(console_tokens.c.hash == hashed(token), console_tokens.c.browser.is_(None), _USABLE)
+        .values(browser=hashed(cookie))
+    )
     return bound.rowcount == 1
 
 
 def use(tx: Connection, token: str, cookie: str = "") -> Row[Any] | None:
-    """Use the token up; its record, or None when it cannot be used (any more), or belongs to another browser."""
+    """Use the token up; its record, or None when it cannot be used (any more), or belongs to
+    another browser."""
     used = tx.execute(sa.update(console_tokens).where(_is_his(token, cookie)).values(used_at=now()))
     if used.rowcount != 1:
         return None
@@ -99,13 +150,22 @@ def use(tx: Connection, token: str, cookie: str = "") -> Row[Any] | None:
 
 def alive(tx: Connection, hashes: Sequence[str]) -> set[str]:
     """Of these sessions those that may go on: their row is there, and so is their guest."""
-    return set(tx.scalars(sa.select(console_tokens.c.hash).where(console_tokens.c.hash.in_(hashes), _GUEST_IS_THERE)))
+    return set(
+        tx.scalars(
+            sa.select(console_tokens.c.hash).where(
+                console_tokens.c.hash.in_(hashes), _GUEST_IS_THERE
+            )
+        )
+    )
 
 
 def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
     """These sessions are open: their rows do not expire for the next ``seconds``."""
-    tx.execute(sa.update(console_tokens).where(console_tokens.c.hash.in_(hashes)).values(
-        expires_at=now() + seconds * SECOND))
+    tx.execute(
+        sa.update(console_tokens)
+        .where(console_tokens.c.hash.in_(hashes))
+        .values(expires_at=now() + seconds * SECOND)
+    )
 
 
 def forget(tx: Connection, token_hash: str) -> None:
@@ -115,12 +175,20 @@ def forget(tx: Connection, token_hash: str) -> None:
 
 def sessions(tx: Connection) -> list[Row[Any]]:
     """Those that are open, or were when their console service died; oldest first."""
-    return list(tx.execute(sa.select(console_tokens).where(
-        console_tokens.c.used_at.is_not(None), console_tokens.c.expires_at > now()).order_by(
-        console_tokens.c.used_at, console_tokens.c.hash)))
+    return list(
+        tx.execute(
+            sa.select(console_tokens)
+            .where(console_tokens.c.used_at.is_not(None), console_tokens.c.expires_at > now())
+            .order_by(console_tokens.c.used_at, console_tokens.c.hash)
+        )
+    )
 
 
 def revoke(tx: Connection, server_id: str | None) -> int:
     """End all sessions and tokens of a server (None: of all); returns how many there were."""
     gone = sa.delete(console_tokens)
-    return int(tx.execute(gone if server_id is None else gone.where(console_tokens.c.server_id == server_id)).rowcount)
+    return int(
+        tx.execute(
+            gone if server_id is None else gone.where(console_tokens.c.server_id == server_id)
+        ).rowcount
+    )

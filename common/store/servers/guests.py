@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests: where a domain of a server exists or may exist, and what is wanted of it.
 
-A row with ``absent`` is a *debt*: it stays until its host has confirmed that nothing is left, and it is the
-only licence to remove a domain. One that is ``kept`` is off, on a host that the server may come back to; one that is
-``arriving`` is being made, where the server is not yet. A guest's allocations live and die with its row
-(``allocations`` is called from here and from nowhere else), so the two can always be compared.
+A row with ``absent`` is a *debt*: it stays until its host has confirmed that nothing is left, and
+it is the only licence to remove a domain. One that is ``kept`` is off, on a host that the server
+may come back to; one that is ``arriving`` is being made, where the server is not yet. A guest's
+allocations live and die with its row (``allocations`` is called from here and from nowhere else),
+so the two can always be compared.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
@@ -21,43 +23,72 @@ from common.store.placement import allocations
 from common.store.schema import guests, heartbeats, servers, services
 
 RUNNING, STOPPED, ABSENT, KEPT, ARRIVING = "running", "stopped", "absent", "kept", "arriving"
-HERE = (RUNNING, STOPPED)           #: the guest of the place where the server is
+HERE = (RUNNING, STOPPED)  #: the guest of the place where the server is
 
 
 def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """New guests of placements that were just claimed: each row has server_id, host, fence, and its assignment where it
-    holds particular parts of the host, until the row goes."""
-    base = {"wanted": RUNNING, "may_run": True, "assignment": None, "holder": None, "keeps_files": False}
+    """New guests of placements that were just claimed: each row has server_id, host, fence, and its
+    assignment where it holds particular parts of the host, until the row goes."""
+    base = {
+        "wanted": RUNNING,
+        "may_run": True,
+        "assignment": None,
+        "holder": None,
+        "keeps_files": False,
+    }
     insert_many(tx, guests, [{**base, **row} for row in rows], "changed_at")
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:
     """Say what is wanted of the guests of these servers where they are."""
-    tx.execute(sa.update(guests).where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE)).values(
-        wanted=wanted, may_run=may_run, changed_at=now()))
+    tx.execute(
+        sa.update(guests)
+        .where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE))
+        .values(wanted=wanted, may_run=may_run, changed_at=now())
+    )
 
 
 def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: Any) -> None:
-    """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes`` may be may_run,
-    holder, fence and keeps_files."""
-    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.host == host,
-                                       guests.c.wanted != ABSENT).values(wanted=wanted, changed_at=now(), **changes))
+    """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes``
+    may be may_run, holder, fence and keeps_files."""
+    tx.execute(
+        sa.update(guests)
+        .where(guests.c.server_id == server_id, guests.c.host == host, guests.c.wanted != ABSENT)
+        .values(wanted=wanted, changed_at=now(), **changes)
+    )
 
 
 def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> None:
-    """Say whose the allocation of a server's guest on a host is: a migration's, or (None) the server's."""
-    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.host == host).values(
-        holder=migration, changed_at=now()))
+    """Say whose the allocation of a server's guest on a host is: a migration's, or (None) the
+    server's."""
+    tx.execute(
+        sa.update(guests)
+        .where(guests.c.server_id == server_id, guests.c.host == host)
+        .values(holder=migration, changed_at=now())
+    )
 
 
-def add_debt(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True,
-        keeps_files: bool = False) -> None:
-    """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known that
-    nothing of them runs. ``keeps_files``: their files are those of a guest that stays, on shared storage."""
+def add_debt(
+    tx: Connection,
+    server_id: str,
+    fence: int,
+    *,
+    host: str | None = None,
+    may_run: bool = True,
+    keeps_files: bool = False,
+) -> None:
+    """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known
+    that nothing of them runs. ``keeps_files``: their files are those of a guest that stays, on
+    shared storage."""
     change = sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)
     if host is not None:
         change = change.where(guests.c.host == host)
-    values: dict[str, Any] = {"wanted": ABSENT, "fence": fence, "changed_at": now(), "sent_at": None}
+    values: dict[str, Any] = {
+        "wanted": ABSENT,
+        "fence": fence,
+        "changed_at": now(),
+        "sent_at": None,
+    }
     if not may_run:
         values["may_run"] = False
     if host is not None:
@@ -66,102 +97,169 @@ def add_debt(tx: Connection, server_id: str, fence: int, *, host: str | None = N
 
 
 def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> set[str]:
-    """Remove debts that hosts have confirmed, as (server, host, fence), and release their allocations.
+    """Remove debts that hosts have confirmed, as (server, host, fence), and release their
+    allocations.
 
     Returns the servers of which a debt was removed. A confirmation under an older fence is ignored.
     """
     wanted = {(server, host): fence for server, host, fence in confirmed}
     if not wanted:
         return set()
-    rows = tx.execute(for_update(sa.select(guests).where(
-        guests.c.server_id.in_(sorted({server for server, _ in wanted})), guests.c.wanted == ABSENT)))
-    removed = [row for row in rows
-              if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]]
+    rows = tx.execute(
+        for_update(
+            sa.select(guests).where(
+                guests.c.server_id.in_(sorted({server for server, _ in wanted})),
+                guests.c.wanted == ABSENT,
+            )
+        )
+    )
+    removed = [
+        row
+        for row in rows
+        if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]
+    ]
     found = [(row.server_id, row.host) for row in removed]
     if found:
         allocations.release(tx, [(row.holder or row.server_id, row.host) for row in removed])
-        tx.execute(sa.delete(guests).where(guests.c.server_id.in_([server for server, _ in found]),
-                                           sa.tuple_(guests.c.server_id, guests.c.host).in_(found)))
+        tx.execute(
+            sa.delete(guests).where(
+                guests.c.server_id.in_([server for server, _ in found]),
+                sa.tuple_(guests.c.server_id, guests.c.host).in_(found),
+            )
+        )
     return {server for server, _ in found}
 
 
-def debts(tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
-          ) -> list[Row[Any]]:
-    """Debts of a host that were not sent within the last ``older_than`` µs, but for those ``known``: (server, fence).
-    One that somebody works on just now is left out too."""
+def debts(
+    tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
+) -> list[Row[Any]]:
+    """Debts of a host that were not sent within the last ``older_than`` µs, but for those
+    ``known``: (server, fence). One that somebody works on just now is left out too."""
     query = _DEBTS
     if known:
         query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
     return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
 
 
-_DEBTS = sa.select(guests).where(
-    guests.c.host == sa.bindparam("at"), guests.c.wanted == ABSENT,
-    sa.or_(guests.c.sent_at.is_(None), guests.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger))
-    ).order_by(guests.c.changed_at).limit(sa.bindparam("most", type_=sa.Integer)).with_for_update(skip_locked=True)
+_DEBTS = (
+    sa.select(guests)
+    .where(
+        guests.c.host == sa.bindparam("at"),
+        guests.c.wanted == ABSENT,
+        sa.or_(
+            guests.c.sent_at.is_(None),
+            guests.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger),
+        ),
+    )
+    .order_by(guests.c.changed_at)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+)
 
 
 def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[Row[Any]]:
     """The debts of these servers, with ``up``: whether their host can be reached."""
-    up = sa.and_(sa.func.coalesce(heartbeats.c.up, sa.false()), sa.not_(sa.func.coalesce(services.c.forced_down,
-                                                                                     sa.false())))
+    up = sa.and_(
+        sa.func.coalesce(heartbeats.c.up, sa.false()),
+        sa.not_(sa.func.coalesce(services.c.forced_down, sa.false())),
+    )
     query = sa.select(guests, up.label("up")).select_from(
-        guests.outerjoin(services, sa.and_(services.c.host == guests.c.host, services.c.binary == COMPUTE))
-        .outerjoin(heartbeats, sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == COMPUTE)))
-    return list(tx.execute(query.where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted == ABSENT)))
+        guests.outerjoin(
+            services, sa.and_(services.c.host == guests.c.host, services.c.binary == COMPUTE)
+        ).outerjoin(
+            heartbeats, sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == COMPUTE)
+        )
+    )
+    return list(
+        tx.execute(query.where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted == ABSENT))
+    )
 
 
 def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
     """The command to remove them was sent."""
-    tx.execute(sa.update(guests).where(guests.c.host == host, guests.c.server_id.in_(server_ids)).values(sent_at=now()))
+    tx.execute(
+        sa.update(guests)
+        .where(guests.c.host == host, guests.c.server_id.in_(server_ids))
+        .values(sent_at=now())
+    )
 
 
 def fences_on(tx: Connection, host: str) -> dict[str, int]:
     """All that may exist on a host, with the fence it must know: the answer to its registration."""
-    return {row.server_id: row.fence for row in tx.execute(
-        sa.select(guests.c.server_id, guests.c.fence).where(guests.c.host == host))}
+    return {
+        row.server_id: row.fence
+        for row in tx.execute(
+            sa.select(guests.c.server_id, guests.c.fence).where(guests.c.host == host)
+        )
+    }
 
 
 def places(tx: Connection, server_id: str) -> list[Row[Any]]:
     """All guests of a server, debts too; its row is locked."""
-    return list(tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host)))
+    return list(
+        tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host))
+    )
 
 
 def off_on(tx: Connection, host: str, told: Iterable[str]) -> list[str]:
-    """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what is kept there; and of
-    the domains that the host has told of, those of servers that have no record there and another place: the host was
-    forgotten while it was away."""
+    """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what
+    is kept there; and of the domains that the host has told of, those of servers that have no
+    record there and another place: the host was forgotten while it was away."""
     kept = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)
     found = set(tx.scalars(kept))
     if names := sorted(set(told)):
-        here = sa.select(guests.c.server_id).where(guests.c.server_id == servers.c.id, guests.c.host == host)
-        found |= set(tx.scalars(sa.select(servers.c.id).where(
-            servers.c.id.in_(names), servers.c.deleted == 0, sa.func.coalesce(servers.c.host, "") != host,
-            ~here.exists())))
+        here = sa.select(guests.c.server_id).where(
+            guests.c.server_id == servers.c.id, guests.c.host == host
+        )
+        found |= set(
+            tx.scalars(
+                sa.select(servers.c.id).where(
+                    servers.c.id.in_(names),
+                    servers.c.deleted == 0,
+                    sa.func.coalesce(servers.c.host, "") != host,
+                    ~here.exists(),
+                )
+            )
+        )
     return sorted(found)
 
 
 def discard_debts(tx: Connection, host: str) -> None:
     """Remove the debts of a host that will never confirm them; its provider is locked."""
-    debts_there = list(tx.execute(sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT)))
+    debts_there = list(
+        tx.execute(sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
+    )
     if debts_there:
         allocations.release(tx, [(row.holder or row.server_id, host) for row in debts_there])
         tx.execute(sa.delete(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
 
 
-def lost_power(tx: Connection, host: str, server: str | None = None, idle_too: bool = False) -> None:
-    """The host was booted: guests that should run there, of servers with an action in hand, are known to be off. When
-    that action does not start them they are started after it. ``idle_too``: servers without an action as well."""
+def lost_power(
+    tx: Connection, host: str, server: str | None = None, idle_too: bool = False
+) -> None:
+    """The host was booted: guests that should run there, of servers with an action in hand, are
+    known to be off. When that action does not start them they are started after it. ``idle_too``:
+    servers without an action as well."""
     here = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == RUNNING)
     wanted = here.where(guests.c.server_id == server) if server else here
     busy = sa.true() if idle_too else servers.c.action.is_not(None)
-    tx.execute(sa.update(servers).where(servers.c.id.in_(wanted), busy).values(power_state=states.SHUTDOWN))
+    tx.execute(
+        sa.update(servers).where(servers.c.id.in_(wanted), busy).values(power_state=states.SHUTDOWN)
+    )
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:
     """Idle servers whose guests should run on this host, by id; without locks."""
-    query = sa.select(servers.c.id, servers.c.project_id).join(guests, guests.c.server_id == servers.c.id)
-    return list(tx.execute(query.where(guests.c.host == host, guests.c.wanted == RUNNING, servers.c.action.is_(None),
-                                       servers.c.deleted == 0).order_by(servers.c.id)))
-
-
+    query = sa.select(servers.c.id, servers.c.project_id).join(
+        guests, guests.c.server_id == servers.c.id
+    )
+    return list(
+        tx.execute(
+            query.where(
+                guests.c.host == host,
+                guests.c.wanted == RUNNING,
+                servers.c.action.is_(None),
+                servers.c.deleted == 0,
+            ).order_by(servers.c.id)
+        )
+    )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions that the accepting transaction does by itself: lock, unlock, reset of the state.
 
-The API calls ``do`` for rows of ``states.ACTIONS`` with ``immediate``. Each is journalled as an action that is done,
-so that os-instance-actions shows it; none of them waits for a conductor.
+The API calls ``do`` for rows of ``states.ACTIONS`` with ``immediate``. Each is journalled as an
+action that is done, so that os-instance-actions shows it; none of them waits for a conductor.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,8 +24,15 @@ Values = dict[str, Any]
 OWNER, ADMIN = "owner", "admin"
 
 
-def do(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext, args: Values | None = None,
-       project_id: str | None = None) -> None:
+def do(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    args: Values | None = None,
+    project_id: str | None = None,
+) -> None:
     """Carry an immediate action out.
 
     Raises:
@@ -34,42 +42,80 @@ def do(tx: Connection, row: states.Action, server_id: str, *, context: RequestCo
     found = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, found, context, tx)
     changes = _IMMEDIATE[row.immediate](tx, server_id, found, context, args or {})
-    tx.execute(sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now()))
+    tx.execute(
+        sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now())
+    )
     note(tx, row.name, server_id, found, context, args or {})
     outbox.done(tx, row, server_id, context, found)
 
 
-def note(tx: Connection, name: str, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> None:
-    """Journal what was done at once to a server, whose locked row is ``found``, as an action that is done."""
-    tx.execute(sa.insert(actions_table).values(created_at=now(), updated_at=now(), finished_at=now()), {
-        "id": ids.new(), "server_id": server_id, "project_id": found.project_id, "user_id": context.user_id,
-        "request_id": context.request_id, "name": name, "workflow": "", "version": 1, "args": args,
-        "fence": found.fence, "state": "done", "data": {}})
+def note(
+    tx: Connection,
+    name: str,
+    server_id: str,
+    found: Row[Any],
+    context: RequestContext,
+    args: Values,
+) -> None:
+    """Journal what was done at once to a server, whose locked row is ``found``, as an action that
+    is done."""
+    tx.execute(
+        sa.insert(actions_table).values(created_at=now(), updated_at=now(), finished_at=now()),
+        {
+            "id": ids.new(),
+            "server_id": server_id,
+            "project_id": found.project_id,
+            "user_id": context.user_id,
+            "request_id": context.request_id,
+            "name": name,
+            "workflow": "",
+            "version": 1,
+            "args": args,
+            "fence": found.fence,
+            "state": "done",
+            "data": {},
+        },
+    )
 
 
-def _lock(tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> Values:
+def _lock(
+    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+) -> Values:
     """The owner's lock does not replace an admin's."""
     is_owner = context.project_id == found.project_id and not context.is_admin
     by = ADMIN if not is_owner or found.locked_by == ADMIN else OWNER
     return {"locked": True, "locked_by": by, "locked_reason": args.get("locked_reason")}
 
 
-def _unlock(tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> Values:
+def _unlock(
+    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+) -> Values:
     """An admin's lock is not undone by the owner, unless policy lets them (``override``)."""
     if found.locked_by == ADMIN and not (context.is_admin or args.get("override")):
-        raise errors.Forbidden("Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be "
-                               "performed.")
+        raise errors.Forbidden(
+            "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be "
+            "performed."
+        )
     return {"locked": False, "locked_by": None, "locked_reason": None}
 
 
-def _reset_state(tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> Values:
+def _reset_state(
+    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+) -> Values:
     """An admin's word about the state: whatever runs is ended without its undo."""
     if found.action:
         actions.supersede(tx, found.action)
     migrations.abandon(tx, server_id, found.fence + 1)
-    return {"vm_state": states.ACTIVE if args.get("state") == "active" else states.ERROR, "task_state": None,
-            "action": None, "fence": found.fence + 1}
+    return {
+        "vm_state": states.ACTIVE if args.get("state") == "active" else states.ERROR,
+        "task_state": None,
+        "action": None,
+        "fence": found.fence + 1,
+    }
 
 
 _IMMEDIATE: dict[str, Callable[[Connection, str, Row[Any], RequestContext, Values], Values]] = {
-    "lock": _lock, "unlock": _unlock, "reset_state": _reset_state}
+    "lock": _lock,
+    "unlock": _unlock,
+    "reset_state": _reset_state,
+}

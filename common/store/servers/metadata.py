@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the metadata service reads of a server, in one statement, and the one thing that it writes.
 
-Called by ``compute_api.metadata``. A guest's password is written once; its owner clears it through the API.
+Called by ``compute_api.metadata``. A guest's password is written once; its owner clears it through
+the API.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,27 +18,65 @@ from common.store.servers.migrations import IN_PROGRESS
 
 C = servers.c
 #: What ``instance_data.guest_spec`` reads, and the password.
-_FACTS = [*(C[name] for name in (
-    "id", "name", "hostname", "project_id", "availability_zone", "launch_index", "meta", "key_name", "key_data",
-    "flavor", "image", "config_drive", "user_data", "interfaces", "security_groups", "reservation_id",
-    "root_device_name", "fence", "password", "disks", "host")), migrations.c.source_host, migrations.c.dest_host]
+_FACTS = [
+    *(
+        C[name]
+        for name in (
+            "id",
+            "name",
+            "hostname",
+            "project_id",
+            "availability_zone",
+            "launch_index",
+            "meta",
+            "key_name",
+            "key_data",
+            "flavor",
+            "image",
+            "config_drive",
+            "user_data",
+            "interfaces",
+            "security_groups",
+            "reservation_id",
+            "root_device_name",
+            "fence",
+            "password",
+            "disks",
+            "host",
+        )
+    ),
+    migrations.c.source_host,
+    migrations.c.dest_host,
+]
 #: On both hosts of a move that is on its way the guest may run.
-_WITH_MOVE = servers.outerjoin(migrations, sa.and_(migrations.c.server_id == C.id,
-                                                   migrations.c.status.in_(IN_PROGRESS)))
+_WITH_MOVE = servers.outerjoin(
+    migrations, sa.and_(migrations.c.server_id == C.id, migrations.c.status.in_(IN_PROGRESS))
+)
 
 
 def facts(tx: Connection, server_id: str) -> Row[Any] | None:
     """What its guest may know of a server, JSON columns read; None: it is gone."""
-    return tx.execute(sa.select(*_FACTS).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)).first()
+    return tx.execute(
+        sa.select(*_FACTS).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)
+    ).first()
 
 
 def boot_roles(tx: Connection, server_id: str) -> list[str]:
     """The roles of who asked for a server; none of one from before they were kept."""
-    args = tx.scalar(sa.select(actions.c.args).where(actions.c.server_id == server_id, actions.c.workflow == "create"))
+    args = tx.scalar(
+        sa.select(actions.c.args).where(
+            actions.c.server_id == server_id, actions.c.workflow == "create"
+        )
+    )
     return list((args or {}).get("roles") or ())
 
 
 def post_password(tx: Connection, server_id: str, password: str) -> bool:
     """Keep the password that a guest posted, unless there is one (False)."""
-    return bool(tx.execute(sa.update(servers).where(C.id == server_id, C.deleted == 0, C.password.is_(None)).values(
-        password=password, updated_at=now())).rowcount)
+    return bool(
+        tx.execute(
+            sa.update(servers)
+            .where(C.id == server_id, C.deleted == 0, C.password.is_(None))
+            .values(password=password, updated_at=now())
+        ).rowcount
+    )

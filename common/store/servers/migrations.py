@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Migrations: the record of each move of a server, from where to where, and how far it is.
 
-A migration is opened in the transaction that begins its action, and is the consumer that holds what the server had on
-its source until the move is over. ``begin`` and ``close`` are called by the API and the operator's commands, ``close``
-by the sweep too; ``update`` by the conductor's runner. The rest reads.
+A migration is opened in the transaction that begins its action, and is the consumer that holds what
+the server had on its source until the move is over. ``begin`` and ``close`` are called by the API
+and the operator's commands, ``close`` by the sweep too; ``update`` by the conductor's runner. The
+rest reads.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +31,18 @@ from common.wire import to_wire
 
 RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
 #: What the API calls a migration that is still on its way.
-IN_PROGRESS = ("accepted", "preparing", "queued", "running", "pre-migrating", "migrating", "post-migrating",
-               "confirming", "reverting")
-FINISHED = "finished"                #: moved, and to be confirmed or reverted
+IN_PROGRESS = (
+    "accepted",
+    "preparing",
+    "queued",
+    "running",
+    "pre-migrating",
+    "migrating",
+    "post-migrating",
+    "confirming",
+    "reverting",
+)
+FINISHED = "finished"  #: moved, and to be confirmed or reverted
 OPEN = (*IN_PROGRESS, FINISHED)
 #: Statuses in which a live migration can be aborted, and in which its end can be forced.
 ABORTABLE, QUEUED = ("running",), ("queued", "preparing")
@@ -39,47 +50,101 @@ Values = dict[str, Any]
 
 
 # --- beginning and ending ---
-def begin(tx: Connection, row: states.Action, server_id: str, kind: str, *, context: RequestContext,
-          args: Values | None = None, project_id: str | None = None, new_flavor: Flavor | None = None,
-          secrets: str | None = None, changes: Values | None = None) -> str:
-    """Let an action that moves the server take it, and open the record of the move; returns the action's id.
+def begin(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    kind: str,
+    *,
+    context: RequestContext,
+    args: Values | None = None,
+    project_id: str | None = None,
+    new_flavor: Flavor | None = None,
+    secrets: str | None = None,
+    changes: Values | None = None,
+) -> str:
+    """Let an action that moves the server take it, and open the record of the move; returns the
+    action's id.
 
-    The action's args get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and ``new_flavor``. A server
-    that has a move open already has it ended by an action that supersedes; what it left becomes that action's to undo.
+    The action's args get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and
+    ``new_flavor``. A server that has a move open already has it ended by an action that supersedes;
+    what it left becomes that action's to undo.
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``.
         Conflict: the server is on no host.
     """
     actions.take_lock(tx, server_id, project_id)
-    server = tx.execute(sa.select(servers.c.host, servers.c.vm_state, servers.c.flavor, servers.c.project_id).where(
-        servers.c.id == server_id)).one()
+    server = tx.execute(
+        sa.select(servers.c.host, servers.c.vm_state, servers.c.flavor, servers.c.project_id).where(
+            servers.c.id == server_id
+        )
+    ).one()
     migration, flavor = ids.new(), to_wire(new_flavor) if new_flavor is not None else server.flavor
-    action = actions.begin(tx, row, server_id, context=context, project_id=project_id, secrets=secrets, changes=changes,
-                           args={**(args or {}), "migration": migration, "source": server.host,
-                                 "old_flavor": server.flavor, "new_flavor": flavor})
+    action = actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        secrets=secrets,
+        changes=changes,
+        args={
+            **(args or {}),
+            "migration": migration,
+            "source": server.host,
+            "old_flavor": server.flavor,
+            "new_flavor": flavor,
+        },
+    )
     if server.host is None:
         raise errors.Conflict(f"Instance {server_id} is on no host; there is nothing to move.")
     end_open(tx, [server_id], "error")
-    tx.execute(sa.insert(migrations).values(
-        uuid=migration, server_id=server_id, action_id=action, project_id=server.project_id, user_id=context.user_id,
-        type=kind, status="accepted", source_host=server.host, old_flavor=server.flavor, new_flavor=flavor,
-        was=server.vm_state, created_at=now(), updated_at=now()))
+    tx.execute(
+        sa.insert(migrations).values(
+            uuid=migration,
+            server_id=server_id,
+            action_id=action,
+            project_id=server.project_id,
+            user_id=context.user_id,
+            type=kind,
+            status="accepted",
+            source_host=server.host,
+            old_flavor=server.flavor,
+            new_flavor=flavor,
+            was=server.vm_state,
+            created_at=now(),
+            updated_at=now(),
+        )
+    )
     return action
 
 
 def failed_since(tx: Connection, host: str, kind: str, since: int) -> set[str]:
     """Servers whose move of this kind away from the host has failed since this moment."""
-    return set(tx.scalars(sa.select(migrations.c.server_id).where(
-        migrations.c.source_host == host, migrations.c.type == kind, migrations.c.status.in_(("error", "failed")),
-        migrations.c.updated_at > since)))
+    return set(
+        tx.scalars(
+            sa.select(migrations.c.server_id).where(
+                migrations.c.source_host == host,
+                migrations.c.type == kind,
+                migrations.c.status.in_(("error", "failed")),
+                migrations.c.updated_at > since,
+            )
+        )
+    )
 
 
-def close(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
-          project_id: str | None = None) -> str:
-    """Let the action that confirms or reverts a finished move take the server; returns the action's id. Its args get
-    ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``, ``before`` (the vm_state before the move) and
-    ``resized`` (the fence under which it was moved).
+def close(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    project_id: str | None = None,
+) -> str:
+    """Let the action that confirms or reverts a finished move take the server; returns the action's
+    id. Its args get ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``, ``before``
+    (the vm_state before the move) and ``resized`` (the fence under which it was moved).
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``.
@@ -87,30 +152,58 @@ def close(tx: Connection, row: states.Action, server_id: str, *, context: Reques
     """
     found = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, found, context, tx)
-    move = tx.execute(sa.select(migrations, actions_table.c.fence).select_from(migrations.join(
-        actions_table, actions_table.c.id == migrations.c.action_id)).where(
-            migrations.c.server_id == server_id, migrations.c.status == FINISHED).order_by(
-                migrations.c.id.desc()).limit(1)).first()
+    move = tx.execute(
+        sa.select(migrations, actions_table.c.fence)
+        .select_from(migrations.join(actions_table, actions_table.c.id == migrations.c.action_id))
+        .where(migrations.c.server_id == server_id, migrations.c.status == FINISHED)
+        .order_by(migrations.c.id.desc())
+        .limit(1)
+    ).first()
     if move is None:
         raise errors.BadRequest("Instance has not been resized.")
-    return actions.begin(tx, row, server_id, context=context, project_id=project_id, args={
-        "migration": move.uuid, "source": move.source_host, "dest": move.dest_host, "old_flavor": move.old_flavor,
-        "new_flavor": move.new_flavor, "before": move.was, "resized": move.fence})
+    return actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        args={
+            "migration": move.uuid,
+            "source": move.source_host,
+            "dest": move.dest_host,
+            "old_flavor": move.old_flavor,
+            "new_flavor": move.new_flavor,
+            "before": move.was,
+            "resized": move.fence,
+        },
+    )
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """An admin says that the server is where it is, and of the flavor that it has there: what an open move has anywhere
-    else is a debt, but for files that are the server's own, on shared storage."""
+    """An admin says that the server is where it is, and of the flavor that it has there: what an
+    open move has anywhere else is a debt, but for files that are the server's own, on shared
+    storage."""
     for move in open_of(tx, [server_id]).values():
-        server = tx.execute(sa.select(servers.c.host, servers.c.flavor).where(servers.c.id == server_id)).one()
-        tx.execute(sa.update(servers).where(servers.c.id == server_id).values(
-            vcpus=server.flavor["vcpus"], memory_mb=server.flavor["memory_mb"]))
+        server = tx.execute(
+            sa.select(servers.c.host, servers.c.flavor).where(servers.c.id == server_id)
+        ).one()
+        tx.execute(
+            sa.update(servers)
+            .where(servers.c.id == server_id)
+            .values(vcpus=server.flavor["vcpus"], memory_mb=server.flavor["memory_mb"])
+        )
         if move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
             if row.wanted in (guests.KEPT, guests.ARRIVING):
-                guests.add_debt(tx, server_id, fence, host=row.host, may_run=False,
-                           keeps_files=share_files(tx, row.host, server.host))
+                guests.add_debt(
+                    tx,
+                    server_id,
+                    fence,
+                    host=row.host,
+                    may_run=False,
+                    keeps_files=share_files(tx, row.host, server.host),
+                )
             elif row.wanted in guests.HERE and row.holder is not None:
                 guests.hold(tx, server_id, row.host, None)
                 allocations.hand_back(tx, row.holder, server_id, row.host)
@@ -121,76 +214,124 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 def share_files(tx: Connection, one: str, other: str) -> bool:
     """Is what one of these hosts keeps of a server the same as what the other does?"""
-    found = {row.name: (row.facts or {}).get("storage") for row in tx.execute(
-        sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((one, other))))}
+    found = {
+        row.name: (row.facts or {}).get("storage")
+        for row in tx.execute(
+            sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((one, other)))
+        )
+    }
     return bool(found.get(one)) and found.get(one) == found.get(other)
 
 
 def _unbind_elsewhere(tx: Connection, move: Row[Any], server_id: str) -> None:
-    """The ports of a server may still be bound to both hosts of its move; the host where it is not is forgotten."""
-    server = tx.execute(sa.select(servers.c.host, servers.c.interfaces, servers.c.project_id).where(
-        servers.c.id == server_id)).one()
+    """The ports of a server may still be bound to both hosts of its move; the host where it is not
+    is forgotten."""
+    server = tx.execute(
+        sa.select(servers.c.host, servers.c.interfaces, servers.c.project_id).where(
+            servers.c.id == server_id
+        )
+    ).one()
     other = move.source_host if server.host == move.dest_host else move.dest_host
     if other is not None:
-        cleanups.add(tx, [{
-            "kind": cleanups.BINDING, "target": one["port"], "place": other, "args": {}, "server_id": server_id,
-            "project_id": server.project_id, "why": "Its live migration was ended by an admin's word."}
-            for one in server.interfaces or ()])
+        cleanups.add(
+            tx,
+            [
+                {
+                    "kind": cleanups.BINDING,
+                    "target": one["port"],
+                    "place": other,
+                    "args": {},
+                    "server_id": server_id,
+                    "project_id": server.project_id,
+                    "why": "Its live migration was ended by an admin's word.",
+                }
+                for one in server.interfaces or ()
+            ],
+        )
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
-    """Whatever moves of these servers are open have ended like this: something else has taken the servers."""
+    """Whatever moves of these servers are open have ended like this: something else has taken the
+    servers."""
     for move in open_of(tx, server_ids).values():
         if move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
-    tx.execute(sa.update(migrations).where(
-        migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN)).values(status=status, updated_at=now()))
+    tx.execute(
+        sa.update(migrations)
+        .where(migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN))
+        .values(status=status, updated_at=now())
+    )
 
 
 def update(tx: Connection, changes: Mapping[str, Values]) -> None:
     """Write what has become of migrations, by uuid."""
-    update_grouped(tx, migrations, migrations.c.uuid,
-                   {uuid: {**values, "updated_at": now()} for uuid, values in changes.items()})
+    update_grouped(
+        tx,
+        migrations,
+        migrations.c.uuid,
+        {uuid: {**values, "updated_at": now()} for uuid, values in changes.items()},
+    )
 
 
 def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-    """How far the live migrations are, in bytes, by the host that they leave and their action; no change in the sense
-    of ``updated_at``."""
+    """How far the live migrations are, in bytes, by the host that they leave and their action; no
+    change in the sense of ``updated_at``."""
     for (host, action), told in numbers.items():
-        tx.execute(sa.update(migrations).where(
-            migrations.c.action_id == action, migrations.c.source_host == host).values(progress=dict(told)))
+        tx.execute(
+            sa.update(migrations)
+            .where(migrations.c.action_id == action, migrations.c.source_host == host)
+            .values(progress=dict(told))
+        )
 
 
 def request_control(tx: Connection, uuid: str, control: Control, statuses: Iterable[str]) -> bool:
-    """Ask for an abort, or for the end to be forced, of a live migration in one of these statuses; False when it is in
-    none. Its host is told with every exchange until it has ended."""
-    return bool(tx.execute(sa.update(migrations).where(
-        migrations.c.uuid == uuid, migrations.c.status.in_(sorted(statuses))).values(
-            requested_control=control.value, updated_at=now())).rowcount)
+    """Ask for an abort, or for the end to be forced, of a live migration in one of these statuses;
+    False when it is in none. Its host is told with every exchange until it has ended."""
+    return bool(
+        tx.execute(
+            sa.update(migrations)
+            .where(migrations.c.uuid == uuid, migrations.c.status.in_(sorted(statuses)))
+            .values(requested_control=control.value, updated_at=now())
+        ).rowcount
+    )
 
 
 def requested_controls(tx: Connection, host: str) -> list[Row[Any]]:
-    """The controls that are requested of live migrations that leave this host: requested_control, action_id."""
+    """The controls that are requested of live migrations that leave this host: requested_control,
+    action_id."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 
 _REQUESTED = sa.select(migrations.c.action_id, migrations.c.requested_control).where(
-    migrations.c.status.in_(IN_PROGRESS), migrations.c.source_host == sa.bindparam("source"),
-    migrations.c.requested_control.is_not(None))
+    migrations.c.status.in_(IN_PROGRESS),
+    migrations.c.source_host == sa.bindparam("source"),
+    migrations.c.requested_control.is_not(None),
+)
 
 
 def completed(tx: Connection, server_ids: Iterable[str]) -> None:
     """Evacuations of these servers whose source has confirmed that nothing is left there."""
-    owing = sa.select(guests_table.c.server_id).where(guests_table.c.server_id == migrations.c.server_id,
-                                                      guests_table.c.host == migrations.c.source_host)
-    tx.execute(sa.update(migrations).where(
-        migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status == "done", ~owing.exists()).values(
-            status="completed", updated_at=now()))
+    owing = sa.select(guests_table.c.server_id).where(
+        guests_table.c.server_id == migrations.c.server_id,
+        guests_table.c.host == migrations.c.source_host,
+    )
+    tx.execute(
+        sa.update(migrations)
+        .where(
+            migrations.c.server_id.in_(sorted(set(server_ids))),
+            migrations.c.status == "done",
+            ~owing.exists(),
+        )
+        .values(status="completed", updated_at=now())
+    )
 
 
 # --- reading ---
-def reading_from_the_dead(tx: Connection, steps: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:
-    """Actions whose command is at one of these steps (workflow, step), which need what a source has that was forced
+def reading_from_the_dead(
+    tx: Connection, steps: Sequence[tuple[str, str]], limit: int
+) -> list[Row[Any]]:
+    """Actions whose command is at one of these steps (workflow, step), which need what a source has
+    that was forced
     down: the action's columns and ``source``."""
     return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
 
@@ -200,39 +341,75 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     at = sa.tuple_(actions_table.c.workflow, actions_table.c.step).in_(steps)
     query = sa.select(actions_table, migrations.c.source_host.label("source")).select_from(
         actions_table.join(migrations, migrations.c.action_id == actions_table.c.id).join(
-            services, sa.and_(services.c.host == migrations.c.source_host, services.c.binary == COMPUTE)))
-    return query.where(actions_table.c.state == "waiting", actions_table.c.phase == "do", at,
-                       services.c.forced_down.is_(True)).limit(sa.bindparam("most", type_=sa.Integer))
+            services,
+            sa.and_(services.c.host == migrations.c.source_host, services.c.binary == COMPUTE),
+        )
+    )
+    return query.where(
+        actions_table.c.state == "waiting",
+        actions_table.c.phase == "do",
+        at,
+        services.c.forced_down.is_(True),
+    ).limit(sa.bindparam("most", type_=sa.Integer))
 
 
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
-    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and whose host is up:
-    else what is kept at the source may be all that there is. id, project_id."""
+    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and
+    whose host is up: else what is kept at the source may be all that there is. id, project_id."""
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
         servers.join(migrations, migrations.c.server_id == servers.c.id)
         .join(services, sa.and_(services.c.host == servers.c.host, services.c.binary == COMPUTE))
-        .join(heartbeats, sa.and_(heartbeats.c.host == servers.c.host, heartbeats.c.binary == COMPUTE)))
-    return list(tx.execute(query.where(
-        services.c.forced_down.is_(False), heartbeats.c.up.is_(True), migrations.c.status == FINISHED,
-        migrations.c.updated_at <= now() - older_than, servers.c.action.is_(None),
-        servers.c.vm_state == states.RESIZED, servers.c.deleted == 0).order_by(migrations.c.updated_at).limit(limit)))
+        .join(
+            heartbeats, sa.and_(heartbeats.c.host == servers.c.host, heartbeats.c.binary == COMPUTE)
+        )
+    )
+    return list(
+        tx.execute(
+            query.where(
+                services.c.forced_down.is_(False),
+                heartbeats.c.up.is_(True),
+                migrations.c.status == FINISHED,
+                migrations.c.updated_at <= now() - older_than,
+                servers.c.action.is_(None),
+                servers.c.vm_state == states.RESIZED,
+                servers.c.deleted == 0,
+            )
+            .order_by(migrations.c.updated_at)
+            .limit(limit)
+        )
+    )
 
 
 def _shown() -> sa.Select[Any]:
     """Migrations with source_node, dest_node and dest_ip, which their hosts say."""
     source, dest = hosts.alias("source"), hosts.alias("dest")
     return sa.select(
-        migrations, source.c.hypervisor_hostname.label("source_node"), dest.c.hypervisor_hostname.label("dest_node"),
-        dest.c.host_ip.label("dest_ip")).select_from(
-            migrations.outerjoin(source, source.c.name == migrations.c.source_host)
-            .outerjoin(dest, dest.c.name == migrations.c.dest_host))
+        migrations,
+        source.c.hypervisor_hostname.label("source_node"),
+        dest.c.hypervisor_hostname.label("dest_node"),
+        dest.c.host_ip.label("dest_ip"),
+    ).select_from(
+        migrations.outerjoin(source, source.c.name == migrations.c.source_host).outerjoin(
+            dest, dest.c.name == migrations.c.dest_host
+        )
+    )
 
 
-def page(tx: Connection, *, limit: int | None = None, marker: str | None = None, changed_since: int | None = None,
-         changed_before: int | None = None, host: str | None = None, source: str | None = None,
-         dest: str | None = None, **equal: str) -> list[Row[Any]]:
-    """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host; ``equal``: columns
-    that must have this value: status, type, server_id, user_id, project_id. One statement, one more with a marker.
+def page(
+    tx: Connection,
+    *,
+    limit: int | None = None,
+    marker: str | None = None,
+    changed_since: int | None = None,
+    changed_before: int | None = None,
+    host: str | None = None,
+    source: str | None = None,
+    dest: str | None = None,
+    **equal: str,
+) -> list[Row[Any]]:
+    """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host;
+    ``equal``: columns that must have this value: status, type, server_id, user_id, project_id. One
+    statement, one more with a marker.
 
     Raises:
         BadRequest: the marker is no migration's uuid.
@@ -241,7 +418,9 @@ def page(tx: Connection, *, limit: int | None = None, marker: str | None = None,
     for column, value in equal.items():
         query = query.where(migrations.c[column] == value)
     if host is not None:
-        query = query.where(sa.or_(migrations.c.source_host == host, migrations.c.dest_host == host))
+        query = query.where(
+            sa.or_(migrations.c.source_host == host, migrations.c.dest_host == host)
+        )
     if source is not None:
         query = query.where(migrations.c.source_host == source)
     if dest is not None:
@@ -251,28 +430,54 @@ def page(tx: Connection, *, limit: int | None = None, marker: str | None = None,
     if changed_before is not None:
         query = query.where(migrations.c.updated_at <= changed_before)
     if marker is not None:
-        last = tx.execute(sa.select(migrations.c.created_at, migrations.c.id).where(
-            migrations.c.uuid == marker)).first()
+        last = tx.execute(
+            sa.select(migrations.c.created_at, migrations.c.id).where(migrations.c.uuid == marker)
+        ).first()
         if last is None:
             raise errors.BadRequest(f"Marker {marker} could not be found.")
-        query = query.where(sa.or_(migrations.c.created_at < last.created_at, sa.and_(
-            migrations.c.created_at == last.created_at, migrations.c.id < last.id)))
-    return list(tx.execute(query.order_by(migrations.c.created_at.desc(), migrations.c.id.desc()).limit(limit)))
+        query = query.where(
+            sa.or_(
+                migrations.c.created_at < last.created_at,
+                sa.and_(migrations.c.created_at == last.created_at, migrations.c.id < last.id),
+            )
+        )
+    return list(
+        tx.execute(
+            query.order_by(migrations.c.created_at.desc(), migrations.c.id.desc()).limit(limit)
+        )
+    )
 
 
 def in_progress(tx: Connection, server_id: str) -> list[Row[Any]]:
-    """The live migrations and evacuations of a server that are still on their way, as servers/{id}/migrations shows."""
-    return list(tx.execute(_shown().where(
-        migrations.c.server_id == server_id, migrations.c.type.in_((LIVE, EVACUATION)),
-        migrations.c.status.in_(IN_PROGRESS)).order_by(migrations.c.id)))
+    """The live migrations and evacuations of a server that are still on their way, as
+    servers/{id}/migrations shows."""
+    return list(
+        tx.execute(
+            _shown()
+            .where(
+                migrations.c.server_id == server_id,
+                migrations.c.type.in_((LIVE, EVACUATION)),
+                migrations.c.status.in_(IN_PROGRESS),
+            )
+            .order_by(migrations.c.id)
+        )
+    )
 
 
 def show(tx: Connection, server_id: str, number: int) -> Row[Any] | None:
     """One migration of a server, by the number that the API knows it by."""
-    return tx.execute(_shown().where(migrations.c.server_id == server_id, migrations.c.id == number)).first()
+    return tx.execute(
+        _shown().where(migrations.c.server_id == server_id, migrations.c.id == number)
+    ).first()
 
 
 def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """The open migration of each of these servers that has one."""
-    return {row.server_id: row for row in tx.execute(sa.select(migrations).where(
-        migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status.in_(OPEN)))}
+    return {
+        row.server_id: row
+        for row in tx.execute(
+            sa.select(migrations).where(
+                migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status.in_(OPEN)
+            )
+        )
+    }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server groups: servers that a policy wants together or apart.
 
-Called by the API, and ``lock_hard`` by the claim, because a hard policy is a guarantee. A server joins in the
-transaction that creates it; where it is, its guest records say.
+Called by the API, and ``lock_hard`` by the claim, because a hard policy is a guarantee. A server
+joins in the transaction that creates it; where it is, its guest records say.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -25,8 +26,8 @@ is_made = is_there(server_groups)
 
 @dataclass
 class Hard:
-    """A group whose policy is a guarantee. most: its servers that one host may have. members: (server, host), each
-    where a guest of a member is or is about to be."""
+    """A group whose policy is a guarantee. most: its servers that one host may have. members:
+    (server, host), each where a guest of a member is or is about to be."""
 
     policy: str
     most: int = 1
@@ -36,7 +37,9 @@ class Hard:
         """May this server be on this host, as far as the others are concerned?"""
         others = [where for member, where in self.members if member != server]
         if self.policy == AFFINITY:
-            return all(where == host for where in others)      # one that moves is in two places until it has moved
+            return all(
+                where == host for where in others
+            )  # one that moves is in two places until it has moved
         return others.count(host) < self.most
 
 
@@ -55,7 +58,8 @@ def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
         sa.select(server_group_members.c.group_id, server_group_members.c.server_id)
         .join(servers, servers.c.id == server_group_members.c.server_id)
         .where(server_group_members.c.group_id.in_(list(found)), servers.c.deleted == 0)
-        .order_by(servers.c.created_at, servers.c.id))
+        .order_by(servers.c.created_at, servers.c.id)
+    )
     for group, server in rows:
         found[group].append(server)
     return found
@@ -73,7 +77,8 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> Row[Any]:
 
 
 def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
-    """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made one."""
+    """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made
+    one."""
     group = values.get("id") or ids.new()
     tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
     _tell(tx, "server_group.create", [group])
@@ -81,7 +86,8 @@ def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
 
 
 def delete(tx: Connection, group: str) -> None:
-    """Remove a group; its servers stay. The group goes first: whoever joins has it locked, or finds it gone."""
+    """Remove a group; its servers stay. The group goes first: whoever joins has it locked, or finds
+    it gone."""
     _tell(tx, "server_group.delete", [group])
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
     tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
@@ -89,22 +95,37 @@ def delete(tx: Connection, group: str) -> None:
 
 def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
     """Lock these groups, ascending, so that none goes while servers join; those that exist."""
-    query = sa.select(server_groups.c.id).where(server_groups.c.id.in_(sorted(groups))).order_by(server_groups.c.id)
+    query = (
+        sa.select(server_groups.c.id)
+        .where(server_groups.c.id.in_(sorted(groups)))
+        .order_by(server_groups.c.id)
+    )
     return set(tx.scalars(for_update(query)))
 
 
-def hard(tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False) -> dict[str, Hard]:
-    """Those of these groups (None: of all) whose policy is hard, with the places of their members."""
-    query = sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules).where(
-        server_groups.c.policy.in_((AFFINITY, ANTI_AFFINITY))).order_by(server_groups.c.id)
+def hard(
+    tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False
+) -> dict[str, Hard]:
+    """Those of these groups (None: of all) whose policy is hard, with the places of their
+    members."""
+    query = (
+        sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules)
+        .where(server_groups.c.policy.in_((AFFINITY, ANTI_AFFINITY)))
+        .order_by(server_groups.c.id)
+    )
     if groups is not None:
         query = query.where(server_groups.c.id.in_(sorted(groups)))
-    found = {row.id: Hard(row.policy, int((row.rules or {}).get("max_server_per_host", 1)))
-             for row in tx.execute(for_update(query) if locked else query)}
+    found = {
+        row.id: Hard(row.policy, int((row.rules or {}).get("max_server_per_host", 1)))
+        for row in tx.execute(for_update(query) if locked else query)
+    }
     if not found:
         return {}
-    places = sa.select(server_group_members.c.group_id, guests.c.server_id, guests.c.host).join(
-        guests, guests.c.server_id == server_group_members.c.server_id).where(guests.c.wanted != "absent")
+    places = (
+        sa.select(server_group_members.c.group_id, guests.c.server_id, guests.c.host)
+        .join(guests, guests.c.server_id == server_group_members.c.server_id)
+        .where(guests.c.wanted != "absent")
+    )
     if groups is not None:
         places = places.where(server_group_members.c.group_id.in_(sorted(found)))
     for row in tx.execute(places):
@@ -114,8 +135,8 @@ def hard(tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = 
 
 
 def lock_hard(tx: Connection, groups: Iterable[str]) -> dict[str, Hard]:
-    """Lock those of these groups whose policy is hard, in ascending order: no other claim of theirs goes on meanwhile.
-    No statement when there are none to ask for."""
+    """Lock those of these groups whose policy is hard, in ascending order: no other claim of theirs
+    goes on meanwhile. No statement when there are none to ask for."""
     wanted = set(groups)
     return hard(tx, wanted, locked=True) if wanted else {}
 
@@ -132,11 +153,18 @@ def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
     if notification_settings(tx) is None:
         return
     there = members(tx, groups)
-    for row in tx.execute(sa.select(server_groups).where(server_groups.c.id.in_(sorted(groups)))).mappings():
+    for row in tx.execute(
+        sa.select(server_groups).where(server_groups.c.id.in_(sorted(groups)))
+    ).mappings():
         outbox.tell(tx, row["id"], {**row, "members": there.get(row["id"], [])}, event)
 
 
 def of_server(tx: Connection, server_id: str) -> list[str]:
     """The ids of the groups that a server is in: none or one."""
-    return list(tx.scalars(sa.select(server_group_members.c.group_id)
-                           .where(server_group_members.c.server_id == server_id)))
+    return list(
+        tx.scalars(
+            sa.select(server_group_members.c.group_id).where(
+                server_group_members.c.server_id == server_id
+            )
+        )
+    )

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers as their users see them: lists, one server, and what may be changed of it at once.
 
-Called by the API. State (vm_state, task_state, fence, action, host) is written by ``actions`` and the conductor
-only; here are the reads, the insert of new rows, and the columns that no action guards (name, metadata, tags …).
-Rows come straight from columns, JSON columns as their text: ``views`` embeds it as it is, ``loads`` reads it.
-A list costs the same number of statements whatever the page holds.
+Called by the API. State (vm_state, task_state, fence, action, host) is written by ``actions`` and
+the conductor only; here are the reads, the insert of new rows, and the columns that no action
+guards (name, metadata, tags …). Rows come straight from columns, JSON columns as their text:
+``views`` embeds it as it is, ``loads`` reads it. A list costs the same number of statements
+whatever the page holds.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,34 +40,76 @@ def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
 
 #: Long columns that only a view for admins shows; a list leaves them out unless asked.
 _HEAVY = ("user_data", "key_data")
-_LIGHT_COLUMNS = [sa.type_coerce(column, sa.Text).label(column.name) if isinstance(column.type, Json) else column
-                  for column in C if column.name not in _HEAVY]
+_LIGHT_COLUMNS = [
+    sa.type_coerce(column, sa.Text).label(column.name) if isinstance(column.type, Json) else column
+    for column in C
+    if column.name not in _HEAVY
+]
 _NAME_COLUMNS = [C.id, C.name]
 _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
-#: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's rows.
-_Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
+#: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's
+#: rows.
+_Name, _Light, _Server = (
+    _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS)
+)
 loads = json.loads
 #: What of a server is told when it changes.
 _SHOWN = frozenset(("name", "tags"))
 #: What of an interface the network service alone decides.
 _TOLD = ("addresses", "mtu", "label", "active", "groups")
 
-#: The API's names of what servers can be sorted and filtered by. Names that have no column here are those of
-#: things that no server has: sorting by them changes nothing, filtering by them finds nothing.
+#: The API's names of what servers can be sorted and filtered by. Names that have no column here are
+#: those of things that no server has: sorting by them changes nothing, filtering by them finds
+#: nothing.
 COLUMNS: dict[str, sa.Column[Any]] = {
-    "access_ip_v4": C.access_ip_v4, "access_ip_v6": C.access_ip_v6, "auto_disk_config": C.disk_config,
-    "availability_zone": C.availability_zone, "config_drive": C.config_drive, "created_at": C.created_at,
-    "description": C.description, "display_description": C.description, "display_name": C.name, "name": C.name,
-    "host": C.host, "node": C.host, "hostname": C.hostname, "image_ref": C.image_id, "image": C.image_id,
-    "flavor": C.flavor_id, "instance_type_id": C.flavor_id, "key_name": C.key_name, "launch_index": C.launch_index,
-    "launched_at": C.launched_at, "locked": C.locked, "locked_by": C.locked_by, "power_state": C.power_state,
-    "progress": C.progress, "project_id": C.project_id, "tenant_id": C.project_id,
-    "reservation_id": C.reservation_id, "root_device_name": C.root_device_name, "task_state": C.task_state,
-    "terminated_at": C.terminated_at, "updated_at": C.updated_at, "user_id": C.user_id, "uuid": C.id,
-    "vm_state": C.vm_state}
+    "access_ip_v4": C.access_ip_v4,
+    "access_ip_v6": C.access_ip_v6,
+    "auto_disk_config": C.disk_config,
+    "availability_zone": C.availability_zone,
+    "config_drive": C.config_drive,
+    "created_at": C.created_at,
+    "description": C.description,
+    "display_description": C.description,
+    "display_name": C.name,
+    "name": C.name,
+    "host": C.host,
+    "node": C.host,
+    "hostname": C.hostname,
+    "image_ref": C.image_id,
+    "image": C.image_id,
+    "flavor": C.flavor_id,
+    "instance_type_id": C.flavor_id,
+    "key_name": C.key_name,
+    "launch_index": C.launch_index,
+    "launched_at": C.launched_at,
+    "locked": C.locked,
+    "locked_by": C.locked_by,
+    "power_state": C.power_state,
+    "progress": C.progress,
+    "project_id": C.project_id,
+    "tenant_id": C.project_id,
+    "reservation_id": C.reservation_id,
+    "root_device_name": C.root_device_name,
+    "task_state": C.task_state,
+    "terminated_at": C.terminated_at,
+    "updated_at": C.updated_at,
+    "user_id": C.user_id,
+    "uuid": C.id,
+    "vm_state": C.vm_state,
+}
 #: Text columns that are compared whole; the other text columns take a regular expression.
-_WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", "uuid", "host", "task_state",
-          "vm_state"}
+_WHOLE = {
+    "project_id",
+    "tenant_id",
+    "user_id",
+    "image",
+    "image_ref",
+    "flavor",
+    "uuid",
+    "host",
+    "task_state",
+    "vm_state",
+}
 #: Filter -> the letters of such an address; and what is in none of the other kind.
 _ADDRESSES = {"ip": "[0-9.]", "ip6": "[0-9a-f:.]"}
 _TELLS = {"ip": "[.]", "ip6": ":"}
@@ -75,10 +119,11 @@ _TELLS = {"ip": "[.]", "ip6": ":"}
 class ServerFilters:
     """What a list asks for.
 
-    project_id: None means all. deleted: None means both. soft_deleted: also those that can be restored.
-    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states) pairs of which one
-    must hold; no task_states, but ``not_tasks``: any but those. tags: the four kinds of tag filters. Times in
-    microseconds, inclusive.
+    project_id: None means all. deleted: None means both. soft_deleted: also those that can be
+    restored.
+    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states)
+    pairs of which one must hold; no task_states, but ``not_tasks``: any but those. tags: the four
+    kinds of tag filters. Times in microseconds, inclusive.
     """
 
     project_id: str | None = None
@@ -89,23 +134,32 @@ class ServerFilters:
     tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     changed_since: int | None = None
     changed_before: int | None = None
-    sort: Sequence[tuple[str, bool]] = ()                      # (name, descending)
+    sort: Sequence[tuple[str, bool]] = ()  # (name, descending)
     marker: str | None = None
     limit: int = 1000
 
 
-def page(tx: Connection, wanted: ServerFilters, heavy: bool = False, names_only: bool = False) -> list[Any]:
+def page(
+    tx: Connection, wanted: ServerFilters, heavy: bool = False, names_only: bool = False
+) -> list[Any]:
     """One page of servers; ``heavy``: with the long columns too, ``names_only``: only id and name.
 
     Raises:
         BadRequest: the marker names no server; a filter's value cannot be one.
     """
-    columns, kind = ((_NAME_COLUMNS, _Name) if names_only else (_ALL_COLUMNS, _Server) if heavy
-                     else (_LIGHT_COLUMNS, _Light))
+    columns, kind = (
+        (_NAME_COLUMNS, _Name)
+        if names_only
+        else (_ALL_COLUMNS, _Server)
+        if heavy
+        else (_LIGHT_COLUMNS, _Light)
+    )
     query = sa.select(*columns).where(*_conditions(wanted))
     order = _order(wanted.sort)
     if wanted.marker is not None:
-        keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(C.id == wanted.marker)
+        keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(
+            C.id == wanted.marker
+        )
         if wanted.project_id is not None:
             keys = keys.where(C.project_id == wanted.project_id)
         last = tx.execute(keys).first()
@@ -147,7 +201,9 @@ def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.
     if tasks:
         return sa.and_(C.vm_state == vm_state, C.task_state.in_(tasks))
     if not_tasks:
-        return sa.and_(C.vm_state == vm_state, C.task_state.is_(None) | C.task_state.not_in(not_tasks))
+        return sa.and_(
+            C.vm_state == vm_state, C.task_state.is_(None) | C.task_state.not_in(not_tasks)
+        )
     return C.vm_state == vm_state
 
 
@@ -163,7 +219,10 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
     if isinstance(column.type, sa.Boolean):
         return column.is_(bool(value))
     if isinstance(column.type, sa.Integer):
-        number, most = _number(name, value), 2 ** (63 if isinstance(column.type, sa.BigInteger) else 31)
+        number, most = (
+            _number(name, value),
+            2 ** (63 if isinstance(column.type, sa.BigInteger) else 31),
+        )
         return column == number if -most <= number < most else sa.false()
     if name in _WHOLE or not _is_pattern(str(value)):
         return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
@@ -171,7 +230,8 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
 
 
 def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
-    """A fixed address of this version holds the text; ^ and $ stand for its ends, .* for anything between."""
+    """A fixed address of this version holds the text; ^ and $ stand for its ends, .* for anything
+    between."""
     digits = _ADDRESSES[name]
     whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)
     assert whole is not None
@@ -182,7 +242,9 @@ def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
     found = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
     pattern = f'"address":"{"" if start else digits + "*"}{found}{"" if end else digits + "*"}"'
     column = sa.type_coerce(C.interfaces, sa.Text)
-    return sa.and_(matches(name, column, pattern), matches(name, column, f'"address":"{digits}*{_TELLS[name]}'))
+    return sa.and_(
+        matches(name, column, pattern), matches(name, column, f'"address":"{digits}*{_TELLS[name]}')
+    )
 
 
 def _number(name: str, value: Any) -> int:
@@ -201,12 +263,17 @@ def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
     text = sa.type_coerce(C.tags, sa.Text)
     each = [text.contains(json.dumps(tag, ensure_ascii=False), autoescape=True) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
-        "tags": sa.and_(sa.true(), *each), "tags-any": sa.or_(sa.false(), *each),
-        "not-tags": sa.not_(sa.and_(sa.true(), *each)), "not-tags-any": sa.not_(sa.or_(sa.false(), *each))}
+        "tags": sa.and_(sa.true(), *each),
+        "tags-any": sa.or_(sa.false(), *each),
+        "not-tags": sa.not_(sa.and_(sa.true(), *each)),
+        "not-tags-any": sa.not_(sa.or_(sa.false(), *each)),
+    }
     return conditions[kind]
 
 
-def show(tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False) -> Any:
+def show(
+    tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
+) -> Any:
     """One server, if it belongs to the project (None: any); with ``deleted`` also one that is gone.
 
     Raises:
@@ -226,8 +293,10 @@ def show(tx: Connection, server_id: str, project_id: str | None = None, deleted:
 def written(row: Any, names: Iterable[str]) -> dict[str, Any]:
     """These columns of a server as they could be written again: JSON read from its text."""
     values = {name: getattr(row, name) for name in names}
-    return {name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
-            for name, value in values.items()}
+    return {
+        name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
+        for name, value in values.items()
+    }
 
 
 def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
@@ -243,20 +312,31 @@ def is_there(tx: Connection, server_id: str) -> bool:
 def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
     """Change columns that no action guards; another name and other tags are told."""
     is_told = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
-    before = tx.scalar(sa.select(C.name).where(C.id == server_id)) if is_told and "name" in values else None
-    tx.execute(sa.update(servers).where(C.id == server_id, C.deleted == 0).values(**values, updated_at=now()))
+    before = (
+        tx.scalar(sa.select(C.name).where(C.id == server_id))
+        if is_told and "name" in values
+        else None
+    )
+    tx.execute(
+        sa.update(servers)
+        .where(C.id == server_id, C.deleted == 0)
+        .values(**values, updated_at=now())
+    )
     if is_told:
         renamed = {"old_display_name": before} if before != values.get("name", before) else {}
         outbox.add(tx, [Notice("instance.update", server_id, about=renamed)])
 
 
 def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any:
-    """Lock the server, replace its ``meta`` or ``tags`` by ``change(old)``, and return the new value.
+    """Lock the server, replace its ``meta`` or ``tags`` by ``change(old)``, and return the new
+    value.
 
     Raises:
         NotFound: it is gone by now.
     """
-    old = tx.execute(for_update(sa.select(C[column]).where(C.id == server_id, C.deleted == 0))).first()
+    old = tx.execute(
+        for_update(sa.select(C[column]).where(C.id == server_id, C.deleted == 0))
+    ).first()
     if old is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
     new = change(old[0])
@@ -266,20 +346,29 @@ def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any
 
 def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, Any]:
     """Of these servers the ones that are there: id to where it is and which interfaces it has."""
-    query = sa.select(C.id, C.host, C.interfaces).where(C.id.in_(sorted(set(server_ids))), C.deleted == 0)
+    query = sa.select(C.id, C.host, C.interfaces).where(
+        C.id.in_(sorted(set(server_ids))), C.deleted == 0
+    )
     return {row.id: row for row in tx.execute(query)}
 
 
 def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface]) -> None:
-    """Write what the network service says now of ports that the server has; which ones it has is decided by actions.
+    """Write what the network service says now of ports that the server has; which ones it has is
+    decided by actions.
 
     A server that is gone by now is fine.
     """
     known = {one.port: to_wire(one) for one in found}
-    row = tx.execute(for_update(sa.select(C.interfaces).where(C.id == server_id, C.deleted == 0))).first()
+    row = tx.execute(
+        for_update(sa.select(C.interfaces).where(C.id == server_id, C.deleted == 0))
+    ).first()
     old = (row.interfaces or []) if row is not None else []
-    new = [{**one, **{name: known[one["port"]][name] for name in _TOLD}} if one["port"] in known else one
-           for one in old]
+    new = [
+        {**one, **{name: known[one["port"]][name] for name in _TOLD}}
+        if one["port"] in known
+        else one
+        for one in old
+    ]
     if new != old:
         update(tx, server_id, {"interfaces": new})
 
@@ -295,12 +384,28 @@ class HostFacts:
 def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
     """These facts of each host; one query."""
     query = (
-        sa.select(hosts.c.name, hosts.c.hypervisor_hostname, services.c.disabled, services.c.forced_down,
-                  heartbeats.c.up)
-        .join(services, (services.c.host == hosts.c.name) & (services.c.binary == COMPUTE), isouter=True)
-        .join(heartbeats, (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == COMPUTE), isouter=True)
-        .where(hosts.c.name.in_(sorted(set(names)))))
-    return {row.name: HostFacts(row.hypervisor_hostname, _host_status(row)) for row in tx.execute(query)}
+        sa.select(
+            hosts.c.name,
+            hosts.c.hypervisor_hostname,
+            services.c.disabled,
+            services.c.forced_down,
+            heartbeats.c.up,
+        )
+        .join(
+            services,
+            (services.c.host == hosts.c.name) & (services.c.binary == COMPUTE),
+            isouter=True,
+        )
+        .join(
+            heartbeats,
+            (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == COMPUTE),
+            isouter=True,
+        )
+        .where(hosts.c.name.in_(sorted(set(names))))
+    )
+    return {
+        row.name: HostFacts(row.hypervisor_hostname, _host_status(row)) for row in tx.execute(query)
+    }
 
 
 def _host_status(row: Any) -> str:
@@ -323,14 +428,19 @@ def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, s
 def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
     """Of the servers on a host: project, flavor, how many; one query."""
     query = sa.select(C.project_id, C.flavor, sa.func.count()).where(C.host == host, C.deleted == 0)
-    return [(project, from_wire(Flavor, flavor), number) for project, flavor, number in tx.execute(
-        query.group_by(C.project_id, C.flavor).order_by(C.project_id))]
+    return [
+        (project, from_wire(Flavor, flavor), number)
+        for project, flavor, number in tx.execute(
+            query.group_by(C.project_id, C.flavor).order_by(C.project_id)
+        )
+    ]
 
 
 def idempotent(tx: Connection, project_id: str, keys: Sequence[str]) -> dict[str, Row[Any]]:
     """Which of these Idempotency-Keys the project has used before: key to row."""
-    query = sa.select(idempotency_keys).where(idempotency_keys.c.project_id == project_id,
-                                              idempotency_keys.c.key.in_(list(keys)))
+    query = sa.select(idempotency_keys).where(
+        idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(list(keys))
+    )
     return {row.key: row for row in tx.execute(query)}
 
 

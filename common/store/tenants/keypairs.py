@@ -3,6 +3,7 @@
 
 Called by the API. A server copies the public key when it is created.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +21,9 @@ from common.store.schema import keypairs
 is_made = is_there(keypairs)
 
 
-def page(tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None) -> list[Row[Any]]:
+def page(
+    tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
+) -> list[Row[Any]]:
     """The user's key pairs by name, after ``marker`` (a name).
 
     Raises:
@@ -28,7 +31,14 @@ def page(tx: Connection, user_id: str, marker: str | None = None, limit: int | N
     """
     query = sa.select(keypairs).where(keypairs.c.user_id == user_id).order_by(keypairs.c.name)
     if marker is not None:
-        if tx.scalar(sa.select(keypairs.c.id).where(keypairs.c.user_id == user_id, keypairs.c.name == marker)) is None:
+        if (
+            tx.scalar(
+                sa.select(keypairs.c.id).where(
+                    keypairs.c.user_id == user_id, keypairs.c.name == marker
+                )
+            )
+            is None
+        ):
             raise errors.BadRequest(f"marker [{marker}] not found")
         query = query.where(keypairs.c.name > marker)
     return list(tx.execute(query if limit is None else query.limit(limit)))
@@ -36,7 +46,9 @@ def page(tx: Connection, user_id: str, marker: str | None = None, limit: int | N
 
 def show(tx: Connection, user_id: str, name: str) -> Row[Any]:
     """One key pair. Raises NotFound."""
-    row = tx.execute(sa.select(keypairs).where(keypairs.c.user_id == user_id, keypairs.c.name == name)).first()
+    row = tx.execute(
+        sa.select(keypairs).where(keypairs.c.user_id == user_id, keypairs.c.name == name)
+    ).first()
     if row is None:
         raise errors.NotFound(f"Keypair {name} not found for user {user_id}")
     return row
@@ -44,8 +56,12 @@ def show(tx: Connection, user_id: str, name: str) -> Row[Any]:
 
 def count(tx: Connection, user_id: str) -> int:
     """How many the user has."""
-    return int(tx.scalar(sa.select(sa.func.count()).select_from(keypairs)
-                         .where(keypairs.c.user_id == user_id)) or 0)
+    return int(
+        tx.scalar(
+            sa.select(sa.func.count()).select_from(keypairs).where(keypairs.c.user_id == user_id)
+        )
+        or 0
+    )
 
 
 def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> Row[Any]:
@@ -55,12 +71,18 @@ def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> Row
         Conflict: the user has one of this name.
     """
     exists = errors.Conflict(f"Key pair '{values['name']}' already exists.")
-    if tx.scalar(sa.select(keypairs.c.id).where(keypairs.c.user_id == values["user_id"],
-                                                keypairs.c.name == values["name"])) is not None:
+    if (
+        tx.scalar(
+            sa.select(keypairs.c.id).where(
+                keypairs.c.user_id == values["user_id"], keypairs.c.name == values["name"]
+            )
+        )
+        is not None
+    ):
         raise exists
     try:
         tx.execute(sa.insert(keypairs).values(created_at=now()), values)
-    except IntegrityError as problem:                          # another API process was first
+    except IntegrityError as problem:  # another API process was first
         raise exists from problem
     unknown = {"fingerprint": None, **({} if imported else {"public_key": None})}
     verb, key = "import" if imported else "create", f"{values['user_id']}/{values['name']}"

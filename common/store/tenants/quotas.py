@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quota: how much a project (and a user in it) may have, and has.
 
-Called by the API. Nothing is counted in advance: whoever adds something counted locks the project's row
-first (``lock``; of a key pair, the user's), which puts all such changes in one line, and then adds up what is there
-(``Account``). The limits may be anybody's (``Numbers``), as long as they are known before the lock is taken. Those of
-this database (``QuotaLimits``) are looked for at the user in the project, the project, the class "default" (project
-'*'), and then in the configuration; -1 is no limit.
+Called by the API. Nothing is counted in advance: whoever adds something counted locks the project's
+row first (``lock``; of a key pair, the user's), which puts all such changes in one line, and then
+adds up what is there (``Account``). The limits may be anybody's (``Numbers``), as long as they are
+known before the lock is taken. Those of this database (``QuotaLimits``) are looked for at the user
+in the project, the project, the class "default" (project '*'), and then in the configuration; -1 is
+no limit.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -33,7 +35,8 @@ COUNTED = ("instances", "cores", "ram")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is counted of servers. classes: resource class -> amount, as they will be held of a host."""
+    """What is counted of servers. classes: resource class -> amount, as they will be held of a
+    host."""
 
     servers: int
     vcpus: int
@@ -42,7 +45,8 @@ class Size:
 
 
 class Numbers(Protocol):
-    """The limits in force in one project, by the API's names of resources, and how they are counted."""
+    """The limits in force in one project, by the API's names of resources, and how they are
+    counted."""
 
     @property
     def by_user(self) -> bool:
@@ -61,7 +65,8 @@ class Numbers(Protocol):
         """Resource -> amount; the resources are those of ``used``, and ``of`` knows them."""
 
     def used(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
-        """What the project (under '') and, where they may have limits, each user in it has of each resource."""
+        """What the project (under '') and, where they may have limits, each user in it has of each
+        resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,17 @@ class QuotaLimits:
     """The limits in force in one project; ``of(resource, user)`` asks for one."""
 
     defaults: dict[str, int]
-    rows: dict[tuple[str, str, str], int] = field(default_factory=dict)     # (project, user, resource)
+    rows: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (project, user, resource)
     project_id: str = ""
     by_user: bool = True
 
     def of(self, resource: str, user_id: str = "") -> int:
         """The limit of a user in the project, or with no user of the project."""
-        for key in ((self.project_id, user_id, resource), (self.project_id, "", resource), (CLASS, "", resource)):
+        for key in (
+            (self.project_id, user_id, resource),
+            (self.project_id, "", resource),
+            (CLASS, "", resource),
+        ):
             if key in self.rows:
                 return self.rows[key]
         return self.defaults[resource]
@@ -94,7 +103,10 @@ class QuotaLimits:
 
     def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
         """By user, and under '' of the whole project."""
-        return {user: {name: getattr(found, name) for name in COUNTED} for user, found in usage(tx, project_id).items()}
+        return {
+            user: {name: getattr(found, name) for name in COUNTED}
+            for user, found in usage(tx, project_id).items()
+        }
 
 
 @dataclass(slots=True)
@@ -117,7 +129,8 @@ class Account:
     def __init__(self, tx: Connection, project_id: str, limits: Numbers) -> None:
         self.limits = limits
         self._used: dict[str, Counter[str]] = {
-            user: Counter(found) for user, found in limits.used(tx, project_id).items()}
+            user: Counter(found) for user, found in limits.used(tx, project_id).items()
+        }
 
     def room(self, user_id: str, size: Size, least: int = 1, most: int = 1) -> int:
         """How many of this size still fit, for the project and for the user; at most ``most``.
@@ -149,9 +162,13 @@ class Account:
 
 
 def lock(tx: Connection, owner_id: str) -> None:
-    """Stand in the line of a project, or of a user for what is counted over all projects, until the transaction ends;
-    makes the row at its first use."""
-    step = sa.update(projects).where(projects.c.id == owner_id).values(quota_seq=projects.c.quota_seq + 1)
+    """Stand in the line of a project, or of a user for what is counted over all projects, until the
+    transaction ends; makes the row at its first use."""
+    step = (
+        sa.update(projects)
+        .where(projects.c.id == owner_id)
+        .values(quota_seq=projects.c.quota_seq + 1)
+    )
     if not tx.execute(step).rowcount:
         insert_ignore(tx, projects, {"id": owner_id, "quota_seq": 0})
         tx.execute(step)
@@ -165,10 +182,18 @@ def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLi
 
 
 def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
-    """What each user of the project has, and under '' the whole project; one query on a covering index."""
+    """What each user of the project has, and under '' the whole project; one query on a covering
+    index."""
     rows = tx.execute(
-        sa.select(servers.c.user_id, sa.func.count(), sa.func.sum(servers.c.vcpus), sa.func.sum(servers.c.memory_mb))
-        .where(servers.c.project_id == project_id, servers.c.deleted == 0).group_by(servers.c.user_id))
+        sa.select(
+            servers.c.user_id,
+            sa.func.count(),
+            sa.func.sum(servers.c.vcpus),
+            sa.func.sum(servers.c.memory_mb),
+        )
+        .where(servers.c.project_id == project_id, servers.c.deleted == 0)
+        .group_by(servers.c.user_id)
+    )
     found: dict[str, Usage] = {"": Usage()}
     for user_id, count, vcpus, memory in rows:
         found[user_id] = Usage(int(count), int(vcpus), int(memory))
@@ -177,33 +202,45 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 
 
 def held(tx: Connection, project_id: str) -> Counter[str]:
-    """How many servers the project has (under '') and what they were promised of each resource class, wherever they
-    are; of one that is being resized the larger of both flavors."""
+    """How many servers the project has (under '') and what they were promised of each resource
+    class, wherever they are; of one that is being resized the larger of both flavors."""
     mine = sa.and_(servers.c.project_id == project_id, servers.c.deleted == 0)
     moving: dict[str, set[str]] = {}
-    for row in tx.execute(sa.select(servers.c.id, *(sa.type_coerce(migrations.c[name], sa.Text).label(name)
-                                                    for name in ("old_flavor", "new_flavor")))
-                          .join(servers, servers.c.id == migrations.c.server_id)
-                          .where(migrations.c.status.in_(OPEN), mine)):
+    for row in tx.execute(
+        sa.select(
+            servers.c.id,
+            *(
+                sa.type_coerce(migrations.c[name], sa.Text).label(name)
+                for name in ("old_flavor", "new_flavor")
+            ),
+        )
+        .join(servers, servers.c.id == migrations.c.server_id)
+        .where(migrations.c.status.in_(OPEN), mine)
+    ):
         moving.setdefault(row.id, set()).update((row.old_flavor, row.new_flavor))
     texts = (sa.type_coerce(servers.c[name], sa.Text).label(name) for name in ("flavor", "image"))
-    alike: Counter[tuple[Any, ...]] = Counter()         # most servers of a project are
-    for server_id, *columns in tx.execute(sa.select(
-            servers.c.id, *texts, servers.c.vcpus, servers.c.memory_mb, servers.c.disk_gb).where(mine)):
+    alike: Counter[tuple[Any, ...]] = Counter()  # most servers of a project are
+    for server_id, *columns in tx.execute(
+        sa.select(
+            servers.c.id, *texts, servers.c.vcpus, servers.c.memory_mb, servers.c.disk_gb
+        ).where(mine)
+    ):
         alike[(*columns, *sorted(moving.get(server_id, ())))] += 1
     total: Counter[str] = Counter()
     for (flavor, image, vcpus, memory_mb, disk_gb, *flavors), number in alike.items():
         found: Counter[str] = Counter()
         for text in {flavor, *flavors}:
-            found |= _classes(text, image) or Counter(VCPU=vcpus, MEMORY_MB=memory_mb, DISK_GB=disk_gb)
+            found |= _classes(text, image) or Counter(
+                VCPU=vcpus, MEMORY_MB=memory_mb, DISK_GB=disk_gb
+            )
         total.update({"": number, **{name: number * amount for name, amount in found.items()}})
     return total
 
 
 @lru_cache(1024)
 def _classes(flavor: str, image: str | None) -> Counter[str] | None:
-    """What a server of this frozen flavor and image holds of its host; None: it cannot be understood any more, which
-    must not hinder the project's other servers."""
+    """What a server of this frozen flavor and image holds of its host; None: it cannot be
+    understood any more, which must not hinder the project's other servers."""
     try:
         properties = loads(image or "{}").get("properties", {})
         return Counter(hardware.resources(from_wire(Flavor, loads(flavor)), properties))
@@ -213,8 +250,14 @@ def _classes(flavor: str, image: str | None) -> Counter[str] | None:
 
 def server_groups_used(tx: Connection, project_id: str) -> int:
     """How many server groups the project has."""
-    return int(tx.scalar(sa.select(sa.func.count()).select_from(server_groups)
-                         .where(server_groups.c.project_id == project_id)) or 0)
+    return int(
+        tx.scalar(
+            sa.select(sa.func.count())
+            .select_from(server_groups)
+            .where(server_groups.c.project_id == project_id)
+        )
+        or 0
+    )
 
 
 def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -> None:
@@ -227,6 +270,7 @@ def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -
 
 
 def forget(tx: Connection, project_id: str, user_id: str = "") -> None:
-    """Back to the class's limits: for one user, or without a user for the project and all its users."""
+    """Back to the class's limits: for one user, or without a user for the project and all its
+    users."""
     query = sa.delete(quotas).where(quotas.c.project_id == project_id)
     tx.execute(query.where(quotas.c.user_id == user_id) if user_id else query)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which servers ran in a period, and for how long: what a project has used.
 
-A server counts from its launch until it was terminated, with the flavor that it has now or had last. Servers that
-never came up count nothing. Times are microseconds by the database's clock.
+A server counts from its launch until it was terminated, with the flavor that it has now or had
+last. Servers that never came up count nothing. Times are microseconds by the database's clock.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A server of the period; or in a sum, without an ``id``, those of a project with one flavor."""
+    """A server of the period; or in a sum, without an ``id``, those of a project with one
+    flavor."""
 
     project_id: str
     flavor: Flavor
@@ -47,36 +49,61 @@ class Used:
 
 
 def _ran(period: Period, project_id: str | None) -> list[sa.ColumnElement[bool]]:
-    conditions = [C.launched_at < period.until, sa.or_(C.terminated_at.is_(None), C.terminated_at > period.since)]
+    conditions = [
+        C.launched_at < period.until,
+        sa.or_(C.terminated_at.is_(None), C.terminated_at > period.since),
+    ]
     return conditions if project_id is None else [C.project_id == project_id, *conditions]
 
 
-def of_servers(tx: Connection, period: Period, project_id: str | None = None, marker: str | None = None,
-               limit: int | None = None) -> Iterator[Used]:
+def of_servers(
+    tx: Connection,
+    period: Period,
+    project_id: str | None = None,
+    marker: str | None = None,
+    limit: int | None = None,
+) -> Iterator[Used]:
     """Each server, by project and id, from behind the server ``marker`` on.
 
     Raises:
         BadRequest: the marker names no server.
     """
-    query = sa.select(C.project_id, C.flavor, C.id, C.name, C.vm_state, C.launched_at, C.terminated_at).where(
-        *_ran(period, project_id)).order_by(C.project_id, C.id)
+    query = (
+        sa.select(C.project_id, C.flavor, C.id, C.name, C.vm_state, C.launched_at, C.terminated_at)
+        .where(*_ran(period, project_id))
+        .order_by(C.project_id, C.id)
+    )
     if limit is not None:
         query = query.limit(limit)
     if marker is not None:
         last = tx.scalar(sa.select(C.project_id).where(C.id == marker))
         if last is None:
             raise errors.BadRequest(f"marker [{marker[:80]}] not found")
-        query = query.where(sa.or_(C.project_id > last, sa.and_(C.project_id == last, C.id > marker)))
+        query = query.where(
+            sa.or_(C.project_id > last, sa.and_(C.project_id == last, C.id > marker))
+        )
     for row in tx.execute(query):
-        yield Used(row.project_id, from_wire(Flavor, row.flavor), period.micros(row.launched_at, row.terminated_at),
-                   row.id, row.name, row.vm_state, row.launched_at, row.terminated_at)
+        yield Used(
+            row.project_id,
+            from_wire(Flavor, row.flavor),
+            period.micros(row.launched_at, row.terminated_at),
+            row.id,
+            row.name,
+            row.vm_state,
+            row.launched_at,
+            row.terminated_at,
+        )
 
 
 def sums(tx: Connection, period: Period, project_id: str | None = None) -> Iterator[Used]:
     """By project and flavor, added up by the database."""
     began = sa.case((C.launched_at > period.since, C.launched_at), else_=period.since)
     ended = sa.case((C.terminated_at < period.until, C.terminated_at), else_=period.until)
-    query = sa.select(C.project_id, C.flavor, sa.func.sum(ended - began).label("micros")).where(
-        *_ran(period, project_id)).group_by(C.project_id, C.flavor).order_by(C.project_id)
+    query = (
+        sa.select(C.project_id, C.flavor, sa.func.sum(ended - began).label("micros"))
+        .where(*_ran(period, project_id))
+        .group_by(C.project_id, C.flavor)
+        .order_by(C.project_id)
+    )
     for row in tx.execute(query):
         yield Used(row.project_id, from_wire(Flavor, row.flavor), int(row.micros))

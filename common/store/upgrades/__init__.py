@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades of the database: numbered files, applied in order by alembic.
 
-``upgrade`` is what ``kilonova database upgrade`` calls; a command that finds a database of another version says so and
-ends (``check``), a service says so and waits (``common.store.version``). Must stay true: alembic, which is slow to
-import, is imported only to upgrade.
+``upgrade`` is what ``kilonova database upgrade`` calls; a command that finds a database of another
+version says so and ends (``check``), a service says so and waits (``common.store.version``). Must
+stay true: alembic, which is slow to import, is imported only to upgrade.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,10 +18,11 @@ from common.store.version import needed
 
 
 def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
-    """Bring the database to the newest version, or to an older one that a test begins with; returns (version before,
-    newest version). Repeatable."""
+    """Bring the database to the newest version, or to an older one that a test begins with; returns
+    (version before, newest version). Repeatable."""
     from alembic import command
     from alembic.config import Config
+
     before, options = version(store), Config()
     options.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     with store.begin() as tx:
@@ -30,7 +32,8 @@ def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
 
 
 def version(store: Store) -> str | None:
-    """The version that the database has; None before the first upgrade, which is what makes SQLite's file."""
+    """The version that the database has; None before the first upgrade, which is what makes
+    SQLite's file."""
     if store.dialect_name == "sqlite" and _is_absent(store.url.database):
         return None
     return store.read(_version)
@@ -62,5 +65,7 @@ def check(store: Store) -> None:
     found = version(store)
     if found != newest():
         where = store.url.render_as_string(hide_password=True)
-        raise errors.Problem(f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
-                             "If that is the right one ([database] url), run: kilonova database upgrade")
+        raise errors.Problem(
+            f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
+            "If that is the right one ([database] url), run: kilonova database upgrade"
+        )

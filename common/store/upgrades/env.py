@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How alembic reaches the database: over the connection that ``upgrade`` has opened."""
+
 from alembic import context
 
 from common.store.schema import metadata
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata,
-                  transactional_ddl=True)
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    transactional_ddl=True,
+)
 with context.begin_transaction():
     context.run_migrations()

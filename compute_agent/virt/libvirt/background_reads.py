@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that come from a network, handed to a verb that may be cancelled meanwhile.
 
-Called by ``images`` and ``cold_migration``. A thread of its own reads them, because one that hangs must not outlast a
-cancel.
+Called by ``images`` and ``cold_migration``. A thread of its own reads them, because one that hangs
+must not outlast a cancel.
 """
+
 from __future__ import annotations
 
 import queue
@@ -18,10 +19,11 @@ Item = TypeVar("Item")
 LOOK_SECONDS, MAX_WAITING_ITEMS = 0.5, 4
 
 
-def read_in_background(name: str, read: Callable[[], Iterator[Item]], context: VerbContext) -> Generator[Item, None,
-                                                                                                         None]:
-    """What ``read()`` gives, and raises. Cancelled within a second, whatever the reader does; it ends at its next
-    item when nobody wants more."""
+def read_in_background(
+    name: str, read: Callable[[], Iterator[Item]], context: VerbContext
+) -> Generator[Item, None, None]:
+    """What ``read()`` gives, and raises. Cancelled within a second, whatever the reader does; it
+    ends at its next item when nobody wants more."""
     box: queue.Queue[tuple[Item] | Exception | None] = queue.Queue(maxsize=MAX_WAITING_ITEMS)
     left = threading.Event()
 
@@ -53,8 +55,11 @@ def read_in_background(name: str, read: Callable[[], Iterator[Item]], context: V
         left.set()
 
 
-def _put(box: queue.Queue[tuple[Item] | Exception | None], item: tuple[Item] | Exception | None,
-         left: threading.Event) -> bool:
+def _put(
+    box: queue.Queue[tuple[Item] | Exception | None],
+    item: tuple[Item] | Exception | None,
+    left: threading.Event,
+) -> bool:
     """Put, unless the verb has left meanwhile."""
     while not left.is_set():
         try:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt's capabilities say of the host: its processor, its NUMA nodes, which guests it runs. Pure functions.
+"""What libvirt's capabilities say of the host: its processor, its NUMA nodes, which guests it runs.
+Pure functions.
 
-Called by ``virt.libvirt.host``. Must stay true: NUMA nodes are what the claim gives out piece by piece, so the same
-host in the same state is always described alike, in the order of its numbers.
+Called by ``virt.libvirt.host``. Must stay true: NUMA nodes are what the claim gives out piece by
+piece, so the same host in the same state is always described alike, in the order of its numbers.
 """
+
 from __future__ import annotations
 
 import re
@@ -21,7 +23,15 @@ LABEL = re.compile(r"\+(\d+):\+(\d+)")
 #: Kinds of domains that we define, as supported_instances calls their hypervisor.
 KINDS = ("kvm", "qemu", "test")
 #: Bytes of libvirt's units of memory.
-UNITS = {"b": 1, "bytes": 1, "KB": 1000, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+UNITS = {
+    "b": 1,
+    "bytes": 1,
+    "KB": 1000,
+    "KiB": 1 << 10,
+    "k": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
 MEBIBYTE = 1 << 20
 
 
@@ -31,12 +41,26 @@ def cpu_info(capabilities: str) -> JSON:
     if cpu is None:
         return {}
     topology = cpu.find("topology")
-    sizes: dict[str, Any] = {} if topology is None else {
-        ours: int(topology.get(theirs, "1"))
-        for ours, theirs in (("sockets", "sockets"), ("cells", "dies"), ("cores", "cores"), ("threads", "threads"))}
-    return {"arch": cpu.findtext("arch", ""), "model": cpu.findtext("model", ""),
-            "vendor": cpu.findtext("vendor", ""), "topology": sizes,
-            "features": sorted(feature.get("name", "") for feature in cpu.findall("feature"))}
+    sizes: dict[str, Any] = (
+        {}
+        if topology is None
+        else {
+            ours: int(topology.get(theirs, "1"))
+            for ours, theirs in (
+                ("sockets", "sockets"),
+                ("cells", "dies"),
+                ("cores", "cores"),
+                ("threads", "threads"),
+            )
+        }
+    )
+    return {
+        "arch": cpu.findtext("arch", ""),
+        "model": cpu.findtext("model", ""),
+        "vendor": cpu.findtext("vendor", ""),
+        "topology": sizes,
+        "features": sorted(feature.get("name", "") for feature in cpu.findall("feature")),
+    }
 
 
 def cpu_xml(cpu: JSON) -> str:
@@ -49,7 +73,8 @@ def cpu_xml(cpu: JSON) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestCpu:
-    """The processor that guests see: a model of libvirt's, with more features and without some of its own."""
+    """The processor that guests see: a model of libvirt's, with more features and without some of
+    its own."""
 
     model: str
     more: frozenset[str] = frozenset()
@@ -57,7 +82,11 @@ class GuestCpu:
 
     def features(self, of_model: str) -> list[str]:
         """All of its features; ``of_model``: the model as libvirt spells it out."""
-        own = {name for feature in ElementTree.fromstring(of_model).iter("feature") if (name := feature.get("name"))}
+        own = {
+            name
+            for feature in ElementTree.fromstring(of_model).iter("feature")
+            if (name := feature.get("name"))
+        }
         return sorted((own | self.more) - self.without)
 
 
@@ -66,8 +95,12 @@ def host_model(domain_capabilities: str) -> GuestCpu | None:
     mode = ElementTree.fromstring(domain_capabilities).find("cpu/mode[@name='host-model']")
     if mode is None or not (model := mode.findtext("model")):
         return None
-    asked = {policy: frozenset(feature.get("name", "") for feature in mode.iterfind(f"feature[@policy='{policy}']"))
-             for policy in ("require", "disable")}
+    asked = {
+        policy: frozenset(
+            feature.get("name", "") for feature in mode.iterfind(f"feature[@policy='{policy}']")
+        )
+        for policy in ("require", "disable")
+    }
     return GuestCpu(model, asked["require"], asked["disable"])
 
 
@@ -75,7 +108,9 @@ def offered(domain_capabilities: str, device: str, what: str) -> set[str]:
     """The values that the emulator has for a property of a kind of device: ("disk", "bus")."""
     if not domain_capabilities:
         return set()
-    found = ElementTree.fromstring(domain_capabilities).iterfind(f"devices/{device}/enum[@name='{what}']/value")
+    found = ElementTree.fromstring(domain_capabilities).iterfind(
+        f"devices/{device}/enum[@name='{what}']/value"
+    )
     return {value.text or "" for value in found}
 
 
@@ -83,25 +118,34 @@ def memory_sources(domain_capabilities: str) -> set[str]:
     """What can lie under the memory of guests."""
     if not domain_capabilities:
         return set()
-    found = ElementTree.fromstring(domain_capabilities).iterfind("memoryBacking/enum[@name='sourceType']/value")
+    found = ElementTree.fromstring(domain_capabilities).iterfind(
+        "memoryBacking/enum[@name='sourceType']/value"
+    )
     return {value.text or "" for value in found}
 
 
 def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
-    """[architecture, hypervisor, mode] of the guests that this host runs; kvm only where guests run under it."""
+    """[architecture, hypervisor, mode] of the guests that this host runs; kvm only where guests run
+    under it."""
     runs = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
     found = set()
     for guest in ElementTree.fromstring(capabilities).iter("guest"):
         for arch in guest.iter("arch"):
-            found |= {(arch.get("name", ""), kind, guest.findtext("os_type", ""))
-                      for domain in arch.iter("domain") if (kind := domain.get("type", "")) in runs}
+            found |= {
+                (arch.get("name", ""), kind, guest.findtext("os_type", ""))
+                for domain in arch.iter("domain")
+                if (kind := domain.get("type", "")) in runs
+            }
     return [list(one) for one in sorted(found)]
 
 
 def guests_user(capabilities: str) -> tuple[int, int] | None:
-    """The numbers of the user and group that guests' processes run as, where libvirt says them: "+64055:+110"."""
+    """The numbers of the user and group that guests' processes run as, where libvirt says them:
+    "+64055:+110"."""
     for model in ElementTree.fromstring(capabilities).iterfind("host/secmodel"):
-        if model.findtext("model") == "dac" and (found := LABEL.fullmatch(model.findtext("baselabel", ""))):
+        if model.findtext("model") == "dac" and (
+            found := LABEL.fullmatch(model.findtext("baselabel", ""))
+        ):
             return int(found[1]), int(found[2])
     return None
 
@@ -109,16 +153,31 @@ def guests_user(capabilities: str) -> tuple[int, int] | None:
 def numa_nodes(capabilities: str, cpus: CpuSets) -> list[NumaNode]:
     """The NUMA nodes, with the CPUs and pages of each."""
     host = ElementTree.fromstring(capabilities).find("host")
-    return [] if host is None else [_numa_node(element, cpus) for element in host.iterfind("topology/cells/cell")]
+    return (
+        []
+        if host is None
+        else [_numa_node(element, cpus) for element in host.iterfind("topology/cells/cell")]
+    )
 
 
 def _numa_node(element: Element, cpus: CpuSets) -> NumaNode:
-    here = {int(cpu.get("id", "")): cpu.get("siblings", cpu.get("id", "")) for cpu in element.iterfind("cpus/cpu")}
+    here = {
+        int(cpu.get("id", "")): cpu.get("siblings", cpu.get("id", ""))
+        for cpu in element.iterfind("cpus/cpu")
+    }
     shared, dedicated = cpus.split(here)
-    pages = {str(_size(page, "size") >> 10): int(page.text or 0) for page in element.iterfind("pages")}
+    pages = {
+        str(_size(page, "size") >> 10): int(page.text or 0) for page in element.iterfind("pages")
+    }
     memory = element.find("memory")
-    return NumaNode(int(element.get("id", "")), shared, dedicated, 0 if memory is None else _memory_mb(memory),
-                _siblings(here.values()), {size: number for size, number in pages.items() if number})
+    return NumaNode(
+        int(element.get("id", "")),
+        shared,
+        dedicated,
+        0 if memory is None else _memory_mb(memory),
+        _siblings(here.values()),
+        {size: number for size, number in pages.items() if number},
+    )
 
 
 def _siblings(groups: Iterable[str]) -> list[list[int]]:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's files on their way between hosts: what one host gives, and what becomes of it at the other.
+"""A guest's files on their way between hosts: what one host gives, and what becomes of it at the
+other.
 
-Called by ``virt.libvirt.driver``; ``incoming_migration`` takes base and config drive of a guest that comes while it
-runs. The parts are ``config``, ``disk``, the overlay alone, as the file it is, the ephemeral disks, and what lies under
-the overlay, whose name says its content (``backing_files``): which image the server is of now, or was made of, is not
-asked. Swap is made anew. The offer is a file in the server's
+Called by ``virt.libvirt.driver``; ``incoming_migration`` takes base and config drive of a guest
+that comes while it runs. The parts are ``config``, ``disk``, the overlay alone, as the file it is,
+the ephemeral disks, and what lies under the overlay, whose name says its content
+(``backing_files``): which image the server is of now, or was made of, is not asked. Swap is made
+anew. The offer is a file in the server's
 folder: who may read, by the hash of a secret, and the fence under which it was made.
-Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and again while it is read;
-and what another host sent has its own name here only when it is whole, inspected, and stands on our own base.
+Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and
+again while it is read; and what another host sent has its own name here only when it is whole,
+inspected, and stands on our own base.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -27,7 +31,14 @@ from common.command_progress import CommandPhase
 from common.models import GuestSpec, ImageRef
 from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, ImageReader, Part, Peer, VerbContext, VerbFailed
-from compute_agent.virt.libvirt import backing_files, disks, local_disks, power, running_domain, snapshots
+from compute_agent.virt.libvirt import (
+    backing_files,
+    disks,
+    local_disks,
+    power,
+    running_domain,
+    snapshots,
+)
 from compute_agent.virt.libvirt.background_reads import read_in_background
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
@@ -41,11 +52,15 @@ MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
 
 # --- at the source ---
-def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> dict[str, Any]:
+def offer(
+    libvirt: Connection, folder: Path, server: str, fence: int, secret: str
+) -> dict[str, Any]:
     """Let whoever brings the secret read; how much there is."""
     found = power.find(libvirt, server)
     if found.saved:
-        raise VerbFailed("The server is suspended, and its memory cannot move with its files; resume it first.")
+        raise VerbFailed(
+            "The server is suspended, and its memory cannot move with its files; resume it first."
+        )
     _write(folder / OFFER, json.dumps({"sha256": _hash(secret), "fence": fence}).encode())
     return {"bytes": sum(part.bytes for part in parts(libvirt, folder, server, secret))}
 
@@ -62,10 +77,16 @@ def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[P
 
 def _part(name: str, path: Path) -> Part:
     """What is gone here has no bytes; of a base another host may have them, by its name."""
-    return Part(name, path.stat().st_size, sparse.data_bytes(path)) if path.exists() else Part(name, 0, 0)
+    return (
+        Part(name, path.stat().st_size, sparse.data_bytes(path))
+        if path.exists()
+        else Part(name, 0, 0)
+    )
 
 
-def read_part(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+def read_part(
+    libvirt: Connection, folder: Path, server: str, secret: str, name: str
+) -> Iterator[tuple[int, bytes]]:
     """The data of a part, as long as it may be read. Raises errors.Forbidden, errors.NotFound."""
     path = _offered(libvirt, folder, server, secret).get(name)
     if path is None:
@@ -99,11 +120,22 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     described = libvirt.describe(server, stored=True)
     _, disk = snapshots.own_disk(described, folder / DISK)
     files = {CONFIG: folder / CONFIG, **({} if found.active else {DISK: disk.path})}
-    # One that is lost is offered too, and refused there: it must not be taken for one that never was.
-    ephemeral = {} if found.active else {one.path.name: one.path for one in running_domain.disks(described).values()
-                                         if local_disks.is_ephemeral(one.path.name)}
-    return {**{name: path for name, path in files.items() if path.exists()}, **ephemeral,
-            **({backing_files.part_name(disk.base, disk.base_format): disk.base} if disk.base else {})}
+    # One that is lost is offered too, and refused there: it must not be taken for one that never
+    # was.
+    ephemeral = (
+        {}
+        if found.active
+        else {
+            one.path.name: one.path
+            for one in running_domain.disks(described).values()
+            if local_disks.is_ephemeral(one.path.name)
+        }
+    )
+    return {
+        **{name: path for name, path in files.items() if path.exists()},
+        **ephemeral,
+        **({backing_files.part_name(disk.base, disk.base_format): disk.base} if disk.base else {}),
+    }
 
 
 def _hash(secret: str) -> str:
@@ -121,10 +153,16 @@ def _write(path: Path, content: bytes) -> None:
 
 
 # --- at the destination ---
-def prepare(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader,
-            context: VerbContext
-            ) -> None:
-    """Space, and what lies under the disk; ``peer`` None: storage is shared, and the files are here."""
+def prepare(
+    images: ImageCache,
+    folder: Path,
+    spec: GuestSpec,
+    peer: Peer | None,
+    read_image: ImageReader,
+    context: VerbContext,
+) -> None:
+    """Space, and what lies under the disk; ``peer`` None: storage is shared, and the files are
+    here."""
     if peer is None:
         disks.verify(disks.existing(folder), context)
         return
@@ -132,9 +170,15 @@ def prepare(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
     fetch_base(images, spec, Copy(peer, spec.server, context, ()), read_image)
 
 
-def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader,
-            context: VerbContext,
-            local: LocalDisks) -> dict[str, Any]:
+def receive(
+    images: ImageCache,
+    folder: Path,
+    spec: GuestSpec,
+    peer: Peer | None,
+    read_image: ImageReader,
+    context: VerbContext,
+    local: LocalDisks,
+) -> dict[str, Any]:
     """The server's files here, whole; nobody has them open."""
     if peer is None:
         disk = disks.existing(folder)
@@ -142,8 +186,13 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
         disks.grow(disk, spec.flavor.root_gb)
         local.fit(folder, spec, new=True)
         return {"bytes": 0}
-    copy = Copy(peer, spec.server, context, (CONFIG, DISK) if spec.config_drive else (DISK,),
-                tuple(one.name for one in spec.disks if local_disks.is_ephemeral(one.name)))
+    copy = Copy(
+        peer,
+        spec.server,
+        context,
+        (CONFIG, DISK) if spec.config_drive else (DISK,),
+        tuple(one.name for one in spec.disks if local_disks.is_ephemeral(one.name)),
+    )
     disks.require_space(folder, copy.left)
     open_folder(folder)
     drive = folder / CONFIG
@@ -169,21 +218,32 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
 
 
 def _beside(folder: Path, spec: GuestSpec, copy: Copy, local: LocalDisks) -> list[Disk]:
-    """The disks beside the root disk, aside: those that the other host offers, and new ones where it has none."""
-    there = [one for one in spec.disks if local_disks.is_ephemeral(one.name) and copy.offers(one.name)]
+    """The disks beside the root disk, aside: those that the other host offers, and new ones where
+    it has none."""
+    there = [
+        one for one in spec.disks if local_disks.is_ephemeral(one.name) and copy.offers(one.name)
+    ]
     for one in there:
         disk = Disk(folder / one.name)
         if not copy.has(one.name):
-            raise VerbFailed("A disk of the server is not on its host's storage any more.", details=f"no {one.name}")
+            raise VerbFailed(
+                "A disk of the server is not on its host's storage any more.",
+                details=f"no {one.name}",
+            )
         copy.fetch(one.name, disks.aside(disk.path))
         disks.take_in(disk, None, one.size_mb // 1024)
-    return [*(Disk(folder / one.name) for one in there),
-            *local.prepare(folder, spec, [one for one in spec.disks if one not in there])]
+    return [
+        *(Disk(folder / one.name) for one in there),
+        *local.prepare(folder, spec, [one for one in spec.disks if one not in there]),
+    ]
 
 
-def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader) -> CachedImage | None:
-    """What lies under the server's disk, as the host that has it says: from the cache, from the image service where
-    the server's image has the same content, or from that host. Whoever it came from, it is verified like any image."""
+def fetch_base(
+    images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader
+) -> CachedImage | None:
+    """What lies under the server's disk, as the host that has it says: from the cache, from the
+    image service where the server's image has the same content, or from that host. Whoever it came
+    from, it is verified like any image."""
     base = copy.base
     if base is None:
         return None
@@ -200,27 +260,41 @@ def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: Imag
 
 
 class Copy:
-    """Files of one server that come from a peer. ``names``: those that it must have, and ``others`` that it may have,
-    of which progress is told; ``left``: how much of them is still to come; ``travelled``: all that came, in bytes."""
+    """Files of one server that come from a peer. ``names``: those that it must have, and ``others``
+    that it may have, of which progress is told; ``left``: how much of them is still to come;
+    ``travelled``: all that came, in bytes."""
 
-    def __init__(self, peer: Peer, server: str, context: VerbContext, names: tuple[str, ...],
-                 others: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        server: str,
+        context: VerbContext,
+        names: tuple[str, ...],
+        others: tuple[str, ...] = (),
+    ) -> None:
         self._peer, self._server, self.context = peer, server, context
         context.phase(CommandPhase.COPYING_FILES, 0)
-        self._offered = {part.name: part for part in read_in_background(f"parts-{server}", lambda: iter(peer.parts()),
-                                                                        context)}
-        self._total = self.left = sum(self._part(name).bytes for name in (*names, *filter(self.offers, others)))
+        self._offered = {
+            part.name: part
+            for part in read_in_background(f"parts-{server}", lambda: iter(peer.parts()), context)
+        }
+        self._total = self.left = sum(
+            self._part(name).bytes for name in (*names, *filter(self.offers, others))
+        )
         self.travelled = 0
 
     @property
     def base(self) -> tuple[str, ImageRef] | None:
-        """The part that lies under the disk, and its content; None when the disk stands on nothing."""
+        """The part that lies under the disk, and its content; None when the disk stands on
+        nothing."""
         for name in self._offered:
             if content := backing_files.image_of(name):
                 return name, content
         if backing_files.UNNAMED in self._offered:
-            raise VerbFailed("The host that has the server does not say what its disk was made on; upgrade its agent.",
-                             details="its part of that is called base, without a checksum")
+            raise VerbFailed(
+                "The host that has the server does not say what its disk was made on; upgrade its agent.",
+                details="its part of that is called base, without a checksum",
+            )
         return None
 
     def offers(self, name: str) -> bool:
@@ -232,20 +306,28 @@ class Copy:
         return self._part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write a part into a file of ours, with its holes, and read it back: that the host can read every byte of it
-        is known before the other host may remove its own."""
+        """Write a part into a file of ours, with its holes, and read it back: that the host can
+        read every byte of it is known before the other host may remove its own."""
         size = self._part(name).size
         try:
-            with closing(read_in_background(f"copy-{self._server}", lambda: self._peer.read(name),
-                                            self.context)) as pieces:
+            with closing(
+                read_in_background(
+                    f"copy-{self._server}", lambda: self._peer.read(name), self.context
+                )
+            ) as pieces:
                 stored = sparse.write(path, size, self._counted(pieces))
             for count in sparse.proved(path, stored):
                 if self.context.cancelled():
                     raise Cancelled
-                self.context.phase(CommandPhase.VERIFYING_FILES, 100 * count // max(self._part(name).bytes, 1))
+                self.context.phase(
+                    CommandPhase.VERIFYING_FILES, 100 * count // max(self._part(name).bytes, 1)
+                )
         except (OSError, ValueError) as error:
-            raise VerbFailed("The host could not store the server's files.", retryable=True,
-                             details=f"{path}: {error}") from error
+            raise VerbFailed(
+                "The host could not store the server's files.",
+                retryable=True,
+                details=f"{path}: {error}",
+            ) from error
 
     def whole(self, name: str) -> Iterator[bytes]:
         """All bytes of a part."""
@@ -260,11 +342,14 @@ class Copy:
             self.left = max(0, self.left - len(data))
             done = self._total - self.left
             self.context.phase(CommandPhase.COPYING_FILES, 100 * done // max(self._total, 1))
-            self.context.report_migration({"disk_total": self._total, "disk_processed": done,
-                                           "disk_remaining": self.left})
+            self.context.report_migration(
+                {"disk_total": self._total, "disk_processed": done, "disk_remaining": self.left}
+            )
 
     def _part(self, name: str) -> Part:
         if name not in self._offered:
-            raise VerbFailed("The host that has the server does not offer all of its files.",
-                             details=f"no part {name!r} among {', '.join(sorted(self._offered)) or 'none'}")
+            raise VerbFailed(
+                "The host that has the server does not offer all of its files.",
+                details=f"no part {name!r} among {', '.join(sorted(self._offered)) or 'none'}",
+            )
         return self._offered[name]

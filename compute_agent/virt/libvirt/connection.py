@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to libvirt: the only module that imports it.
 
-The other modules here work on a domain through ``Connection.on``. The connection is opened when it is first needed, and
-again after libvirtd went away. It is kept alive, translates errors, and calls watchers for libvirt's events. libvirt
-needs one thread for its event loop; watchers are called from another thread, so that they may call libvirt.
-Must stay true: VerbFailed is raised only while libvirtd answers, errors.NoAnswer when it does not.
+The other modules here work on a domain through ``Connection.on``. The connection is opened when it
+is first needed, and again after libvirtd went away. It is kept alive, translates errors, and calls
+watchers for libvirt's events. libvirt needs one thread for its event loop; watchers are called from
+another thread, so that they may call libvirt. Must stay true: VerbFailed is raised only while
+libvirtd answers, errors.NoAnswer when it does not.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -60,15 +62,21 @@ POWER_STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: SUSPENDED,
 }
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT, REOPEN_SECONDS = 5, 3, 1.0
-UNDEFINE_FLAGS = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
-            | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+UNDEFINE_FLAGS = (
+    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
+)
 #: The domain changed its state between our look and our call: there is nothing left to do.
 STATE_CHANGED_ERRORS = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 #: The hypervisor does not support the call; libvirt's test driver often does not.
 NO_SUPPORT_ERRORS = (libvirt.VIR_ERR_NO_SUPPORT,)
 #: The guest's agent is not there, or does not answer in its time.
-AGENT_UNRESPONSIVE_ERRORS = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED,
-                             libvirt.VIR_ERR_OPERATION_INVALID)
+AGENT_UNRESPONSIVE_ERRORS = (
+    libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
+    libvirt.VIR_ERR_AGENT_UNSYNCED,
+    libvirt.VIR_ERR_OPERATION_INVALID,
+)
 #: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
 AFFECT_LIVE, AFFECT_CONFIG = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -78,25 +86,41 @@ JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE = (
     libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
     libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE,
 )
-#: A migration: between the two libvirtds, so that it outlives the agent; afterwards the domain is there and not here.
-MIGRATE_FLAGS = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_PERSIST_DEST
-        | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE)
-MIGRATE_NON_SHARED_INC, MIGRATE_UNSAFE = libvirt.VIR_MIGRATE_NON_SHARED_INC, libvirt.VIR_MIGRATE_UNSAFE
-MIGRATE_AUTO_CONVERGE, MIGRATE_POSTCOPY = libvirt.VIR_MIGRATE_AUTO_CONVERGE, libvirt.VIR_MIGRATE_POSTCOPY
+#: A migration: between the two libvirtds, so that it outlives the agent; afterwards the domain is
+#: there and not here.
+MIGRATE_FLAGS = (
+    libvirt.VIR_MIGRATE_LIVE
+    | libvirt.VIR_MIGRATE_PEER2PEER
+    | libvirt.VIR_MIGRATE_PERSIST_DEST
+    | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
+)
+MIGRATE_NON_SHARED_INC, MIGRATE_UNSAFE = (
+    libvirt.VIR_MIGRATE_NON_SHARED_INC,
+    libvirt.VIR_MIGRATE_UNSAFE,
+)
+MIGRATE_AUTO_CONVERGE, MIGRATE_POSTCOPY = (
+    libvirt.VIR_MIGRATE_AUTO_CONVERGE,
+    libvirt.VIR_MIGRATE_POSTCOPY,
+)
 MIGRATE_TLS = libvirt.VIR_MIGRATE_TLS
 #: Its parameters.
-PARAM_URI, PARAM_DEST_XML, PARAM_PERSIST_XML = (libvirt.VIR_MIGRATE_PARAM_URI, libvirt.VIR_MIGRATE_PARAM_DEST_XML,
-                                       libvirt.VIR_MIGRATE_PARAM_PERSIST_XML)
-PARAM_MIGRATE_DISKS, PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY = (libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS,
-                                                                  libvirt.VIR_MIGRATE_PARAM_BANDWIDTH,
-                                         libvirt.VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY)
+PARAM_URI, PARAM_DEST_XML, PARAM_PERSIST_XML = (
+    libvirt.VIR_MIGRATE_PARAM_URI,
+    libvirt.VIR_MIGRATE_PARAM_DEST_XML,
+    libvirt.VIR_MIGRATE_PARAM_PERSIST_XML,
+)
+PARAM_MIGRATE_DISKS, PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY = (
+    libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS,
+    libvirt.VIR_MIGRATE_PARAM_BANDWIDTH,
+    libvirt.VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GuestDomain:
-    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on. ``is_incoming``: it
-    is still another host's, from which its memory comes. ``postcopy_failed``: it goes on at another host, which lacks
-    memory that is here."""
+    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on.
+    ``is_incoming``: it is still another host's, from which its memory comes. ``postcopy_failed``:
+    it goes on at another host, which lacks memory that is here."""
 
     marks: DomainMetadata
     power_state: int
@@ -139,7 +163,9 @@ class Connection:
 
     def domains(self) -> list[GuestDomain]:
         """All domains of ours."""
-        found = self._call("list its guests", lambda connection: [_found(d) for d in connection.listAllDomains()])
+        found = self._call(
+            "list its guests", lambda connection: [_found(d) for d in connection.listAllDomains()]
+        )
         return [domain for domain in found if domain]
 
     def find(self, server: str) -> GuestDomain | None:
@@ -147,35 +173,46 @@ class Connection:
         return self.on(server, "look for the guest", _found)
 
     def define(self, xml: str) -> None:
-        self._call("define the guest",
-                   lambda connection: connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE))
+        self._call(
+            "define the guest",
+            lambda connection: connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE),
+        )
 
     def start(self, server: str, paused: bool = False) -> None:
-        """Nothing happens when it is active. ``paused``: its CPUs wait. NoBridge when one that it needs is missing."""
+        """Nothing happens when it is active. ``paused``: its CPUs wait. NoBridge when one that it
+        needs is missing."""
+
         def create(domain: Any) -> None:
             if domain.isActive():
                 return
             with _bridges_of(domain.XMLDesc(0)):
                 _start_paused(domain) if paused else domain.create()
+
         self.on(server, "start the guest", create)
 
     def move(self, server: str, uri: str, parameters: dict[str, Any], flags: int) -> None:
-        """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one that it needs there is
-        missing."""
+        """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one
+        that it needs there is missing."""
+
         def migrate(domain: Any) -> None:
             with _bridges_of(parameters[PARAM_DEST_XML]):
                 domain.migrateToURI3(uri, parameters, flags)
+
         self.on(server, "move the guest", migrate)
 
     def take_ended_job(self, server: str) -> JobStats:
-        """What libvirt told at the end of the guest's last migration from here, once; empty when it told nothing."""
+        """What libvirt told at the end of the guest's last migration from here, once; empty when it
+        told nothing."""
         return self._ended_jobs.pop(server, {})
 
     def attach(self, server: str, interface: str, flags: int) -> None:
-        """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its bridge is missing."""
+        """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its
+        bridge is missing."""
+
         def plug(domain: Any) -> None:
             with _bridges_of(interface):
                 domain.attachDeviceFlags(interface, flags)
+
         self.on(server, "plug in the interface", plug)
 
     def pause(self, server: str) -> None:
@@ -187,19 +224,32 @@ class Connection:
 
     def open_screen(self, server: str) -> socket.socket:
         """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
-        descriptor = self.on(server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0))
+        descriptor = self.on(
+            server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0)
+        )
         if descriptor is None:
-            raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
+            raise VerbFailed(
+                "The server has no guest on this host.", details=f"libvirt knows no domain {server}"
+            )
         return socket.socket(fileno=descriptor)
 
     def press_power_button(self, server: str) -> None:
         """ACPI; the guest may take its time, or ignore it."""
-        self.on(server, "ask the guest to power off", lambda domain: domain.shutdown(), STATE_CHANGED_ERRORS)
+        self.on(
+            server,
+            "ask the guest to power off",
+            lambda domain: domain.shutdown(),
+            STATE_CHANGED_ERRORS,
+        )
 
     def destroy(self, server: str) -> None:
         """Destroy the domain, if it is active."""
-        self.on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None,
-                STATE_CHANGED_ERRORS)
+        self.on(
+            server,
+            "stop the guest",
+            lambda domain: domain.destroy() if domain.isActive() else None,
+            STATE_CHANGED_ERRORS,
+        )
 
     def undefine(self, server: str) -> None:
         """Undefine the domain, if there is one."""
@@ -207,30 +257,50 @@ class Connection:
 
     def drop_saved(self, server: str) -> None:
         """Remove the saved memory, if there is any."""
-        self.on(server, "remove the guest's saved memory",
-                lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None)
+        self.on(
+            server,
+            "remove the guest's saved memory",
+            lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None,
+        )
 
     def describe(self, server: str, stored: bool = False, portable: bool = False) -> str:
-        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is stored. ``portable``:
-        in the words of another libvirtd that takes it over. Empty when there is none."""
-        flags = (libvirt.VIR_DOMAIN_XML_INACTIVE * stored) | (libvirt.VIR_DOMAIN_XML_MIGRATABLE * portable)
-        return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
+        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is
+        stored. ``portable``: in the words of another libvirtd that takes it over. Empty when there
+        is none."""
+        flags = (libvirt.VIR_DOMAIN_XML_INACTIVE * stored) | (
+            libvirt.VIR_DOMAIN_XML_MIGRATABLE * portable
+        )
+        return (
+            self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
+        )
 
     def mark(self, server: str, **changed: Any) -> None:
         """Change our metadata in the stored definition, and in the running domain."""
+
         def write(domain: Any) -> None:
-            known = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
+            known = read_metadata(
+                domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0)
+            )
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
             flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
-            domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, metadata(replace(known, **changed)), PREFIX,
-                               NAMESPACE, flags)
+            domain.setMetadata(
+                libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+                metadata(replace(known, **changed)),
+                PREFIX,
+                NAMESPACE,
+                flags,
+            )
+
         self.on(server, "mark the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` whenever a domain's state changed, and for all after a reconnect."""
+        """Call ``changed(server)`` whenever a domain's state changed, and for all after a
+        reconnect."""
         self._watchers.append(changed)
         if len(self._watchers) == 1:
-            threading.Thread(target=self._notify_watchers, name="libvirt-watch", daemon=True).start()
+            threading.Thread(
+                target=self._notify_watchers, name="libvirt-watch", daemon=True
+            ).start()
             self._events.put(None)
 
     def close(self) -> None:
@@ -243,9 +313,12 @@ class Connection:
             except libvirt.libvirtError as error:
                 LOG.debug("libvirt was gone already: %s", error)
 
-    def on(self, server: str, what: str, work: Callable[[Any], Answer],
-            ignored: tuple[int, ...] = ()) -> Answer | None:
-        """Do ``work`` with the server's domain; None when there is no domain or the error says it is done."""
+    def on(
+        self, server: str, what: str, work: Callable[[Any], Answer], ignored: tuple[int, ...] = ()
+    ) -> Answer | None:
+        """Do ``work`` with the server's domain; None when there is no domain or the error says it
+        is done."""
+
         def look_and_work(connection: Any) -> Answer | None:
             try:
                 domain = connection.lookupByUUIDString(server)
@@ -259,6 +332,7 @@ class Connection:
                 if error.get_error_code() in ignored:
                     return None
                 raise
+
         return self._call(what, look_and_work)
 
     def _call(self, what: str, work: Callable[[Any], Answer]) -> Answer:
@@ -269,8 +343,9 @@ class Connection:
             if not _is_alive(connection):
                 self._lost(connection)
                 raise errors.NoAnswer(f"libvirt went away while it was asked to {what}.") from error
-            raise VerbFailed(f"The hypervisor could not {what}; try again.", details=str(error),
-                             retryable=True) from error
+            raise VerbFailed(
+                f"The hypervisor could not {what}; try again.", details=str(error), retryable=True
+            ) from error
 
     def _connected(self) -> Any:
         with self._lock:
@@ -281,19 +356,26 @@ class Connection:
                     self._open = self._new()
                 except libvirt.libvirtError as error:
                     raise errors.NoAnswer(
-                        f"libvirt at {self._uri} does not answer; see whether libvirtd runs.") from error
+                        f"libvirt at {self._uri} does not answer; see whether libvirtd runs."
+                    ) from error
             return self._open
 
     def _new(self) -> Any:
         connection = libvirt.open(self._uri)
         try:
             connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
-            connection.registerCloseCallback(lambda closed, reason, opaque: self._lost(closed), None)
+            connection.registerCloseCallback(
+                lambda closed, reason, opaque: self._lost(closed), None
+            )
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
-        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._changed, None)
-        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job_ended, None)
+        connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._changed, None
+        )
+        connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job_ended, None
+        )
         return connection
 
     def _lost(self, connection: Any) -> None:
@@ -313,7 +395,8 @@ class Connection:
             self._ended_jobs[domain.UUIDString()] = stats
 
     def _notify_watchers(self) -> None:
-        """The watchers' thread: events one by one; after a loss it reconnects and tells of all domains."""
+        """The watchers' thread: events one by one; after a loss it reconnects and tells of all
+        domains."""
         while True:
             server = self._events.get()
             if self._closed:
@@ -336,11 +419,18 @@ def _found(domain: Any) -> GuestDomain | None:
         state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
-        # What we start is defined first; what comes from elsewhere is defined when all of it is here.
-        postcopy_failed = (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED)
+        # What we start is defined first; what comes from elsewhere is defined when all of it is
+        # here.
+        postcopy_failed = (state, reason) == (
+            libvirt.VIR_DOMAIN_PAUSED,
+            libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED,
+        )
         is_incoming = state == libvirt.VIR_DOMAIN_PAUSED and not domain.isPersistent()
     except libvirt.libvirtError as error:
-        if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
+        if error.get_error_code() in (
+            libvirt.VIR_ERR_NO_DOMAIN_METADATA,
+            libvirt.VIR_ERR_NO_DOMAIN,
+        ):
             return None
         raise
     except ValueError as error:
@@ -355,7 +445,9 @@ def _bridges_of(described: str) -> Iterator[None]:
     try:
         yield
     except libvirt.libvirtError as error:
-        if error.get_int1() == errno.ENODEV and any(name in str(error) for name in interface_xml.bridges(described)):
+        if error.get_int1() == errno.ENODEV and any(
+            name in str(error) for name in interface_xml.bridges(described)
+        ):
             raise no_bridge(str(error)) from error
         raise
 
@@ -391,6 +483,7 @@ def _is_alive(connection: Any) -> bool:
 @functools.cache
 def _start_event_loop() -> None:
     """Once in a process, before the first connection is opened."""
+
     def run_loop() -> None:
         while True:
             libvirt.virEventRunDefaultImpl()

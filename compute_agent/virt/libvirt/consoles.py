@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The serial console's socket in a server's folder.
 
-Called by ``virt.libvirt.driver``. QEMU serves one reader at a time there; who connects while another reads is heard
-when that one has gone, which ``compute_agent.consoles`` sees to. A socket's path holds 107 bytes on Linux, so a
-state folder that leaves no room for it is refused when the agent starts, before any guest could fail to.
+Called by ``virt.libvirt.driver``. QEMU serves one reader at a time there; who connects while
+another reads is heard when that one has gone, which ``compute_agent.consoles`` sees to. A socket's
+path holds 107 bytes on Linux, so a state folder that leaves no room for it is refused when the
+agent starts, before any guest could fail to.
 """
+
 from __future__ import annotations
 
 import socket
@@ -21,19 +23,25 @@ def check_length(instances: Path) -> None:
     """Raises ValueError when the servers' folders below ``instances`` are too deep for a socket."""
     excess = len(bytes(instances)) + ID_BYTES + max(map(len, SERIAL_SOCKETS)) + 2 - MAX_PATH_BYTES
     if excess > 0:
-        raise ValueError(f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
-                         "below it; take a shorter folder")
+        raise ValueError(
+            f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
+            "below it; take a shorter folder"
+        )
 
 
 def open_serial(path: str) -> socket.socket:
-    """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed when it has none."""
+    """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed
+    when it has none."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     found.settimeout(CONNECT_TIMEOUT_SECONDS)
     try:
         found.connect(path)
     except OSError as error:
         found.close()
-        raise VerbFailed("The server's serial console cannot be reached; a guest that was made before it had one gets "
-                         "it by a rebuild.", details=f"{path or 'no socket'}: {error}") from error
+        raise VerbFailed(
+            "The server's serial console cannot be reached; a guest that was made before it had one gets "
+            "it by a rebuild.",
+            details=f"{path or 'no socket'}: {error}",
+        ) from error
     found.settimeout(None)
     return found

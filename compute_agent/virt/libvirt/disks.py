@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: a qcow2 overlay on its image.
 
-Called by ``guests``, ``cold_migration``, ``incoming_migration``, ``snapshots`` and ``local_disks``, whose disks stand
-on nothing. The server's folder holds a hard link to the cached image, named by its content (``backing_files``), and the
-overlay ``disk`` on it, whose header names that link. What is made is ``disk.part``, which is renamed when it is whole;
-``qemu_img`` makes it. Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again; what lies
-under it is what its header says, never what a request says.
+Called by ``guests``, ``cold_migration``, ``incoming_migration``, ``snapshots`` and ``local_disks``,
+whose disks stand on nothing. The server's folder holds a hard link to the cached image, named by
+its content (``backing_files``), and the overlay ``disk`` on it, whose header names that link. What
+is made is ``disk.part``, which is renamed when it is whole; ``qemu_img`` makes it. Must stay true:
+a file named ``disk`` is complete, and only a rebuild makes it again; what lies under it is what its
+header says, never what a request says.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -34,9 +36,11 @@ PART = ".part"
 
 
 def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT_DISK) -> Disk:
-    """The server's disk ``name`` of ``root_gb`` GiB (0: as large as the image), made unless it exists.
+    """The server's disk ``name`` of ``root_gb`` GiB (0: as large as the image), made unless it
+    exists.
 
-    VerbFailed (another host may do) when it cannot be written, or when one is there that was made of something else.
+    VerbFailed (another host may do) when it cannot be written, or when one is there that was made
+    of something else.
     """
     made = planned(folder, image, name)
     if not made.path.exists():
@@ -45,8 +49,11 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
         return made
     there = existing(folder, name)
     if there != made and not (there.base and there.base.name == backing_files.UNNAMED):
-        raise VerbFailed("The host has another disk of the server already.", retryable=True,
-                         details=f"{there.path} stands on {there.base}; it is not removed, see what it holds")
+        raise VerbFailed(
+            "The host has another disk of the server already.",
+            retryable=True,
+            details=f"{there.path} stands on {there.base}; it is not removed, see what it holds",
+        )
     return there
 
 
@@ -58,8 +65,8 @@ def planned(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> D
 
 
 def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
-    """The disk of that name with its base, as its header says. VerbFailed when its files are not here, or when the
-    header names another file."""
+    """The disk of that name with its base, as its header says. VerbFailed when its files are not
+    here, or when the header names another file."""
     path = folder / name
     if not path.exists():
         raise VerbFailed("The server's files are not on this host's storage.", details=f"no {path}")
@@ -71,15 +78,19 @@ def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
 
 
 def verify(disk: Disk, context: VerbContext) -> None:
-    """VerbFailed unless the disk stands on this base by its own header, and the base holds what its name says."""
+    """VerbFailed unless the disk stands on this base by its own header, and the base holds what its
+    name says."""
     with contextlib.suppress(FileNotFoundError):
         client.take_back(disk.path)
     found = existing(disk.path.parent, disk.path.name)
     if found != disk:
-        raise VerbFailed("What lies under the server's disk is not what the disk was made on; the server is not "
-                         "started.", details=f"{disk.path} stands on {found.base} ({found.base_format}), not on "
-                                             f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
-                                             "domain as the disk says")
+        raise VerbFailed(
+            "What lies under the server's disk is not what the disk was made on; the server is not "
+            "started.",
+            details=f"{disk.path} stands on {found.base} ({found.base_format}), not on "
+            f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
+            "domain as the disk says",
+        )
     if disk.base:
         backing_files.verify(disk.base, context)
 
@@ -94,17 +105,21 @@ def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
 
 
 def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """What another host sent, aside as ``.part``, becomes a disk over our own base, of at least ``root_gb`` GiB. Its
-    header is inspected before any program opens it: VerbFailed when that says more than it should. Repeatable."""
+    """What another host sent, aside as ``.part``, becomes a disk over our own base, of at least
+    ``root_gb`` GiB. Its header is inspected before any program opens it: VerbFailed when that says
+    more than it should. Repeatable."""
     _link(disk, image)
     part = aside(disk.path)
     known = _inspected(part)
     inspection.require_sound(part)
-    if Path(known.backing).name not in ((disk.base.name, backing_files.UNNAMED) if disk.base else ("",)) or (
-            disk.base and known.backing_format != disk.base_format):
-        raise VerbFailed("The server's disk is not one that this host may open.",
-                         details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
-                                 f"({disk.base_format}); see what wrote it")
+    if Path(known.backing).name not in (
+        (disk.base.name, backing_files.UNNAMED) if disk.base else ("",)
+    ) or (disk.base and known.backing_format != disk.base_format):
+        raise VerbFailed(
+            "The server's disk is not one that this host may open.",
+            details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
+            f"({disk.base_format}); see what wrote it",
+        )
     if disk.base and known.backing != str(disk.base):
         qemu_img.rebase(part, disk.base, disk.base_format)
     _grow(Disk(part, disk.base, disk.base_format), known, root_gb)
@@ -112,16 +127,21 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
 
 
 def require_space(folder: Path, count: int) -> None:
-    """VerbFailed unless the file system that has (or will have) the folder has so many bytes free."""
+    """VerbFailed unless the file system that has (or will have) the folder has so many bytes
+    free."""
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if free < count:
-        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
-                         f"{count / GIBIBYTE:.1f} GiB.", retryable=True, details=f"free space in {folder.parent}")
+        raise VerbFailed(
+            f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
+            f"{count / GIBIBYTE:.1f} GiB.",
+            retryable=True,
+            details=f"free space in {folder.parent}",
+        )
 
 
 def keep(disk: Disk, name: str, context: VerbContext) -> None:
-    """Keep the disk, which is not in use, as it is, under a name; what has that name already stays. Of other names
-    nothing is kept."""
+    """Keep the disk, which is not in use, as it is, under a name; what has that name already stays.
+    Of other names nothing is kept."""
     kept = _kept(disk, name)
     for path in _all_kept(disk):
         if path != kept:
@@ -143,21 +163,26 @@ def _keep(disk: Disk, kept: Path, context: VerbContext) -> None:
             yield offset, data
             copied += len(data)
             context.phase(CommandPhase.COPYING_DISK, 100 * copied // count)
+
     try:
         for _ in sparse.proved(part, sparse.write(part, size, pieces())):
             if context.cancelled():
                 raise Cancelled
         os.replace(part, kept)
     except (OSError, ValueError) as error:
-        raise VerbFailed("The host could not keep the server's disk as it was.", retryable=True,
-                         details=f"{kept}: {error}") from error
+        raise VerbFailed(
+            "The host could not keep the server's disk as it was.",
+            retryable=True,
+            details=f"{kept}: {error}",
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     _sync(kept.parent)
 
 
 def take_back(disk: Disk, name: str) -> None:
-    """The disk, which is not in use, is what was kept under this name; with nothing kept it stays."""
+    """The disk, which is not in use, is what was kept under this name; with nothing kept it
+    stays."""
     if _kept(disk, name).exists():
         os.replace(_kept(disk, name), disk.path)
         _sync(disk.path.parent)
@@ -189,21 +214,28 @@ def _grow(disk: Disk, known: qcow2.Qcow2Header, root_gb: int) -> None:
 
 
 def _inspected(path: Path) -> qcow2.Qcow2Header:
-    """The header of the disk in this file: it refers to a base as the server's disk has it on any host, or to
-    nothing."""
+    """The header of the disk in this file: it refers to a base as the server's disk has it on any
+    host, or to nothing."""
     try:
         known = qcow2.read(path)
         # Where the folders of servers are is each host's own; what is below is not.
         base, name = Path(known.backing), path.name.removesuffix(PART)
-        if known.backing and not (known.backing == str(base) and base.parent.name == path.parent.name
-                                  and backing_files.belongs(base, name)):
+        if known.backing and not (
+            known.backing == str(base)
+            and base.parent.name == path.parent.name
+            and backing_files.belongs(base, name)
+        ):
             raise ValueError(f"it stands on {known.backing!r}")
         content = backing_files.image_of(base.name)
-        if known.backing and known.backing_format not in ([content.disk_format] if content else backing_files.FORMATS):
+        if known.backing and known.backing_format not in (
+            [content.disk_format] if content else backing_files.FORMATS
+        ):
             raise ValueError(f"its base is said to be {known.backing_format!r}")
     except ValueError as problem:
-        raise VerbFailed("The server's disk is not one that this host may open.",
-                         details=f"{path}: {problem}; see what wrote it") from problem
+        raise VerbFailed(
+            "The server's disk is not one that this host may open.",
+            details=f"{path}: {problem}; see what wrote it",
+        ) from problem
     return known
 
 
@@ -211,7 +243,9 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
     """The base has its name here, which no other content can have."""
     if image is None or disk.base is None:
         return
-    if disk.base.exists() and (backing_files.is_verified(disk.base) or disk.base.samefile(image.path)):
+    if disk.base.exists() and (
+        backing_files.is_verified(disk.base) or disk.base.samefile(image.path)
+    ):
         return
     part = aside(disk.base)
     part.unlink(missing_ok=True)
@@ -221,7 +255,9 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy(image.path, part)     # the servers' folders are on another file system, which hosts may share
+        _copy(
+            image.path, part
+        )  # the servers' folders are on another file system, which hosts may share
         backing_files.mark_verified(part)
     os.replace(part, disk.base)
     # Renaming onto another name of the same file leaves both, by POSIX.
@@ -229,7 +265,8 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
 
 
 def adopt(disk: Disk) -> None:
-    """Give what ``prepare`` made its name, in place of what had it; what lay under that one goes."""
+    """Give what ``prepare`` made its name, in place of what had it; what lay under that one
+    goes."""
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
     _drop_bases(disk.path, disk.base)
@@ -244,7 +281,7 @@ def abandon(folder: Path, name: str = ROOT_DISK) -> None:
     except FileNotFoundError:
         keep = None
     except ValueError:
-        return      # not a disk: it is not known what belongs to it
+        return  # not a disk: it is not known what belongs to it
     _drop_bases(path, keep)
 
 
@@ -258,7 +295,9 @@ def discard(folder: Path, name: str) -> None:
 def _drop_bases(path: Path, keep: Path | None) -> None:
     """Remove the bases of this disk but for one."""
     for found in path.parent.iterdir() if path.parent.exists() else ():
-        if found != keep and backing_files.belongs(found.with_name(found.name.removesuffix(PART)), path.name):
+        if found != keep and backing_files.belongs(
+            found.with_name(found.name.removesuffix(PART)), path.name
+        ):
             found.unlink()
 
 
@@ -280,11 +319,14 @@ def size(disk: Disk) -> int:
 
 
 def convert(disk: Disk, target: Path, context: VerbContext) -> None:
-    """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must not be in use."""
+    """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must
+    not be in use."""
     try:
-        shown = qcow2.read(disk.path).virtual_size      # what else the header says nobody believes
+        shown = qcow2.read(disk.path).virtual_size  # what else the header says nobody believes
     except (OSError, ValueError) as problem:
-        raise VerbFailed("The host could not copy the disk.", details=f"{disk.path}: {problem}") from problem
+        raise VerbFailed(
+            "The host could not copy the disk.", details=f"{disk.path}: {problem}"
+        ) from problem
     qemu_img.copy(disk, target, shown, context)
 
 
@@ -294,7 +336,9 @@ def _copy(source: Path, target: Path) -> None:
         target.chmod(0o644)
         _sync(target)
     except OSError as error:
-        raise VerbFailed("The host could not store the image.", retryable=True, details=f"{target}: {error}") from error
+        raise VerbFailed(
+            "The host could not store the image.", retryable=True, details=f"{target}: {error}"
+        ) from error
 
 
 def aside(path: Path) -> Path:
@@ -309,15 +353,30 @@ def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
 
 
 def bounded(program: str, *arguments: str) -> None:
-    """Run a program on files of ours, with limits on its memory and time. VerbFailed when it fails."""
+    """Run a program on files of ours, with limits on its memory and time. VerbFailed when it
+    fails."""
     try:
-        done = subprocess.run([*LIMITS, program, *arguments], capture_output=True, text=True, errors="replace",
-                              stdin=subprocess.DEVNULL, timeout=PROGRAM_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            [*LIMITS, program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=PROGRAM_TIMEOUT_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise VerbFailed("The host could not make the disk.", details=f"{program}: {error}", retryable=True) from error
+        raise VerbFailed(
+            "The host could not make the disk.", details=f"{program}: {error}", retryable=True
+        ) from error
     if done.returncode != 0:
-        raise VerbFailed("The host could not make the disk.", retryable=True, details=(
-            f"{program} {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}"))
+        raise VerbFailed(
+            "The host could not make the disk.",
+            retryable=True,
+            details=(
+                f"{program} {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}"
+            ),
+        )
 
 
 def _sync(path: Path) -> None:

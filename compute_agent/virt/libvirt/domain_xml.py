@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain of a server as libvirt's XML: pure functions, tested against golden files.
 
-Called by ``virt.libvirt.guests``; what flavor and image ask for stands in ``hardware_xml``. Everything is built as
-elements, so that what a tenant wrote is escaped by the library; characters that XML cannot hold are replaced. Unless
-the image says otherwise the machine is ``pc``: its IDE CD-ROM is the one that every guest (Debian's cloud kernel has no
-AHCI) can read the config drive from.
-Must stay true: each disk's whole backing chain is spelled out, so nothing ever probes a disk's format.
+Called by ``virt.libvirt.guests``; what flavor and image ask for stands in ``hardware_xml``.
+Everything is built as elements, so that what a tenant wrote is escaped by the library; characters
+that XML cannot hold are replaced. Unless the image says otherwise the machine is ``pc``: its IDE
+CD-ROM is the one that every guest (Debian's cloud kernel has no AHCI) can read the config drive
+from. Must stay true: each disk's whole backing chain is spelled out, so nothing ever probes a
+disk's format.
 """
+
 from __future__ import annotations
 
 import re
@@ -26,9 +28,14 @@ NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
 #: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
 NOT_IN_XML = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-#: Options of the hardware that are written on the domain: for an interface that is plugged in, for a snapshot.
-KEPT_OPTIONS = ("vif_model", "vif_queues", *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
-        "require_quiesce")
+#: Options of the hardware that are written on the domain: for an interface that is plugged in, for
+#: a snapshot.
+KEPT_OPTIONS = (
+    "vif_model",
+    "vif_queues",
+    *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
+    "require_quiesce",
+)
 #: The marks that are numbers.
 NUMBER_FIELDS = ("fence", "made", "rescue", "started", "moving", "resumes")
 #: Where a rescue disk may be added.
@@ -40,9 +47,9 @@ FIRST_RESCUE_LETTER = {"virtio": "b", "ide": "b"}
 #: The machine unless the image names one, and the processor of those that are emulated.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
-#: The socket of the serial console, beside its log; short, as the path of a socket must be. Two QEMUs have a guest
-#: for a moment when it moves while it runs, on shared storage in one folder, and the one that ends removes its socket:
-#: so the one that begins takes the other name.
+#: The socket of the serial console, beside its log; short, as the path of a socket must be. Two
+#: QEMUs have a guest for a moment when it moves while it runs, on shared storage in one folder, and
+#: the one that ends removes its socket: so the one that begins takes the other name.
 SERIAL_SOCKETS = ("tty", "tty2")
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
@@ -60,10 +67,11 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """What we write on a domain: whose it is, the fence that started it; the fences of its last rebuild and of the
-    rescue that lasts (0: none); when it was started (seconds since the epoch); the fence of the live migration that it
-    is in, and whether its CPUs ran when that began (1), so that they go on at its end; and the hardware options that
-    count when it is changed later, those of ``KEPT_OPTIONS``."""
+    """What we write on a domain: whose it is, the fence that started it; the fences of its last
+    rebuild and of the rescue that lasts (0: none); when it was started (seconds since the epoch);
+    the fence of the live migration that it is in, and whether its CPUs ran when that began (1), so
+    that they go on at its end; and the hardware options that count when it is changed later, those
+    of ``KEPT_OPTIONS``."""
 
     server: str
     fence: int
@@ -77,8 +85,9 @@ class DomainMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """The disk to boot from instead of the own one. Without ``bus`` it is the first disk and the own one is the
-    second; with it the own disk stays the first, and this one is added as a ``device`` (disk or cdrom) there."""
+    """The disk to boot from instead of the own one. Without ``bus`` it is the first disk and the
+    own one is the second; with it the own disk stays the first, and this one is added as a
+    ``device`` (disk or cdrom) there."""
 
     disk: Disk
     device: str = "disk"
@@ -87,8 +96,9 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own mock-up). ``addresses``:
-    where on the PCI bus interfaces have been so far, by MAC address. ``local``: the disks beside the own one."""
+    """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own
+    mock-up). ``addresses``: where on the PCI bus interfaces have been so far, by MAC address.
+    ``local``: the disks beside the own one."""
 
     server: str
     fence: int
@@ -115,7 +125,9 @@ class Domain:
     @property
     def marks(self) -> DomainMetadata:
         kept = {name: self.options[name] for name in KEPT_OPTIONS if name in self.options}
-        return DomainMetadata(self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept)
+        return DomainMetadata(
+            self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept
+        )
 
 
 def domain_name(server: str) -> str:
@@ -129,7 +141,11 @@ def metadata(marks: DomainMetadata) -> str:
 
 
 def _attributes(marks: DomainMetadata) -> dict[str, str]:
-    numbers = {name: str(getattr(marks, name)) for name in NUMBER_FIELDS if name == "fence" or getattr(marks, name)}
+    numbers = {
+        name: str(getattr(marks, name))
+        for name in NUMBER_FIELDS
+        if name == "fence" or getattr(marks, name)
+    }
     return {"id": marks.server, **numbers, **marks.options}
 
 
@@ -140,8 +156,11 @@ def read_metadata(text: str) -> DomainMetadata:
     if not server or not numbers["fence"].isdecimal():
         raise ValueError(f"not a domain of ours: {text[:200]!r}")
     found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
-    return DomainMetadata(server, **found,
-                          options={name: element.attrib[name] for name in KEPT_OPTIONS if name in element.attrib})
+    return DomainMetadata(
+        server,
+        **found,
+        options={name: element.attrib[name] for name in KEPT_OPTIONS if name in element.attrib},
+    )
 
 
 def domain_xml(domain: Domain) -> str:
@@ -155,7 +174,11 @@ def domain_xml(domain: Domain) -> str:
     hardware_xml.memory(root, domain.place)
     hardware_xml.cpus(root, domain.vcpus, domain.options, domain.place)
     _machine(root, domain)
-    for event, answer in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
+    for event, answer in (
+        ("on_poweroff", "destroy"),
+        ("on_reboot", "restart"),
+        ("on_crash", "destroy"),
+    ):
         _text(root, event, answer)
     _devices(SubElement(root, "devices"), domain)
     ElementTree.indent(root)
@@ -168,7 +191,7 @@ def _machine(root: Element, domain: Domain) -> None:
         _text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
     _text(boot, "type", "hvm", arch=ARCH, machine=domain.options.get("machine_type", MACHINE))
-    if not (domain.rescue and domain.rescue.bus):     # then the disks themselves say which is booted
+    if not (domain.rescue and domain.rescue.bus):  # then the disks themselves say which is booted
         SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
     if "boot_menu" in domain.options:
@@ -189,8 +212,10 @@ def _machine(root: Element, domain: Domain) -> None:
 
 def _devices(devices: Element, domain: Domain) -> None:
     buses = _disks(devices, domain)
-    devices.extend(interface_xml.element(plug, domain.addresses.get(plug.mac), domain.options)
-                   for plug in domain.interfaces)
+    devices.extend(
+        interface_xml.element(plug, domain.addresses.get(plug.mac), domain.options)
+        for plug in domain.interfaces
+    )
     if domain.options.get("pointer_model") == "usbtablet":
         buses.add("usb")
     hardware_xml.controllers(devices, domain.options, buses)
@@ -204,8 +229,9 @@ def _devices(devices: Element, domain: Domain) -> None:
 
 
 def _consoles(devices: Element, log: Path) -> None:
-    """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come with it, on PS/2,
-    which every guest can read. What is written to the serial console goes to its log whoever else reads it."""
+    """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come
+    with it, on PS/2, which every guest can read. What is written to the serial console goes to its
+    log whoever else reads it."""
     serial = SubElement(devices, "serial", type="unix")
     SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKETS[0])))
     SubElement(serial, "log", file=str(log), append="on")
@@ -214,9 +240,9 @@ def _consoles(devices: Element, log: Path) -> None:
 
 
 def _disks(devices: Element, domain: Domain) -> set[str]:
-    """The own disk, those beside it, the rescue disk, the config drive; the buses that they are on. The own disk is
-    always described in full, so that a snapshot of it can be taken from any state; a rescue disk that takes its place
-    has no other beside it."""
+    """The own disk, those beside it, the rescue disk, the config drive; the buses that they are on.
+    The own disk is always described in full, so that a snapshot of it can be taken from any state;
+    a rescue disk that takes its place has no other beside it."""
     options, rescue = domain.options, domain.rescue
     bus = options.get("disk_bus", "virtio")
     taken: set[str] = set()
@@ -229,9 +255,14 @@ def _disks(devices: Element, domain: Domain) -> set[str]:
     buses = {bus} if drive is None else {bus, drive[1]}
     if rescue and rescue.bus:
         SubElement(own, "boot", order="2")
-        added = _overlay(devices, rescue.disk, _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
-                         rescue.bus,
-                         options, rescue.device)
+        added = _overlay(
+            devices,
+            rescue.disk,
+            _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
+            rescue.bus,
+            options,
+            rescue.device,
+        )
         SubElement(added, "boot", order="1")
         if rescue.device == "cdrom":
             SubElement(added, "readonly")
@@ -242,13 +273,17 @@ def _disks(devices: Element, domain: Domain) -> set[str]:
 
 
 def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
-    """The drive and its bus; as a disk it is where the other disks are, as a CD-ROM where the machine has one."""
+    """The drive and its bus; as a disk it is where the other disks are, as a CD-ROM where the
+    machine has one."""
     options = domain.options
     if domain.config_drive_is_disk:
         device, bus = "disk", disk_bus
         name = _free(bus, taken, "z" if bus == "virtio" else "a")
     else:
-        device, bus = "cdrom", options.get("cdrom_bus", "sata" if options.get("machine_type") == "q35" else "ide")
+        device, bus = (
+            "cdrom",
+            options.get("cdrom_bus", "sata" if options.get("machine_type") == "q35" else "ide"),
+        )
         name = _free(bus, taken)
     drive = Element("disk", type="file", device=device)
     SubElement(drive, "driver", name="qemu", type="raw")
@@ -260,14 +295,23 @@ def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Eleme
 
 def _free(bus: str, taken: set[str], begin: str = "a") -> str:
     """The next name on a bus, from this letter on."""
-    name = next(name for letter in ascii_lowercase[ascii_lowercase.index(begin):]
-                if (name := DEVICE_PREFIXES[bus] + letter) not in taken)
+    name = next(
+        name
+        for letter in ascii_lowercase[ascii_lowercase.index(begin) :]
+        if (name := DEVICE_PREFIXES[bus] + letter) not in taken
+    )
     taken.add(name)
     return name
 
 
-def _overlay(devices: Element, disk: Disk, name: str, bus: str, options: Mapping[str, str], device: str = "disk"
-             ) -> Element:
+def _overlay(
+    devices: Element,
+    disk: Disk,
+    name: str,
+    bus: str,
+    options: Mapping[str, str],
+    device: str = "disk",
+) -> Element:
     element = SubElement(devices, "disk", type="file", device=device)
     SubElement(element, "driver", name="qemu", type="qcow2", discard="unmap")
     SubElement(element, "source", file=str(disk.path))
@@ -276,7 +320,8 @@ def _overlay(devices: Element, disk: Disk, name: str, bus: str, options: Mapping
         backing = SubElement(element, "backingStore", type="file")
         SubElement(backing, "format", type=disk.base_format)
         source = SubElement(backing, "source", file=str(disk.base))
-        # The image stays the agent's: owned by QEMU's user, one guest's QEMU could write what the others read.
+        # The image stays the agent's: owned by QEMU's user, one guest's QEMU could write what the
+        # others read.
         SubElement(source, "seclabel", model="dac", relabel="no")
     SubElement(backing, "backingStore")
     SubElement(element, "target", dev=name, bus=bus)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver for QEMU and KVM through libvirt: the verbs, each handed to the file that does it.
+"""The virt driver for QEMU and KVM through libvirt: the verbs, each handed to the file that does
+it.
 
-Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. Beside this file: guests makes and changes what a
-server is here, power starts and stops it, jobs runs what takes long, snapshots, guest_agent and diagnostics do what
-they are called; images and disks make files, domain_xml describes, connection asks libvirt.
-Must stay true: a verb looks first and then does what is missing, so that it can be repeated after any crash; while
-libvirtd is away it waits and repeats by itself, unless the verb must never be repeated.
+Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. Beside this file: guests makes and
+changes what a server is here, power starts and stops it, jobs runs what takes long, snapshots,
+guest_agent and diagnostics do what they are called; images and disks make files, domain_xml
+describes, connection asks libvirt. Must stay true: a verb looks first and then does what is
+missing, so that it can be repeated after any crash; while libvirtd is away it waits and repeats by
+itself, unless the verb must never be repeated.
 """
+
 from __future__ import annotations
 
 import functools
@@ -68,37 +71,64 @@ RETRY_SECONDS = 0.5
 class LibvirtDriver:
     """Implements ``Driver`` on one libvirtd. Thread-safe for different servers.
 
-    ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``: auto takes kvm
-    where a probe guest runs under it, else qemu; test is for libvirt's ``test:///``. ``image_ttl`` and ``patience``
-    (how long a verb waits for a libvirtd that does not answer) are seconds.
+    ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:
+    auto takes kvm where a probe guest runs under it, else qemu; test is for libvirt's ``test:///``.
+    ``image_ttl`` and ``patience`` (how long a verb waits for a libvirtd that does not answer) are
+    seconds.
     """
 
-    def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *,
-                 about: host.HostOptions | None = None,
-                 image_ttl: float = 24 * 3600, image_fetches: int = MAX_DOWNLOADS, patience: float = 60,
-                 config_drives: ConfigDrives | None = None, migration: live_migration.MigrationOptions | None = None,
-                 local_disks: LocalDisks | None = None, mounts: Mounts | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        state_dir: str | Path,
+        virt_type: str = "auto",
+        *,
+        about: host.HostOptions | None = None,
+        image_ttl: float = 24 * 3600,
+        image_fetches: int = MAX_DOWNLOADS,
+        patience: float = 60,
+        config_drives: ConfigDrives | None = None,
+        migration: live_migration.MigrationOptions | None = None,
+        local_disks: LocalDisks | None = None,
+        mounts: Mounts | None = None,
+    ) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
             folder.mkdir(parents=True, exist_ok=True)
-            # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
+            # QEMU may run as another user: it must reach its files, and need not list its
+            # neighbours'.
             if folder.stat().st_mode & 0o777 != host.FOLDER_MODE:
                 folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
         self._about = about or host.HostOptions()
         self._patience = patience
-        self._migration = _with_proof(migration or live_migration.MigrationOptions(), self._state_dir)
-        self._incoming = Incoming(records.settings(self._state_dir, uri, self._migration.address, self._migration.port,
-                                                   self._migration.tls))
+        self._migration = _with_proof(
+            migration or live_migration.MigrationOptions(), self._state_dir
+        )
+        self._incoming = Incoming(
+            records.settings(
+                self._state_dir,
+                uri,
+                self._migration.address,
+                self._migration.port,
+                self._migration.tls,
+            )
+        )
         if virt_type != "test":
             consoles.check_length(instances)
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri)
-        self._guests = LibvirtGuests(self._libvirt, self._images, instances, lambda: self.virt_type,
-                              lambda assignment: host.place(self._libvirt, self._about, assignment),
-                              config_drives or ConfigDrives(), local_disks or LocalDisks(),
-                              GuestShares(instances, self._state_dir / "shares", mounts or host_mounts()))
+        self._guests = LibvirtGuests(
+            self._libvirt,
+            self._images,
+            instances,
+            lambda: self.virt_type,
+            lambda assignment: host.place(self._libvirt, self._about, assignment),
+            config_drives or ConfigDrives(),
+            local_disks or LocalDisks(),
+            GuestShares(instances, self._state_dir / "shares", mounts or host_mounts()),
+        )
 
     @functools.cached_property
     def virt_type(self) -> str:
@@ -111,8 +141,14 @@ class LibvirtDriver:
         facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
         host.close_to_others(self._state_dir / "instances", facts.capabilities)
         found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
-        return replace(found, facts={**found.facts, "migration": self._migration.facts,
-                                     "storage": host.storage_id(self._state_dir / "instances")})
+        return replace(
+            found,
+            facts={
+                **found.facts,
+                "migration": self._migration.facts,
+                "storage": host.storage_id(self._state_dir / "instances"),
+            },
+        )
 
     def boot_id(self) -> str:
         return host.boot_id()
@@ -124,22 +160,28 @@ class LibvirtDriver:
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         self._images.fetch(image, 0, read_image, context)
 
-    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+    def ensure_guest(
+        self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
         return self._patiently(context, lambda: self._guests.make(spec, read_image, context))
 
     def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
         def work() -> DomainState:
             self._guests.shares.mount(server, context)
             return power.start(self._libvirt, server, fence, context)
+
         self._guests.folder(server)
         return self._patiently(context, work)
 
-    def ensure_stopped(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def ensure_stopped(
+        self, server: str, fence: int, timeout: float, context: VerbContext
+    ) -> DomainState:
         def work() -> DomainState:
             power.off(self._libvirt, server, timeout, context)
             self._guests.shares.unmount(server)
             self._libvirt.mark(server, fence=fence)
             return power.state(power.find(self._libvirt, server))
+
         self._guests.folder(server)
         return self._patiently(context, work)
 
@@ -151,10 +193,11 @@ class LibvirtDriver:
             found = power.find(self._libvirt, server)
             if (found.power_state, found.fence) == (RUNNING, fence):
                 return power.state(found)
-            context.require_lease()         # one that may not be started again is left as it is
+            context.require_lease()  # one that may not be started again is left as it is
             power.off(self._libvirt, server, timeout, context)
             self._guests.shares.mount(server, context)
             return power.start(self._libvirt, server, fence, context)
+
         self._guests.folder(server)
         return self._patiently(context, work)
 
@@ -164,42 +207,77 @@ class LibvirtDriver:
 
     def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(context, lambda: power.suspend(self._libvirt, server, fence, context))
+        return self._patiently(
+            context, lambda: power.suspend(self._libvirt, server, fence, context)
+        )
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
-                keep_ephemeral: bool = False
-                ) -> DomainState:
-        return self._patiently(context, lambda: self._guests.rebuild(spec, read_image, runs, context, keep_ephemeral))
+    def rebuild(
+        self,
+        spec: GuestSpec,
+        read_image: ImageReader,
+        runs: bool,
+        context: VerbContext,
+        keep_ephemeral: bool = False,
+    ) -> DomainState:
+        return self._patiently(
+            context, lambda: self._guests.rebuild(spec, read_image, runs, context, keep_ephemeral)
+        )
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
-        return self._patiently(context, lambda: self._guests.rescue(spec, image, read_image, context))
+    def rescue(
+        self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
+        return self._patiently(
+            context, lambda: self._guests.rescue(spec, image, read_image, context)
+        )
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         return self._patiently(context, lambda: self._guests.unrescue(spec, context))
 
-    def attach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    def attach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
         self._guests.folder(server)
         plugged = plug(interface)
-        return self._patiently(context, lambda: interfaces.attach(self._libvirt, server, fence, plugged, context))
+        return self._patiently(
+            context, lambda: interfaces.attach(self._libvirt, server, fence, plugged, context)
+        )
 
-    def detach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    def detach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
         self._guests.folder(server)
         mac = interface.mac.lower()
-        return self._patiently(context, lambda: interfaces.detach(self._libvirt, server, fence, mac, context))
+        return self._patiently(
+            context, lambda: interfaces.detach(self._libvirt, server, fence, mac, context)
+        )
 
-    def attach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> DomainState:
+    def attach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(context, lambda: self._guests.shares.attach(self._libvirt, server, fence, share))
+        return self._patiently(
+            context, lambda: self._guests.shares.attach(self._libvirt, server, fence, share)
+        )
 
-    def detach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> None:
+    def detach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> None:
         self._guests.folder(server)
-        self._patiently(context, lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id))
+        self._patiently(
+            context,
+            lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id),
+        )
 
-    def snapshot(self, server: str, fence: int, write_image: ImageWriter, context: VerbContext) -> int:
+    def snapshot(
+        self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
+    ) -> int:
         folder = self._guests.folder(server)
         target = folder / "snapshot.part"
         try:
-            self._patiently(context, lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, context))
+            self._patiently(
+                context,
+                lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, context),
+            )
             return images.upload(target, write_image, context)
         finally:
             target.unlink(missing_ok=True)
@@ -224,61 +302,104 @@ class LibvirtDriver:
 
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
         folder = self._guests.folder(server)
-        return self._patiently(context, lambda: cold_migration.offer(self._libvirt, folder, server, fence, secret))
+        return self._patiently(
+            context, lambda: cold_migration.offer(self._libvirt, folder, server, fence, secret)
+        )
 
     def parts(self, server: str, secret: str) -> list[Part]:
         return cold_migration.parts(self._libvirt, self._guests.folder(server), server, secret)
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-        return cold_migration.read_part(self._libvirt, self._guests.folder(server), server, secret, name)
+        return cold_migration.read_part(
+            self._libvirt, self._guests.folder(server), server, secret, name
+        )
 
-    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
+    def prepare(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
         folder = self._guests.folder(spec.server)
         self._patiently(context, lambda: self._guests.check(spec))
         cold_migration.prepare(self._images, folder, spec, peer, read_image, context)
         return {}
 
-    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
+    def receive(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
         folder = self._guests.folder(spec.server)
         self._patiently(context, lambda: power.refuse_active(self._libvirt, spec.server))
-        return cold_migration.receive(self._images, folder, spec, peer, read_image, context, self._guests.local)
+        return cold_migration.receive(
+            self._images, folder, spec, peer, read_image, context, self._guests.local
+        )
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         cold_migration.withdraw(self._guests.folder(spec.server))
         return self._patiently(context, lambda: self._guests.install(spec, runs, context))
 
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        return self._patiently(context, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, context))
+        return self._patiently(
+            context, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, context)
+        )
 
-    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, context: VerbContext) -> DomainState:
-        return self._patiently(context, lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized,
-                                                               context))
+    def settle_resize(
+        self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
+    ) -> DomainState:
+        return self._patiently(
+            context,
+            lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized, context),
+        )
 
-    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        context: VerbContext, source: str = "") -> dict[str, Any]:
+    def prepare_incoming(
+        self,
+        spec: GuestSpec,
+        peer: Peer,
+        shared: bool,
+        cpu: dict[str, Any],
+        read_image: ImageReader,
+        context: VerbContext,
+        source: str = "",
+    ) -> dict[str, Any]:
         self._guests.folder(spec.server)
         self._incoming.withdraw(spec.server)
 
         def work() -> dict[str, Any]:
-            told = incoming_migration.prepare(self._libvirt, self._guests, self._images, self._migration, spec, peer,
-                                              shared, cpu, read_image, context)
-            self._incoming.expect(incoming_migration.expected(self._guests, self._migration, spec, source, shared))
+            told = incoming_migration.prepare(
+                self._libvirt,
+                self._guests,
+                self._images,
+                self._migration,
+                spec,
+                peer,
+                shared,
+                cpu,
+                read_image,
+                context,
+            )
+            self._incoming.expect(
+                incoming_migration.expected(self._guests, self._migration, spec, source, shared)
+            )
             return told
+
         return self._patiently(context, work)
 
-    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext) -> dict[str, Any]:
+    def live_migrate(
+        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
+    ) -> dict[str, Any]:
         self._guests.folder(spec.server)
         describe = functools.partial(incoming_migration.describe_at_destination, spec, to)
-        return self._patiently(context, lambda: live_migration.migrate(
-            self._libvirt, spec, to, shared, describe, self._migration, context))
+        return self._patiently(
+            context,
+            lambda: live_migration.migrate(
+                self._libvirt, spec, to, shared, describe, self._migration, context
+            ),
+        )
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         self._guests.folder(spec.server)
         try:
-            found = self._patiently(context,
-                                    lambda: incoming_migration.finish(self._libvirt, self._guests, spec, context))
+            found = self._patiently(
+                context,
+                lambda: incoming_migration.finish(self._libvirt, self._guests, spec, context),
+            )
         except VerbFailed:
             self._withdraw(spec.server)
             raise
@@ -290,7 +411,9 @@ class LibvirtDriver:
         # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
         text = _tail(log, limit)
         if text is None:
-            raise VerbFailed("The server has no console log on this host.", details=f"no file {log}")
+            raise VerbFailed(
+                "The server has no console log on this host.", details=f"no file {log}"
+            )
         if len(text) < limit:
             text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
         return text.decode(errors="replace")
@@ -318,7 +441,11 @@ class LibvirtDriver:
         try:
             self._incoming.keep()
         except (VerbFailed, OSError) as failed:
-            LOG.error("servers that move while they run cannot come: %s %s", failed, getattr(failed, "details", ""))
+            LOG.error(
+                "servers that move while they run cannot come: %s %s",
+                failed,
+                getattr(failed, "details", ""),
+            )
 
     def _found_active(self, server: str) -> None:
         """Before a verb that is done at most once: libvirtd is there and the guest runs."""
@@ -339,7 +466,9 @@ class LibvirtDriver:
                 time.sleep(RETRY_SECONDS)
 
 
-def _with_proof(migration: live_migration.MigrationOptions, state_dir: Path) -> live_migration.MigrationOptions:
+def _with_proof(
+    migration: live_migration.MigrationOptions, state_dir: Path
+) -> live_migration.MigrationOptions:
     if migration.tls is None:
         return migration
     return replace(migration, proof=live_migration.lay_proof(state_dir / "pki", migration.tls))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests on this host, each a domain and a folder: they are made, rebuilt, rescued and removed.
 
-Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has the folder
-``<instances>/<id>/``; without that folder and the domain it is not on this host.
-Must stay true: a verb gives up what it replaces only when the replacement lies beside it, verified. The domain's
-metadata says whether the replacement is in use, so that a verb that was interrupted at any line can be repeated.
+Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has the
+folder ``<instances>/<id>/``; without that folder and the domain it is not on this host. Must stay
+true: a verb gives up what it replaces only when the replacement lies beside it, verified. The
+domain's metadata says whether the replacement is in use, so that a verb that was interrupted at any
+line can be repeated.
 """
+
 from __future__ import annotations
 
 import os
@@ -46,8 +48,8 @@ COMMAND_LINE = "qemu-argv"
 
 @dataclass(frozen=True, slots=True)
 class HostDetails:
-    """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts of the host, and
-    whether config drives are disks."""
+    """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts
+    of the host, and whether config drives are disks."""
 
     folder: Path
     virt_type: str
@@ -56,12 +58,20 @@ class HostDetails:
 
 
 class LibvirtGuests:
-    """The guests in ``instances``. ``virt_type`` and ``place`` are called when a domain is defined; ``place`` says
-    which parts of the host it gets. Thread-safe for different servers."""
+    """The guests in ``instances``. ``virt_type`` and ``place`` are called when a domain is defined;
+    ``place`` says which parts of the host it gets. Thread-safe for different servers."""
 
-    def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str],
-                 place: Callable[[HardwareAssignment], HostPlacement], config_drives: ConfigDrives, local: LocalDisks,
-                 shares: GuestShares) -> None:
+    def __init__(
+        self,
+        libvirt: Connection,
+        images: ImageCache,
+        instances: Path,
+        virt_type: Callable[[], str],
+        place: Callable[[HardwareAssignment], HostPlacement],
+        config_drives: ConfigDrives,
+        local: LocalDisks,
+        shares: GuestShares,
+    ) -> None:
         self._libvirt = libvirt
         self._images = images
         self._instances = instances
@@ -72,7 +82,8 @@ class LibvirtGuests:
         self.shares = shares
 
     def folder(self, server: str) -> Path:
-        """The server's folder. VerbFailed when the id is no UUID, so that none becomes another path."""
+        """The server's folder. VerbFailed when the id is no UUID, so that none becomes another
+        path."""
         try:
             if str(uuid.UUID(server)) == server:
                 return self._instances / server
@@ -93,8 +104,10 @@ class LibvirtGuests:
         disks.verify(disks.existing(self.folder(spec.server)), context)
         found = self._libvirt.find(spec.server)
         if found and found.active and found.fence != spec.fence:
-            raise VerbFailed("The server's guest was started on this host meanwhile; stop it first.",
-                             details=f"it runs with fence {found.fence}, not {spec.fence}")
+            raise VerbFailed(
+                "The server's guest was started on this host meanwhile; stop it first.",
+                details=f"it runs with fence {found.fence}, not {spec.fence}",
+            )
         with self._definite(spec.server, self._end):
             return self._install(spec, found, runs, context)
 
@@ -103,15 +116,26 @@ class LibvirtGuests:
         home = self.home(spec)
         xml = described(spec, home, Disk(home.folder / disks.ROOT_DISK), made=0, rescue=rescue)
         if self._virt_type() == "test":
-            return      # libvirt's mock-up has no command line of QEMU
+            return  # libvirt's mock-up has no command line of QEMU
         try:
-            self._libvirt.ask("make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0))
+            self._libvirt.ask(
+                "make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0)
+            )
         except VerbFailed as refused:
-            raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
-                             retryable=True) from refused
+            raise VerbFailed(
+                "The host cannot make the server's hardware.",
+                details=refused.details,
+                retryable=True,
+            ) from refused
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext, keep_ephemeral: bool
-                ) -> DomainState:
+    def rebuild(
+        self,
+        spec: GuestSpec,
+        read_image: ImageReader,
+        runs: bool,
+        context: VerbContext,
+        keep_ephemeral: bool,
+    ) -> DomainState:
         """Replace disks and config drive by new ones, once for this fence."""
         folder = self.folder(spec.server)
         found = self._libvirt.find(spec.server)
@@ -121,10 +145,22 @@ class LibvirtGuests:
             open_folder(folder)
             drive = folder / "config.new"
             try:
-                made = [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context),
-                        *self.local.prepare(folder, spec, [
-                            disk for disk in spec.disks if not (keep_ephemeral and (folder / disk.name).exists()
-                                                                and local_disks.is_ephemeral(disk.name))])]
+                made = [
+                    self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context),
+                    *self.local.prepare(
+                        folder,
+                        spec,
+                        [
+                            disk
+                            for disk in spec.disks
+                            if not (
+                                keep_ephemeral
+                                and (folder / disk.name).exists()
+                                and local_disks.is_ephemeral(disk.name)
+                            )
+                        ],
+                    ),
+                ]
                 if spec.config_drive:
                     self._config_drives.build(spec, drive)
                 self._end(spec.server)
@@ -141,9 +177,11 @@ class LibvirtGuests:
             return power.start(self._libvirt, spec.server, spec.fence, context)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Boot from a disk made from ``image``. The root disk becomes the second one, or stays the first when the image
-        has the properties hw_rescue_bus or hw_rescue_device."""
+    def rescue(
+        self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
+        """Boot from a disk made from ``image``. The root disk becomes the second one, or stays the
+        first when the image has the properties hw_rescue_bus or hw_rescue_device."""
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
@@ -181,7 +219,8 @@ class LibvirtGuests:
         self.shares.unmount(server)
 
     def remove(self, server: str, keep_files: bool = False) -> None:
-        """Remove domain, saved memory, disks and files; ``keep_files``: the files belong to another host too."""
+        """Remove domain, saved memory, disks and files; ``keep_files``: the files belong to another
+        host too."""
         folder = self.folder(server)
         self.pull_plug(server)
         self._libvirt.undefine(server)
@@ -204,10 +243,12 @@ class LibvirtGuests:
             interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
         return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
 
-    def _install(self, spec: GuestSpec, found: GuestDomain | None, runs: bool, context: VerbContext) -> DomainState:
+    def _install(
+        self, spec: GuestSpec, found: GuestDomain | None, runs: bool, context: VerbContext
+    ) -> DomainState:
         plugged = plugs(spec.interfaces)
         if found is None or not found.active:
-            self._end(spec.server)      # memory that was saved is another description's
+            self._end(spec.server)  # memory that was saved is another description's
             self.local.fit(self.folder(spec.server), spec)
             drive = self.folder(spec.server) / "config"
             if spec.config_drive and not drive.exists():
@@ -219,10 +260,16 @@ class LibvirtGuests:
             return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def _prepare(self, spec: GuestSpec, image: ImageRef | None, name: str, read_image: ImageReader,
-                 context: VerbContext) -> Disk:
-        """Fetch the image and make the disk of this name as ``.part``; afterwards the verb is not cancelled any
-        more."""
+    def _prepare(
+        self,
+        spec: GuestSpec,
+        image: ImageRef | None,
+        name: str,
+        read_image: ImageReader,
+        context: VerbContext,
+    ) -> Disk:
+        """Fetch the image and make the disk of this name as ``.part``; afterwards the verb is not
+        cancelled any more."""
         cached = self._fetch(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
         disk = disks.planned(self.folder(spec.server), cached, name)
@@ -231,15 +278,23 @@ class LibvirtGuests:
             raise Cancelled
         return disk
 
-    def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader,
-               context: VerbContext) -> CachedImage | None:
-        return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, context) if image else None
+    def _fetch(
+        self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, context: VerbContext
+    ) -> CachedImage | None:
+        return (
+            self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, context)
+            if image
+            else None
+        )
 
     def home(self, spec: GuestSpec) -> HostDetails:
         """What the server's definition takes from this host."""
-        return HostDetails(self.folder(spec.server), self._virt_type(),
-                           self._place(spec.assignment or HardwareAssignment()),
-                    self._config_drives.is_disk)
+        return HostDetails(
+            self.folder(spec.server),
+            self._virt_type(),
+            self._place(spec.assignment or HardwareAssignment()),
+            self._config_drives.is_disk,
+        )
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
         known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
@@ -254,7 +309,8 @@ class LibvirtGuests:
 
     @contextmanager
     def _definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
-        """Turn a failure into VerbFailed, after what was made is undone; NoAnswer when it cannot be undone."""
+        """Turn a failure into VerbFailed, after what was made is undone; NoAnswer when it cannot be
+        undone."""
         try:
             yield
         except (Cancelled, errors.Unavailable):
@@ -263,11 +319,16 @@ class LibvirtGuests:
             try:
                 undo(server)
             except (VerbFailed, OSError) as another:
-                raise errors.NoAnswer(f"{error}; and what was made could not be removed: {another}") from another
+                raise errors.NoAnswer(
+                    f"{error}; and what was made could not be removed: {another}"
+                ) from another
             if isinstance(error, VerbFailed):
                 raise
-            raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
-                             details=f"{type(error).__name__}: {error}") from error
+            raise VerbFailed(
+                "The host could not make the server's guest; its log says more.",
+                retryable=True,
+                details=f"{type(error).__name__}: {error}",
+            ) from error
 
 
 def open_folder(folder: Path) -> None:
@@ -276,20 +337,46 @@ def open_folder(folder: Path) -> None:
     folder.chmod(0o711)
 
 
-def described(spec: GuestSpec, home: HostDetails, disk: Disk, made: int, rescue: Rescue | None = None,
-              addresses: Mapping[str, Mapping[str, str]] | None = None) -> str:
+def described(
+    spec: GuestSpec,
+    home: HostDetails,
+    disk: Disk,
+    made: int,
+    rescue: Rescue | None = None,
+    addresses: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
     """The definition of a server's domain on a host, with the root disk that it has there."""
     folder = home.folder
-    return domain_xml(Domain(
-        spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
-        disk, folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
-        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, required_hardware(spec), home.place,
-        tuple(Disk(folder / one.name) for one in spec.disks)))
+    return domain_xml(
+        Domain(
+            spec.server,
+            spec.fence,
+            spec.name,
+            spec.flavor.vcpus,
+            spec.flavor.memory_mb,
+            home.virt_type,
+            disk,
+            folder / "console.log",
+            folder / "config" if spec.config_drive else None,
+            made,
+            rescue,
+            home.config_drive_is_disk,
+            plugs(spec.interfaces),
+            addresses or {},
+            required_hardware(spec),
+            home.place,
+            tuple(Disk(folder / one.name) for one in spec.disks),
+        )
+    )
 
 
 def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
-    """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its own."""
-    device, bus = image.properties.get("hw_rescue_device", ""), image.properties.get("hw_rescue_bus", "")
+    """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its
+    own."""
+    device, bus = (
+        image.properties.get("hw_rescue_device", ""),
+        image.properties.get("hw_rescue_bus", ""),
+    )
     if not device and not bus:
         return "disk", ""
     device = device or "disk"
@@ -297,6 +384,8 @@ def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
     bus = bus or (("sata" if is_q35 else "ide") if device == "cdrom" else "virtio")
     buses = [one for one in RESCUE_BUSES if one != "ide" or not is_q35]
     if device not in RESCUE_DEVICES or bus not in buses or (device, bus) == ("cdrom", "virtio"):
-        raise VerbFailed(f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
-                         f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(buses)}.")
+        raise VerbFailed(
+            f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
+            f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(buses)}."
+        )
     return device, bus

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware that flavor and image ask for, as libvirt's XML: pure functions, tested against golden files.
+"""The hardware that flavor and image ask for, as libvirt's XML: pure functions, tested against
+golden files.
 
-Called by ``domain_xml`` and ``interface_xml`` with what ``common.hardware`` made of flavor and image, and with the
-parts of the host that the claim gave the guest. docs/flavors.md lists the options; one that was not asked for leaves
-no trace here.
-Must stay true: a guest that asks for nothing looks as it always did.
+Called by ``domain_xml`` and ``interface_xml`` with what ``common.hardware`` made of flavor and
+image, and with the parts of the host that the claim gave the guest. docs/flavors.md lists the
+options; one that was not asked for leaves no trace here. Must stay true: a guest that asks for
+nothing looks as it always did.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +28,9 @@ VIDEO_WITH_RAM = ("vga", "cirrus", "qxl", "bochs")
 #: Pages of memory that need no counting, in KiB.
 SMALL_PAGE_KIB = 4
 #: Limits of a disk, as QEMU and the flavor both call them behind "disk_".
-DISK_LIMITS = tuple(f"{way}_{what}_sec" for what in ("bytes", "iops") for way in ("total", "read", "write"))
+DISK_LIMITS = tuple(
+    f"{way}_{what}_sec" for what in ("bytes", "iops") for way in ("total", "read", "write")
+)
 RATES = ("average", "peak", "burst")
 #: Ports of a q35 for devices that guests have or are given later.
 PCIE_PORTS = 16
@@ -35,10 +39,12 @@ Options = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """Where on its host a guest is. numa_nodes: its own, each on a NUMA node of the host; devices: PCI addresses.
+    """Where on its host a guest is. numa_nodes: its own, each on a NUMA node of the host; devices:
+    PCI addresses.
 
-    shared: NUMA node of the host -> its CPUs that guests share. cpus: those that a guest without NUMA nodes may run on,
-    none for any. most_shares: the largest weight of CPU time that the host's kernel takes.
+    shared: NUMA node of the host -> its CPUs that guests share. cpus: those that a guest without
+    NUMA nodes may run on, none for any. most_shares: the largest weight of CPU time that the host's
+    kernel takes.
     """
 
     numa_nodes: tuple[AssignedNumaNode, ...] = ()
@@ -49,7 +55,9 @@ class HostPlacement:
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(guest CPU, the host CPUs that it may run on), in the order of the guest's CPUs."""
-        for cpu, numa_node in sorted((cpu, number) for number, one in enumerate(self.numa_nodes) for cpu in one.cpus):
+        for cpu, numa_node in sorted(
+            (cpu, number) for number, one in enumerate(self.numa_nodes) for cpu in one.cpus
+        ):
             fitted = self.numa_nodes[numa_node]
             pin = fitted.pins.get(str(cpu))
             yield cpu, self.shared.get(fitted.numa_node, ()) if pin is None else (pin,)
@@ -57,23 +65,36 @@ class HostPlacement:
 
 def memory(root: Element, place: HostPlacement) -> None:
     """Huge pages, and which memory of the host is used."""
-    pages = [(number, numa_node.page_kb) for number, numa_node in enumerate(place.numa_nodes)
-             if numa_node.page_kb > SMALL_PAGE_KIB]
+    pages = [
+        (number, numa_node.page_kb)
+        for number, numa_node in enumerate(place.numa_nodes)
+        if numa_node.page_kb > SMALL_PAGE_KIB
+    ]
     if pages:
         backing = SubElement(SubElement(root, "memoryBacking"), "hugepages")
         for number, size in pages:
             SubElement(backing, "page", size=str(size), unit="KiB", nodeset=str(number))
     if place.numa_nodes:
         tuned = SubElement(root, "numatune")
-        SubElement(tuned, "memory", mode="strict",
-                   nodeset=listed(numa_node.numa_node for numa_node in place.numa_nodes))
+        SubElement(
+            tuned,
+            "memory",
+            mode="strict",
+            nodeset=listed(numa_node.numa_node for numa_node in place.numa_nodes),
+        )
         for number, numa_node in enumerate(place.numa_nodes):
-            SubElement(tuned, "memnode", cellid=str(number), mode="strict", nodeset=str(numa_node.numa_node))
+            SubElement(
+                tuned,
+                "memnode",
+                cellid=str(number),
+                mode="strict",
+                nodeset=str(numa_node.numa_node),
+            )
 
 
 def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> None:
-    """How many, where they run, and their part of the host's time. The emulator's own threads run where any of
-    them does."""
+    """How many, where they run, and their part of the host's time. The emulator's own threads run
+    where any of them does."""
     vcpu = SubElement(root, "vcpu")
     vcpu.text = str(vcpus)
     if place.cpus and not place.numa_nodes:
@@ -89,24 +110,38 @@ def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> N
     for cpu, where in runs_on:
         SubElement(tuned, "vcpupin", vcpu=str(cpu), cpuset=listed(where))
     if runs_on:
-        SubElement(tuned, "emulatorpin", cpuset=listed(chain.from_iterable(where for _, where in runs_on)))
+        SubElement(
+            tuned, "emulatorpin", cpuset=listed(chain.from_iterable(where for _, where in runs_on))
+        )
     if len(tuned):
         root.append(tuned)
 
 
 def topology(root: Element, cpu: Element | None, hardware: Hardware, place: HostPlacement) -> None:
-    """Sockets, cores, threads, and the guest's NUMA nodes, below ``cpu``, which is made when there is none."""
+    """Sockets, cores, threads, and the guest's NUMA nodes, below ``cpu``, which is made when there
+    is none."""
     if not hardware.sockets and not place.numa_nodes:
         return
     cpu = SubElement(root, "cpu") if cpu is None else cpu
     if hardware.sockets:
-        SubElement(cpu, "topology", sockets=str(hardware.sockets), cores=str(hardware.cores),
-                   threads=str(hardware.threads_per_core))
+        SubElement(
+            cpu,
+            "topology",
+            sockets=str(hardware.sockets),
+            cores=str(hardware.cores),
+            threads=str(hardware.threads_per_core),
+        )
     if place.numa_nodes:
         numa = SubElement(cpu, "numa")
         for number, numa_node in enumerate(place.numa_nodes):
-            SubElement(numa, "cell", id=str(number), cpus=listed(numa_node.cpus), memory=str(numa_node.memory_mb),
-                       unit="MiB")
+            SubElement(
+                numa,
+                "cell",
+                id=str(number),
+                cpus=listed(numa_node.cpus),
+                memory=str(numa_node.memory_mb),
+                unit="MiB",
+            )
 
 
 def features(found: Element, options: Options, virt_type: str) -> None:
@@ -123,7 +158,9 @@ def features(found: Element, options: Options, virt_type: str) -> None:
 
 def clock(root: Element, options: Options) -> None:
     """Windows takes the hardware's clock for local time."""
-    made = SubElement(root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc")
+    made = SubElement(
+        root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc"
+    )
     if "hpet" in options:
         SubElement(made, "timer", name="hpet", present=options["hpet"])
 
@@ -142,7 +179,9 @@ def interface(vif: Element, options: Options) -> None:
         SubElement(vif, "driver", queues=options["vif_queues"])
     bandwidth = Element("bandwidth")
     for way in ("inbound", "outbound"):
-        rates = {rate: options[f"vif_{way}_{rate}"] for rate in RATES if f"vif_{way}_{rate}" in options}
+        rates = {
+            rate: options[f"vif_{way}_{rate}"] for rate in RATES if f"vif_{way}_{rate}" in options
+        }
         if rates:
             SubElement(bandwidth, way, rates)
     if len(bandwidth):
@@ -150,7 +189,8 @@ def interface(vif: Element, options: Options) -> None:
 
 
 def controllers(devices: Element, options: Options, buses: set[str]) -> None:
-    """Of the buses that are used, where the machine does not have them anyway, and no USB where nothing is on it."""
+    """Of the buses that are used, where the machine does not have them anyway, and no USB where
+    nothing is on it."""
     if options.get("machine_type") == "q35":
         SubElement(devices, "controller", type="pci", index="0", model="pcie-root")
         for number in range(1, PCIE_PORTS + 1):
@@ -160,7 +200,13 @@ def controllers(devices: Element, options: Options, buses: set[str]) -> None:
     else:
         SubElement(devices, "controller", type="usb", model="none")
     if "scsi" in buses:
-        SubElement(devices, "controller", type="scsi", index="0", model=options.get("scsi_model", "virtio-scsi"))
+        SubElement(
+            devices,
+            "controller",
+            type="scsi",
+            index="0",
+            model=options.get("scsi_model", "virtio-scsi"),
+        )
     if "sata" in buses:
         SubElement(devices, "controller", type="sata", index="0")
 
@@ -170,7 +216,10 @@ def screen(devices: Element, options: Options) -> None:
     model = options.get("video_model", "vga")
     found = SubElement(SubElement(devices, "video"), "model", type=model)
     if model in VIDEO_WITH_RAM:
-        found.set("vram", str(int(options["video_ram_mb"]) * 1024) if "video_ram_mb" in options else "16384")
+        found.set(
+            "vram",
+            str(int(options["video_ram_mb"]) * 1024) if "video_ram_mb" in options else "16384",
+        )
 
 
 def rest(devices: Element, options: Options, place: HostPlacement) -> None:
@@ -178,7 +227,9 @@ def rest(devices: Element, options: Options, place: HostPlacement) -> None:
     if options.get("rng") != "no":
         random = SubElement(devices, "rng", model="virtio")
         if "rng_bytes" in options:
-            SubElement(random, "rate", bytes=options["rng_bytes"], period=options.get("rng_period", "1000"))
+            SubElement(
+                random, "rate", bytes=options["rng_bytes"], period=options.get("rng_period", "1000")
+            )
         SubElement(random, "backend", model="random").text = "/dev/urandom"
     if options.get("pointer_model") == "usbtablet":
         SubElement(devices, "input", type="tablet", bus="usb")
@@ -187,8 +238,14 @@ def rest(devices: Element, options: Options, place: HostPlacement) -> None:
     for address in place.devices:
         domain, bus, slot, function = address.replace(".", ":").split(":")
         given = SubElement(devices, "hostdev", mode="subsystem", type="pci", managed="yes")
-        SubElement(SubElement(given, "source"), "address", domain=f"0x{domain}", bus=f"0x{bus}", slot=f"0x{slot}",
-                   function=f"0x{function}")
+        SubElement(
+            SubElement(given, "source"),
+            "address",
+            domain=f"0x{domain}",
+            bus=f"0x{bus}",
+            slot=f"0x{slot}",
+            function=f"0x{function}",
+        )
 
 
 def _state(word: str) -> str:

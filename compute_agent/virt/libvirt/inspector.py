@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image is, read from its bytes. Runs in a helper process that may do nothing else (``compute_agent.sandbox``).
+"""What an image is, read from its bytes. Runs in a helper process that may do nothing else
+(``compute_agent.sandbox``).
 
-Called by ``inspection``, in the helper. Returns plain values, which the agent does not trust either.
+Called by ``inspection``, in the helper. Returns plain values, which the agent does not trust
+either.
 """
+
 from __future__ import annotations
 
 import os
@@ -15,12 +18,14 @@ from oslo_utils.imageutils import format_inspector
 from compute_agent.virt.libvirt import qcow2
 
 FIRST_BYTES, PIECE_BYTES = 64 << 10, 1 << 20
-#: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with zeros.
+#: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with
+#: zeros.
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
 
 
 def image(file: int, whole: bool) -> dict[str, Any]:
-    """formats: what the content may be, sorted; empty: not known yet. unsafe: why nobody may use it as what it is.
+    """formats: what the content may be, sorted; empty: not known yet. unsafe: why nobody may use it
+    as what it is.
     virtual_size: bytes that a guest would see. ``whole``: the file will not grow."""
     inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _pieces(file)))
     size, head = 0, b""
@@ -34,7 +39,11 @@ def image(file: int, whole: bool) -> dict[str, Any]:
     found = {str(match) for match in inspectors.formats or ()}
     if "raw" in found and DESCRIPTOR.search(head):
         found = {"vmdk"}
-    report: dict[str, Any] = {"formats": sorted(found), "unsafe": "", "virtual_size": os.fstat(file).st_size}
+    report: dict[str, Any] = {
+        "formats": sorted(found),
+        "unsafe": "",
+        "virtual_size": os.fstat(file).st_size,
+    }
     if found == {"qcow2"} and inspectors.format is not None:
         inspector = inspectors.format
         unsafe = _unsafe(inspector) or _malformed(file, whole)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network interfaces as libvirt's XML: pure functions, tested against golden files.
 
-Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is known by its MAC address.
-Must stay true: an interface that a guest has had keeps its PCI address when the guest is described anew, because
-guests name their interfaces after it; new ones get theirs from libvirt, in the order in which they stand.
+Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is known by its MAC
+address. Must stay true: an interface that a guest has had keeps its PCI address when the guest is
+described anew, because guests name their interfaces after it; new ones get theirs from libvirt, in
+the order in which they stand.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +18,15 @@ from compute_agent.virt.libvirt import hardware_xml
 
 
 def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str, str]) -> Element:
-    """One interface; ``address``: its place on the PCI bus, when it has one; ``options``: those of the hardware."""
+    """One interface; ``address``: its place on the PCI bus, when it has one; ``options``: those of
+    the hardware."""
     root = Element("interface", type="bridge")
     SubElement(root, "mac", address=plug.mac)
     SubElement(root, "source", bridge=plug.bridge)
     if plug.ovs:
-        SubElement(SubElement(root, "virtualport", type="openvswitch"), "parameters", interfaceid=plug.port)
+        SubElement(
+            SubElement(root, "virtualport", type="openvswitch"), "parameters", interfaceid=plug.port
+        )
     SubElement(root, "target", dev=plug.device)
     SubElement(root, "model", type=options.get("vif_model", "virtio"))
     hardware_xml.interface(root, options)
@@ -45,21 +50,31 @@ def alias(interface: Element) -> str:
 
 
 def found(described: str) -> dict[str, Element]:
-    """MAC address -> interface, of a domain that libvirt described; none when it described nothing."""
-    return {mac.get("address", "").lower(): interface for interface in _interfaces(described)
-            if (mac := interface.find("mac")) is not None}
+    """MAC address -> interface, of a domain that libvirt described; none when it described
+    nothing."""
+    return {
+        mac.get("address", "").lower(): interface
+        for interface in _interfaces(described)
+        if (mac := interface.find("mac")) is not None
+    }
 
 
 def addresses(described: str) -> dict[str, dict[str, str]]:
     """MAC address -> place on the PCI bus."""
-    return {mac: dict(address.attrib) for mac, interface in found(described).items()
-            if (address := interface.find("address")) is not None}
+    return {
+        mac: dict(address.attrib)
+        for mac, interface in found(described).items()
+        if (address := interface.find("address")) is not None
+    }
 
 
 def bridges(described: str) -> set[str]:
     """The bridges that a domain, or one interface alone, needs."""
-    return {source.get("bridge", "") for interface in _interfaces(described)
-            if (source := interface.find("source")) is not None}
+    return {
+        source.get("bridge", "")
+        for interface in _interfaces(described)
+        if (source := interface.find("source")) is not None
+    }
 
 
 def _interfaces(described: str) -> Iterator[Element]:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of libvirt on a domain: saving its memory, copying its disk while it runs.
 
-Called by ``power`` and ``snapshots``. Both report their progress. A cancel ends them within seconds, and the guest is
-as it was before. A job that a dead agent has left running is aborted first. ``live_migration`` follows its own job with
-``stats_of``, ``request_abort`` and ``BackgroundCall``.
-Must stay true: when a function here has returned or raised, no job of ours runs on the domain. Only a libvirtd that
-went away meanwhile (``errors.NoAnswer``) may have left one.
+Called by ``power`` and ``snapshots``. Both report their progress. A cancel ends them within
+seconds, and the guest is as it was before. A job that a dead agent has left running is aborted
+first. ``live_migration`` follows its own job with ``stats_of``, ``request_abort`` and
+``BackgroundCall``. Must stay true: when a function here has returned or raised, no job of ours runs
+on the domain. Only a libvirtd that went away meanwhile (``errors.NoAnswer``) may have left one.
 """
+
 from __future__ import annotations
 
 import threading
@@ -31,10 +32,15 @@ LOOK_SECONDS, ABORT_TIMEOUT_SECONDS = 0.1, 5.0
 
 
 def save(libvirt: Connection, server: str, context: VerbContext) -> None:
-    """Save the memory of the running or paused domain and stop it. When it is started again, its CPUs run."""
+    """Save the memory of the running or paused domain and stop it. When it is started again, its
+    CPUs run."""
     abort(libvirt, server)
-    call = BackgroundCall(f"save-{server}", lambda: libvirt.on(server, "save the guest's memory",
-                                                      lambda domain: domain.managedSave(SAVE_RUNNING)))
+    call = BackgroundCall(
+        f"save-{server}",
+        lambda: libvirt.on(
+            server, "save the guest's memory", lambda domain: domain.managedSave(SAVE_RUNNING)
+        ),
+    )
     cancelled = False
     while call.lasts(LOOK_SECONDS):
         cancelled = cancelled or context.cancelled()
@@ -56,15 +62,18 @@ def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
             if context.cancelled():
                 raise Cancelled
             time.sleep(LOOK_SECONDS)
-        if context.cancelled():     # since the last look
+        if context.cancelled():  # since the last look
             raise Cancelled
     except BaseException:
         abort(libvirt, server)
         raise
     ended = stats_of(libvirt, server, JOB_STATS_COMPLETED)
     if not ended.get("success"):
-        raise VerbFailed("The guest's disk could not be copied to its end; try again.", retryable=True,
-                         details=str(ended.get("errmsg") or "libvirt reports no reason"))
+        raise VerbFailed(
+            "The guest's disk could not be copied to its end; try again.",
+            retryable=True,
+            details=str(ended.get("errmsg") or "libvirt reports no reason"),
+        )
 
 
 def abort(libvirt: Connection, server: str) -> None:
@@ -72,22 +81,30 @@ def abort(libvirt: Connection, server: str) -> None:
     deadline = time.monotonic() + ABORT_TIMEOUT_SECONDS
     while stats := stats_of(libvirt, server):
         if time.monotonic() > deadline:
-            raise VerbFailed("The host could not abort the job that runs on the server's guest; try again.",
-                             retryable=True)
+            raise VerbFailed(
+                "The host could not abort the job that runs on the server's guest; try again.",
+                retryable=True,
+            )
         request_abort(libvirt, server, stats)
         time.sleep(LOOK_SECONDS)
 
 
 def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
-    """Ask libvirt once to abort the job with these statistics, unless libvirt would lose track of its end."""
+    """Ask libvirt once to abort the job with these statistics, unless libvirt would lose track of
+    its end."""
     if is_abortable(stats):
-        libvirt.on(server, "abort the job that runs on the guest", lambda domain: domain.abortJob(),
-                   STATE_CHANGED_ERRORS)
+        libvirt.on(
+            server,
+            "abort the job that runs on the guest",
+            lambda domain: domain.abortJob(),
+            STATE_CHANGED_ERRORS,
+        )
 
 
 def is_abortable(stats: JobStats) -> bool:
-    """False while QEMU sets up a migration, to a host or into a file: libvirt 9 misses the end of one that is aborted
-    then. Before that disks are copied, and their statistics stay afterwards; after that memory is copied."""
+    """False while QEMU sets up a migration, to a host or into a file: libvirt 9 misses the end of
+    one that is aborted then. Before that disks are copied, and their statistics stay afterwards;
+    after that memory is copied."""
     if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True
     return bool(stats.get("memory_processed") or stats.get("disk_remaining"))
@@ -95,15 +112,21 @@ def is_abortable(stats: JobStats) -> bool:
 
 def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
     """The statistics of the domain's job as libvirt names them; empty when there is no job."""
-    stats: JobStats = libvirt.on(server, "report the job that runs on the guest",
-                                      lambda domain: domain.jobStats(flags),
-                                      (*STATE_CHANGED_ERRORS, *NO_SUPPORT_ERRORS)) or {}
+    stats: JobStats = (
+        libvirt.on(
+            server,
+            "report the job that runs on the guest",
+            lambda domain: domain.jobStats(flags),
+            (*STATE_CHANGED_ERRORS, *NO_SUPPORT_ERRORS),
+        )
+        or {}
+    )
     return stats if stats.get("type", JOB_NONE) != JOB_NONE else {}
 
 
 class BackgroundCall:
-    """A call to libvirt that lasts as long as its job, in a thread of its own. ``error``: the exception that ended
-    it."""
+    """A call to libvirt that lasts as long as its job, in a thread of its own. ``error``: the
+    exception that ended it."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.error: Exception | None = None

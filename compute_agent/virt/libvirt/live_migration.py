@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that leaves while it runs: one migration of libvirt's, from its beginning or from where a dead agent left it.
+"""A guest that leaves while it runs: one migration of libvirt's, from its beginning or from where a
+dead agent left it.
 
-Called by ``virt.libvirt.driver``; ``incoming_migration`` is the other end. The two libvirtds do the work between them,
-so that it goes on whatever becomes of the agent; that it has begun is marked on the domain. This host's calls the
-other's proxy (``incoming``), which proves both.
-Must stay true: VerbFailed is said only of a guest that is here, as before, its CPUs running if they ran; success only
-when it is not here any more. Where that is not plain, because libvirtd died in the last moments, the destination is
-asked, and while it does not answer nothing is resumed and nothing removed: never do both run.
+Called by ``virt.libvirt.driver``; ``incoming_migration`` is the other end. The two libvirtds do the
+work between them, so that it goes on whatever becomes of the agent; that it has begun is marked on
+the domain. This host's calls the other's proxy (``incoming``), which proves both. Must stay true:
+VerbFailed is said only of a guest that is here, as before, its CPUs running if they ran; success
+only when it is not here any more. Where that is not plain, because libvirtd died in the last
+moments, the destination is asked, and while it does not answer nothing is resumed and nothing
+removed: never do both run.
 """
+
 from __future__ import annotations
 
 import logging
@@ -23,7 +26,14 @@ from common import errors
 from common.command_progress import CommandPhase
 from common.models import Control, GuestSpec
 from common.tls import Tls, is_loopback
-from compute_agent.virt.driver import PAUSED, RUNNING, Cancelled, MigrationAborted, VerbContext, VerbFailed
+from compute_agent.virt.driver import (
+    PAUSED,
+    RUNNING,
+    Cancelled,
+    MigrationAborted,
+    VerbContext,
+    VerbFailed,
+)
 from compute_agent.virt.interfaces import when_bridged
 from compute_agent.virt.libvirt import jobs, power, running_domain
 from compute_agent.virt.libvirt.connection import (
@@ -47,26 +57,36 @@ from compute_agent.virt.libvirt.connection import (
 from compute_agent.virt.libvirt.incoming.question import has_arrived
 
 LOG = logging.getLogger(__name__)
-LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_SECONDS = 0.2, 3.0, 5.0, 30.0, 60.0
+LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_SECONDS = (
+    0.2,
+    3.0,
+    5.0,
+    30.0,
+    60.0,
+)
 GIBIBYTE = 1 << 30
 #: Time is given for at least this many GiB.
 MIN_COUNTED_GIBIBYTES = 2
-#: How one libvirtd calls another: over TLS or in plain text, with the ports on which earlier releases listened.
+#: How one libvirtd calls another: over TLS or in plain text, with the ports on which earlier
+#: releases listened.
 TLS, PLAIN = "qemu+tls", "qemu+tcp"
 PORTS = {TLS: 16514, PLAIN: 16509}
 #: What libvirt's clients call their files, and whose they are here.
 PROOF = {"cacert.pem": "ca", "clientcert.pem": "cert", "clientkey.pem": "key"}
 HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
-COUNTED = tuple(f"{what}_{part}" for what in ("memory", "disk") for part in ("total", "processed", "remaining"))
+COUNTED = tuple(
+    f"{what}_{part}" for what in ("memory", "disk") for part in ("total", "processed", "remaining")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationOptions:
-    """How this host's guests move, as [migration] has it. port: where the libvirtd of another host reaches this one's
-    (0: no guest comes here), address: where that is, and where this host takes their memory in; bandwidth in MiB/s (0:
-    no limit); completion_timeout in seconds for each GiB (0: none); timeout_action: abort or force_complete;
-    plain_text: whether guests may travel so to other machines; tls: how hosts prove themselves, proof: a folder with
-    the same files under libvirt's names."""
+    """How this host's guests move, as [migration] has it. port: where the libvirtd of another host
+    reaches this one's (0: no guest comes here), address: where that is, and where this host takes
+    their memory in; bandwidth in MiB/s (0: no limit); completion_timeout in seconds for each GiB
+    (0: none); timeout_action: abort or force_complete;
+    plain_text: whether guests may travel so to other machines; tls: how hosts prove themselves,
+    proof: a folder with the same files under libvirt's names."""
 
     port: int = 0
     address: str = ""
@@ -81,7 +101,8 @@ class MigrationOptions:
     proof: str = ""
 
     def plain_text_to(self, to: dict[str, Any]) -> str:
-        """Why what goes to that host would be plain text on its way; "" when it is not, or may be."""
+        """Why what goes to that host would be plain text on its way; "" when it is not, or may
+        be."""
         where = Way.of(to)
         if self.plain_text or (is_loopback(to["address"]) and is_loopback(where.host)):
             return ""
@@ -96,10 +117,12 @@ class MigrationOptions:
         return {"uri": uri if self.port else "", "address": self.address if self.port else ""}
 
     def uri(self, to: dict[str, Any]) -> str:
-        """What this host's libvirtd calls the other as; of what the other says of itself only host and port count."""
+        """What this host's libvirtd calls the other as; of what the other says of itself only host
+        and port count."""
         where = Way.of(to)
-        return (f"{TLS if where.encrypted else PLAIN}://{in_url(where.host)}:{where.port}/system"
-                + (f"?pkipath={quote(self.proof)}" if where.encrypted and self.proof else ""))
+        return f"{TLS if where.encrypted else PLAIN}://{in_url(where.host)}:{where.port}/system" + (
+            f"?pkipath={quote(self.proof)}" if where.encrypted and self.proof else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +135,29 @@ class Way:
 
     @classmethod
     def of(cls, to: dict[str, Any]) -> Way:
-        """As the host itself says. VerbFailed when that is no address: a URI can name programs to be run."""
+        """As the host itself says. VerbFailed when that is no address: a URI can name programs to
+        be run."""
         try:
             where = urlsplit(to["uri"])
             host, port = where.hostname or "", where.port or PORTS[where.scheme]
         except (ValueError, KeyError) as problem:
-            raise VerbFailed("The destination does not say where it takes servers in.", retryable=True,
-                             details=f"it says {to.get('uri')!r}") from problem
+            raise VerbFailed(
+                "The destination does not say where it takes servers in.",
+                retryable=True,
+                details=f"it says {to.get('uri')!r}",
+            ) from problem
         if not HOST.fullmatch(host):
-            raise VerbFailed("The destination does not say where it takes servers in.", retryable=True,
-                             details=f"it says {to['uri']!r}")
+            raise VerbFailed(
+                "The destination does not say where it takes servers in.",
+                retryable=True,
+                details=f"it says {to['uri']!r}",
+            )
         return cls(host, port, where.scheme == TLS)
 
 
 def lay_proof(folder: Path, tls: Tls) -> str:
-    """A folder in which libvirtd finds the files of ``tls`` under its own names; new ones count at once."""
+    """A folder in which libvirtd finds the files of ``tls`` under its own names; new ones count at
+    once."""
     folder.mkdir(mode=0o711, exist_ok=True)
     for name, kind in PROOF.items():
         link = folder / f"{name}.new"
@@ -140,10 +171,17 @@ def lay_proof(folder: Path, tls: Tls) -> str:
 Describe = Callable[[str, GuestDomain], str]
 
 
-def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], shared: bool, describe: Describe,
-            options: MigrationOptions, context: VerbContext) -> dict[str, Any]:
-    """Move the guest, with its disks unless storage is ``shared``; returns {"bytes", "job_seconds"}. VerbFailed: it is
-    here as before."""
+def migrate(
+    libvirt: Connection,
+    spec: GuestSpec,
+    to: dict[str, Any],
+    shared: bool,
+    describe: Describe,
+    options: MigrationOptions,
+    context: VerbContext,
+) -> dict[str, Any]:
+    """Move the guest, with its disks unless storage is ``shared``; returns {"bytes",
+    "job_seconds"}. VerbFailed: it is here as before."""
     migration = _Migration(libvirt, spec, to, shared, options, context)
     found = libvirt.find(spec.server)
     if found is not None and found.marks.moving == spec.fence:
@@ -158,9 +196,15 @@ def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], shared: bo
 class _Migration:
     """One guest on its way out."""
 
-    def __init__(self, libvirt: Connection, spec: GuestSpec, to: dict[str, Any], shared: bool,
-                 options: MigrationOptions,
-                 context: VerbContext) -> None:
+    def __init__(
+        self,
+        libvirt: Connection,
+        spec: GuestSpec,
+        to: dict[str, Any],
+        shared: bool,
+        options: MigrationOptions,
+        context: VerbContext,
+    ) -> None:
         self._libvirt, self._spec, self._server = libvirt, spec, spec.server
         self._to, self._shared, self._options, self._context = to, shared, options, context
         self._stats: JobStats = {}
@@ -175,14 +219,17 @@ class _Migration:
         return stats if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT else {}
 
     def await_earlier(self) -> GuestDomain | None:
-        """The guest, once no earlier migration is under way: one of another fence was given up, and may still be
-        ending. None when it has left with that."""
+        """The guest, once no earlier migration is under way: one of another fence was given up, and
+        may still be ending. None when it has left with that."""
         deadline = time.monotonic() + EARLIER_MIGRATION_SECONDS
         while stats := self.job():
             self._raise_if_stopped()
             if time.monotonic() > deadline:
-                raise VerbFailed("An earlier migration of the server is still being ended; try again.", retryable=True,
-                                 details=f"no end within {EARLIER_MIGRATION_SECONDS:.0f} seconds")
+                raise VerbFailed(
+                    "An earlier migration of the server is still being ended; try again.",
+                    retryable=True,
+                    details=f"no end within {EARLIER_MIGRATION_SECONDS:.0f} seconds",
+                )
             self._context.phase(CommandPhase.ENDING_MIGRATION)
             jobs.request_abort(self._libvirt, self._server, stats)
             time.sleep(LOOK_SECONDS)
@@ -191,24 +238,35 @@ class _Migration:
     def check(self, found: GuestDomain) -> None:
         """Whether it can begin."""
         if not found.active:
-            raise VerbFailed("The server does not run; it can be moved without live migration.",
-                             details=f"power state {found.power_state}")
+            raise VerbFailed(
+                "The server does not run; it can be moved without live migration.",
+                details=f"power state {found.power_state}",
+            )
         if not self._to.get("uri"):
-            raise VerbFailed("The destination takes no servers in while they run.",
-                             details="[migration] live_migration_port is not set there")
+            raise VerbFailed(
+                "The destination takes no servers in while they run.",
+                details="[migration] live_migration_port is not set there",
+            )
         if reason := self._options.plain_text_to(self._to):
-            raise VerbFailed("The server would travel to its destination as plain text.",
-                             details=f"{reason}; where nobody else reaches that network: [tls] allow_plain_text = true")
+            raise VerbFailed(
+                "The server would travel to its destination as plain text.",
+                details=f"{reason}; where nobody else reaches that network: [tls] allow_plain_text = true",
+            )
         self._raise_if_stopped()
 
     def begin(self, found: GuestDomain, describe: Describe) -> None:
         """Start the migration and follow it to its end."""
         self._context.require_lease()
-        self._libvirt.mark(self._server, moving=self._spec.fence, resumes=int(found.power_state == RUNNING))
+        self._libvirt.mark(
+            self._server, moving=self._spec.fence, resumes=int(found.power_state == RUNNING)
+        )
         running = self._libvirt.describe(self._server, portable=True)
         described = describe(running, power.find_active(self._libvirt, self._server))
-        parameters: dict[str, Any] = {PARAM_URI: f"tcp://{in_url(self._to['address'])}", PARAM_DEST_XML: described,
-                                      PARAM_PERSIST_XML: described}
+        parameters: dict[str, Any] = {
+            PARAM_URI: f"tcp://{in_url(self._to['address'])}",
+            PARAM_DEST_XML: described,
+            PARAM_PERSIST_XML: described,
+        }
         flags = (
             MIGRATE_FLAGS
             | MIGRATE_AUTO_CONVERGE * self._options.auto_converge
@@ -219,16 +277,24 @@ class _Migration:
             flags |= MIGRATE_NON_SHARED_INC
             parameters[PARAM_MIGRATE_DISKS] = list(running_domain.disks(running))
         else:
-            # libvirt knows shared storage by the kind of its file system alone; both agents have read the same mark
-            # in it. QEMU 3 and later drops what the host has cached of a disk before the other host opens it.
+            # libvirt knows shared storage by the kind of its file system alone; both agents have
+            # read the same mark in it. QEMU 3 and later drops what the host has cached of a disk
+            # before the other host opens it.
             flags |= MIGRATE_UNSAFE
         if self._options.bandwidth:
-            limits = [PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY] if self._options.post_copy else [PARAM_BANDWIDTH]
+            limits = (
+                [PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY]
+                if self._options.post_copy
+                else [PARAM_BANDWIDTH]
+            )
             parameters |= dict.fromkeys(limits, self._options.bandwidth)
-        self._libvirt.take_ended_job(self._server)      # what an earlier one has left
-        call = jobs.BackgroundCall(f"move-{self._server}",
-                          lambda: self._libvirt.move(self._server, self._options.uri(self._to), parameters,
-                                                     flags))
+        self._libvirt.take_ended_job(self._server)  # what an earlier one has left
+        call = jobs.BackgroundCall(
+            f"move-{self._server}",
+            lambda: self._libvirt.move(
+                self._server, self._options.uri(self._to), parameters, flags
+            ),
+        )
         self.follow(call)
         if isinstance(call.error, VerbFailed):
             self._fail_at_source(call.error)
@@ -236,7 +302,8 @@ class _Migration:
             raise call.error
 
     def follow(self, call: jobs.BackgroundCall | None) -> None:
-        """Until the call, or the job that another agent began, is over: tell how far it is, do what is requested."""
+        """Until the call, or the job that another agent began, is over: tell how far it is, do what
+        is requested."""
         while call.lasts(LOOK_SECONDS) if call else self.job():
             if self._context.cancelled():
                 self._cancel(call)
@@ -255,7 +322,7 @@ class _Migration:
         """Nothing happens any more: whose is the guest? Returns when it is gone from here."""
         found, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
         while found is not None and not found.active and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)      # libvirt may be about to forget it
+            time.sleep(LOOK_SECONDS)  # libvirt may be about to forget it
             found = self._libvirt.find(self._server)
         if found is None:
             return
@@ -277,8 +344,10 @@ class _Migration:
         stats = self._libvirt.take_ended_job(self._server) or self._stats
         if stats:
             self._context.report_migration(_counted(stats))
-        return {"bytes": int(stats.get("memory_processed", 0)) + int(stats.get("disk_processed", 0)),
-                "job_seconds": int(stats.get("time_elapsed", 0)) / 1000}
+        return {
+            "bytes": int(stats.get("memory_processed", 0)) + int(stats.get("disk_processed", 0)),
+            "job_seconds": int(stats.get("time_elapsed", 0)) / 1000,
+        }
 
     def _raise_if_stopped(self) -> None:
         """Raises what ends it before it has begun."""
@@ -294,20 +363,29 @@ class _Migration:
         self._context.report_migration(_counted(stats))
         what = "memory" if stats.get("memory_total") else "disk"
         total, left = (int(stats.get(f"{what}_{part}", 0)) for part in ("total", "remaining"))
-        self._context.phase(CommandPhase.MOVING_MEMORY if what == "memory" else CommandPhase.MOVING_DISK,
-                            100 * (total - left) // total if total else 0)
+        self._context.phase(
+            CommandPhase.MOVING_MEMORY if what == "memory" else CommandPhase.MOVING_DISK,
+            100 * (total - left) // total if total else 0,
+        )
 
     def _enforce_timeout(self) -> None:
-        """More time for a larger guest; counted by libvirt, so that an agent that died does not prolong it."""
-        size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.flavor.disk_gb)
+        """More time for a larger guest; counted by libvirt, so that an agent that died does not
+        prolong it."""
+        size = self._spec.flavor.memory_mb / 1024 + (
+            0 if self._shared else self._spec.flavor.disk_gb
+        )
         most = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
         if not most or int(self._stats.get("time_elapsed", 0)) <= most * 1000:
             return
         if self._options.timeout_action == "force_complete":
             self._force()
         else:
-            self._abort(VerbFailed(f"The migration did not come to its end within {most:.0f} seconds and was aborted; "
-                                   "try again when the server is less busy, or force it to complete."))
+            self._abort(
+                VerbFailed(
+                    f"The migration did not come to its end within {most:.0f} seconds and was aborted; "
+                    "try again when the server is less busy, or force it to complete."
+                )
+            )
 
     def _abort(self, reason: Exception) -> None:
         """Asked for at each look: libvirt does not hear it in each phase of its job."""
@@ -316,11 +394,15 @@ class _Migration:
         jobs.request_abort(self._libvirt, self._server, self._stats)
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
-            LOG.error("libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
-                      "restart libvirtd, which harms no guest and ends it", self._server)
+            LOG.error(
+                "libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
+                "restart libvirtd, which harms no guest and ends it",
+                self._server,
+            )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
-        """Within seconds, also when QEMU is too busy to answer libvirt: then the job is still being ended."""
+        """Within seconds, also when QEMU is too busy to answer libvirt: then the job is still being
+        ended."""
         self._aborted, now = Cancelled(), time.monotonic()
         stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
 
@@ -328,27 +410,33 @@ class _Migration:
             while time.monotonic() < give_up_at and (stats := self.job()):
                 found = self._libvirt.find(self._server)
                 if found is None or found.marks.moving != self._spec.fence:
-                    return      # it has ended, and this job is the next one's
+                    return  # it has ended, and this job is the next one's
                 jobs.request_abort(self._libvirt, self._server, stats)
                 time.sleep(LOOK_SECONDS)
+
         abort = jobs.BackgroundCall(f"abort-{self._server}", stop)
         while (call or abort).lasts(LOOK_SECONDS):
             if time.monotonic() > stop_at:
                 raise Cancelled
 
     def _force(self) -> None:
-        """The guest goes on at the destination at once, its memory following, or else it stands still, so that nothing
-        changes any more; then libvirt lets it go on there."""
+        """The guest goes on at the destination at once, its memory following, or else it stands
+        still, so that nothing changes any more; then libvirt lets it go on there."""
         if self._forced:
             return
         if self._options.post_copy and self._stats.get("memory_total"):
             try:
-                self._libvirt.on(self._server, "let the guest run at its destination",
-                                 lambda domain: domain.migrateStartPostCopy(0))
+                self._libvirt.on(
+                    self._server,
+                    "let the guest run at its destination",
+                    lambda domain: domain.migrateStartPostCopy(0),
+                )
                 self._forced = True
                 return
             except VerbFailed as refused:
-                LOG.info("%s is paused to complete its migration: %s", self._server, refused.details)
+                LOG.info(
+                    "%s is paused to complete its migration: %s", self._server, refused.details
+                )
         self._libvirt.pause(self._server)
         self._forced = True
 
@@ -365,7 +453,9 @@ class _Migration:
     def _is_at_destination(self) -> bool:
         """Whether it is the destination's; NoAnswer while that is not known."""
         where = Way.of(self._to)
-        return has_arrived(where.host, where.port, self._server, self._options.tls if where.encrypted else None)
+        return has_arrived(
+            where.host, where.port, self._server, self._options.tls if where.encrypted else None
+        )
 
 
 def in_url(address: str) -> str:
@@ -373,9 +463,12 @@ def in_url(address: str) -> str:
 
 
 def _postcopy_failed() -> errors.NoAnswer:
-    """Until the rest of its memory has followed it the guest is neither here nor there: nothing may be resumed."""
-    return errors.NoAnswer("The server went on at its destination, and the connection broke before all of its memory "
-                           "had followed: repair the network, then virsh migrate --postcopy-resume; or delete it.")
+    """Until the rest of its memory has followed it the guest is neither here nor there: nothing may
+    be resumed."""
+    return errors.NoAnswer(
+        "The server went on at its destination, and the connection broke before all of its memory "
+        "had followed: repair the network, then virsh migrate --postcopy-resume; or delete it."
+    )
 
 
 def _counted(stats: JobStats) -> dict[str, int]:

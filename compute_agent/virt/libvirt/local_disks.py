@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a server beside its root disk: ephemeral ones and swap, each a qcow2 file that stands on nothing.
+"""The disks of a server beside its root disk: ephemeral ones and swap, each a qcow2 file that
+stands on nothing.
 
-Called by ``guests``, ``cold_migration``, ``incoming_migration`` and ``resizes``. A disk is made aside: the program of
-its file system writes on a sparse raw file, which becomes the disk's content; when that is whole the disk gets its
-name. Must stay true: an ephemeral disk that is here is made again by a rebuild only, and one that should be here and is
-not is never made up in silence. What swap held is worth nothing once its guest is off.
+Called by ``guests``, ``cold_migration``, ``incoming_migration`` and ``resizes``. A disk is made
+aside: the program of its file system writes on a sparse raw file, which becomes the disk's content;
+when that is whole the disk gets its name. Must stay true: an ephemeral disk that is here is made
+again by a rebuild only, and one that should be here and is not is never made up in silence. What
+swap held is worth nothing once its guest is off.
 """
+
 from __future__ import annotations
 
 import re
@@ -22,13 +25,17 @@ from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, MEBIBYTE
 
 NAME = re.compile(rf"{local_disks.EPHEMERAL}\d+|{local_disks.SWAP}")
-#: Tables that the guest's kernel fills in when it has time, as far as the file's holes do not do so already.
+#: Tables that the guest's kernel fills in when it has time, as far as the file's holes do not do so
+#: already.
 _EXT = ("-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1", "-L")
 #: File system -> the program that makes it, and its options; the label and the file follow.
 PROGRAMS: dict[str, tuple[str, ...]] = {
-    **{kind: (f"mkfs.{kind}", *_EXT) for kind in ("ext2", "ext3", "ext4")}, "xfs": ("mkfs.xfs", "-q", "-f", "-L"),
-    "vfat": ("mkfs.vfat", "-n"), "ntfs": ("mkfs.ntfs", "--fast", "--quiet", "--force", "-L"),
-    local_disks.SWAP: ("mkswap", "-L")}
+    **{kind: (f"mkfs.{kind}", *_EXT) for kind in ("ext2", "ext3", "ext4")},
+    "xfs": ("mkfs.xfs", "-q", "-f", "-L"),
+    "vfat": ("mkfs.vfat", "-n"),
+    "ntfs": ("mkfs.ntfs", "--fast", "--quiet", "--force", "-L"),
+    local_disks.SWAP: ("mkswap", "-L"),
+}
 
 
 def is_ephemeral(name: str) -> bool:
@@ -70,8 +77,8 @@ def lay_out(folder: Path, spec: GuestSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocalDisks:
-    """How they are made on this host. ``default``: the file system of those for which nobody asked for one; empty: the
-    one that goes with the image's OS."""
+    """How they are made on this host. ``default``: the file system of those for which nobody asked
+    for one; empty: the one that goes with the image's OS."""
 
     default: str = ""
 
@@ -84,8 +91,8 @@ class LocalDisks:
         return [self._prepare(folder, disk, spec) for disk in wanted]
 
     def fit(self, folder: Path, spec: GuestSpec, new: bool = False) -> None:
-        """Those of a guest that is off become as large as ``spec`` says; ephemeral ones never shrink. ``new``: one that
-        is not here is made; else VerbFailed. Repeatable."""
+        """Those of a guest that is off become as large as ``spec`` says; ephemeral ones never
+        shrink. ``new``: one that is not here is made; else VerbFailed. Repeatable."""
         for disk in spec.disks:
             if not is_ephemeral(disk.name):
                 self._fit_swap(folder, disk, spec)
@@ -118,19 +125,24 @@ class LocalDisks:
             disks.bounded(program, *options, disk.name, str(raw))
             disks.fill(made, raw)
         except OSError as error:
-            raise VerbFailed("The host could not make the disk.", details=f"{raw}: {error}", retryable=True) from error
+            raise VerbFailed(
+                "The host could not make the disk.", details=f"{raw}: {error}", retryable=True
+            ) from error
         finally:
             raw.unlink(missing_ok=True)
         return made
 
     def _program(self, disk: LocalDisk, spec: GuestSpec) -> tuple[str, ...]:
-        """What makes its file system. Where nobody asked for that in so many words, one that this host cannot make is
-        replaced by one that every OS reads."""
+        """What makes its file system. Where nobody asked for that in so many words, one that this
+        host cannot make is replaced by one that every OS reads."""
         os_type = spec.image.properties.get("os_type", "") if spec.image else ""
         kind = local_disks.format_of(disk, os_type, self.default)
         if kind in PROGRAMS and shutil.which(PROGRAMS[kind][0]):
             return PROGRAMS[kind]
         if disk.format or self.default:
-            raise VerbFailed(f"The host cannot make file systems of kind {kind}.", retryable=True,
-                             details=f"it has no program mkfs.{kind}; install it")
+            raise VerbFailed(
+                f"The host cannot make file systems of kind {kind}.",
+                retryable=True,
+                details=f"it has no program mkfs.{kind}; install it",
+            )
         return PROGRAMS[local_disks.OTHERWISE]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power: starts, stops, pauses and suspends an existing domain.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Each function checks the state first and does what is missing.
-Must stay true: no domain starts before its disks were verified; the fence is written before a domain starts and is
-valid once it runs; only a stop drops saved memory.
+Called by ``virt.libvirt.driver`` and ``guests``. Each function checks the state first and does what
+is missing. Must stay true: no domain starts before its disks were verified; the fence is written
+before a domain starts and is valid once it runs; only a stop drops saved memory.
 """
+
 from __future__ import annotations
 
 import time
@@ -16,8 +17,8 @@ from compute_agent.virt.interfaces import when_bridged
 from compute_agent.virt.libvirt import disks, jobs, running_domain
 from compute_agent.virt.libvirt.connection import Connection, GuestDomain
 
-#: Between two looks at a domain that should power off, and between two ACPI requests: a guest that has just begun to
-#: boot misses the first.
+#: Between two looks at a domain that should power off, and between two ACPI requests: a guest that
+#: has just begun to boot misses the first.
 LOOK_SECONDS, PRESS_SECONDS = 0.1, 5.0
 
 
@@ -25,7 +26,9 @@ def find(libvirt: Connection, server: str) -> GuestDomain:
     """The server's domain. VerbFailed when there is none."""
     found = libvirt.find(server)
     if found is None:
-        raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
+        raise VerbFailed(
+            "The server has no guest on this host.", details=f"libvirt knows no domain {server}"
+        )
     return found
 
 
@@ -41,13 +44,17 @@ def refuse_active(libvirt: Connection, server: str) -> None:
     """VerbFailed when the server's domain is active here, so that a QEMU has its disk open."""
     found = libvirt.find(server)
     if found and found.active:
-        raise VerbFailed("The server runs on this host; stop it first.",
-                         details=f"power state {found.power_state}, fence {found.fence}")
+        raise VerbFailed(
+            "The server runs on this host; stop it first.",
+            details=f"power state {found.power_state}, fence {found.fence}",
+        )
 
 
-def start(libvirt: Connection, server: str, fence: int, context: VerbContext, paused: bool = False) -> DomainState:
-    """Start the domain under this fence; a paused one is resumed, a saved one restored. With ``paused`` a domain that
-    is off is started with stopped CPUs, and a paused one stays paused."""
+def start(
+    libvirt: Connection, server: str, fence: int, context: VerbContext, paused: bool = False
+) -> DomainState:
+    """Start the domain under this fence; a paused one is resumed, a saved one restored. With
+    ``paused`` a domain that is off is started with stopped CPUs, and a paused one stays paused."""
     context.phase(CommandPhase.STARTING)
     found = find(libvirt, server)
     if context.cancelled():
@@ -60,6 +67,7 @@ def start(libvirt: Connection, server: str, fence: int, context: VerbContext, pa
         def begin() -> None:
             context.require_lease()
             libvirt.start(server, paused and not found.saved)
+
         when_bridged(context, begin)
     elif found.fence != fence:
         libvirt.mark(server, fence=fence)
@@ -91,7 +99,8 @@ def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) 
 
 
 def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) -> None:
-    """Stop by ACPI within ``timeout`` seconds, else destroy; at once when its CPUs do not run. Saved memory is lost."""
+    """Stop by ACPI within ``timeout`` seconds, else destroy; at once when its CPUs do not run.
+    Saved memory is lost."""
     deadline, press_at = time.monotonic() + timeout, 0.0
     while (now := time.monotonic()) < deadline and find(libvirt, server).power_state == RUNNING:
         if context.cancelled():
@@ -115,5 +124,6 @@ def pull_plug(libvirt: Connection, server: str) -> None:
 
 
 def state(found: GuestDomain) -> DomainState:
-    """The state to report. A domain with saved memory is off: SHUTDOWN, as the Compute API shows it."""
+    """The state to report. A domain with saved memory is off: SHUTDOWN, as the Compute API shows
+    it."""
     return DomainState(found.server, found.power_state, found.fence)

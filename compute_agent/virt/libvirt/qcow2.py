@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a qcow2 file and the tables that it points to, read by ourselves before any other program opens it.
+"""The header of a qcow2 file and the tables that it points to, read by ourselves before any other
+program opens it.
 
-Called by ``disks`` for the header of a server's own disk, which takes one bounded read; by ``inspector``, in a helper
-process, for all that a tenant or another host sent. A header can make QEMU open other files or fail to start, so
-nothing is passed over: what is not understood is refused, and the field is named.
+Called by ``disks`` for the header of a server's own disk, which takes one bounded read; by
+``inspector``, in a helper process, for all that a tenant or another host sent. A header can make
+QEMU open other files or fail to start, so nothing is passed over: what is not understood is
+refused, and the field is named.
 """
+
 from __future__ import annotations
 
 import os
@@ -14,29 +17,44 @@ from pathlib import Path
 
 MAGIC, VERSIONS, CLUSTER_BITS = b"QFI\xfb", (2, 3), range(9, 22)
 HEADER_BYTES, LONGEST_NAME, V2_LENGTH, V3_LENGTH = 64 << 10, 1023, 72, 104
-#: magic, version, where and how long the backing file's name is, cluster bits, virtual size, encryption.
+#: magic, version, where and how long the backing file's name is, cluster bits, virtual size,
+#: encryption.
 FIXED, LENGTH, EXTENSION = (struct.Struct(form) for form in (">4sIQIIQI", ">I", ">II"))
-#: How many entries the L1 table has and where it is, where the refcount table is and how many clusters it has, how many
-#: snapshots there are and where.
+#: How many entries the L1 table has and where it is, where the refcount table is and how many
+#: clusters it has, how many snapshots there are and where.
 TABLES, TABLES_AT = struct.Struct(">IQQIIQ"), 36
 #: Incompatible, compatible and autoclear features, the width of refcounts, the header's length.
 FEATURES, FEATURES_AT = struct.Struct(">QQQII"), 72
 COMPRESSION_AT, ZSTD = 104, 1
-#: Features that change how the file is read, and that we know: dirty (it is repaired when opened), how clusters are
-#: compressed, extended L2 entries. Not among them: a corrupt file, data in another file.
+#: Features that change how the file is read, and that we know: dirty (it is repaired when opened),
+#: how clusters are compressed, extended L2 entries. Not among them: a corrupt file, data in another
+#: file.
 DIRTY, COMPRESSION, EXTENDED_L2 = 1 << 0, 1 << 3, 1 << 4
 #: An autoclear feature.
 RAW_DATA_FILE = 1 << 1
 KNOWN_FEATURES = DIRTY | COMPRESSION | EXTENDED_L2
-END_OF_EXTENSIONS, BACKING_FORMAT, DATA_FILE, ENCRYPTION, BITMAPS = 0, 0xE2792ACA, 0x44415441, 0x0537BE77, 0x23852875
+END_OF_EXTENSIONS, BACKING_FORMAT, DATA_FILE, ENCRYPTION, BITMAPS = (
+    0,
+    0xE2792ACA,
+    0x44415441,
+    0x0537BE77,
+    0x23852875,
+)
 MAX_FORMAT_BYTES, MAX_REFCOUNT_ORDER, EXTENDED_CLUSTER_BITS = 15, 6, 14
 #: As many bytes as QEMU takes.
-LARGEST_L1, LARGEST_REFCOUNTS, LARGEST_SNAPSHOTS, LARGEST_BITMAPS = 32 << 20, 8 << 20, 64 << 20, 64 << 20
+LARGEST_L1, LARGEST_REFCOUNTS, LARGEST_SNAPSHOTS, LARGEST_BITMAPS = (
+    32 << 20,
+    8 << 20,
+    64 << 20,
+    64 << 20,
+)
 MAX_SNAPSHOTS, MAX_BITMAPS, MAX_EXTRA_BYTES = 65536, 65535, 1024
-#: What of an entry is an offset; what must be zero in entries of the L1 table and of the refcount table.
+#: What of an entry is an offset; what must be zero in entries of the L1 table and of the refcount
+#: table.
 OFFSET, L1_RESERVED, REFCOUNTS_RESERVED = 0x00FFFFFFFFFFFE00, 0x7F000000000001FF, 0x1FF
-#: How many bitmaps there are, how long their directory is and where; an entry of the table of snapshots begins with
-#: where and how long its L1 table is, the lengths of id and name, and after times the length of what else there is.
+#: How many bitmaps there are, how long their directory is and where; an entry of the table of
+#: snapshots begins with where and how long its L1 table is, the lengths of id and name, and after
+#: times the length of what else there is.
 BITMAP_DIRECTORY, SNAPSHOT = struct.Struct(">IIQQ"), struct.Struct(">QIHHIIQII")
 PIECE_BYTES, MAX_OFFSET = 1 << 20, 1 << 62
 
@@ -70,22 +88,38 @@ def header(head: bytes) -> Qcow2Header:
 
 
 def check(file: int) -> Qcow2Header:
-    """The header of this open file, of which all tables that QEMU reads when it opens it are sound too. ValueError says
-    which field is not. Raises OSError."""
+    """The header of this open file, of which all tables that QEMU reads when it opens it are sound
+    too. ValueError says which field is not. Raises OSError."""
     head = os.pread(file, HEADER_BYTES, 0)
     found = _parsed(head)
     length, cluster = os.fstat(file).st_size, 1 << found.cluster_bits
-    l1_size, l1_at, refcounts_at, refcount_clusters, snapshots, snapshots_at = TABLES.unpack_from(head, TABLES_AT)
+    l1_size, l1_at, refcounts_at, refcount_clusters, snapshots, snapshots_at = TABLES.unpack_from(
+        head, TABLES_AT
+    )
     per_table = cluster // (16 if found.extended else 8)
     if l1_size < -(-found.header.virtual_size // (cluster * per_table)):
         raise ValueError(f"l1_size {l1_size} is too small for {found.header.virtual_size} bytes")
     _placed("l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
     if not refcount_clusters:
         raise ValueError("refcount_table_clusters is 0")
-    _placed("refcount_table_offset", refcounts_at, refcount_clusters * cluster, LARGEST_REFCOUNTS, cluster, length)
+    _placed(
+        "refcount_table_offset",
+        refcounts_at,
+        refcount_clusters * cluster,
+        LARGEST_REFCOUNTS,
+        cluster,
+        length,
+    )
     _entries(file, "l1_table", l1_at, l1_size, L1_RESERVED, cluster, length)
-    _entries(file, "refcount_table", refcounts_at, refcount_clusters * cluster // 8, REFCOUNTS_RESERVED, cluster,
-             length)
+    _entries(
+        file,
+        "refcount_table",
+        refcounts_at,
+        refcount_clusters * cluster // 8,
+        REFCOUNTS_RESERVED,
+        cluster,
+        length,
+    )
     _snapshots(file, snapshots, snapshots_at, cluster, length)
     if BITMAPS in found.extensions:
         _bitmaps(found.extensions[BITMAPS], cluster, length)
@@ -103,7 +137,9 @@ def _header(head: bytes) -> _Parsed:
     magic, version, name_at, name_length, cluster_bits, size, encryption = FIXED.unpack_from(head)
     TABLES.unpack_from(head, TABLES_AT)
     if magic != MAGIC or version not in VERSIONS or cluster_bits not in CLUSTER_BITS:
-        raise ValueError(f"it is not qcow2 that is known here: version {version}, cluster_bits {cluster_bits}")
+        raise ValueError(
+            f"it is not qcow2 that is known here: version {version}, cluster_bits {cluster_bits}"
+        )
     if encryption:
         raise ValueError(f"it is encrypted: crypt_method {encryption}")
     length, features = V2_LENGTH, 0
@@ -111,13 +147,22 @@ def _header(head: bytes) -> _Parsed:
         features, length = _features(head, cluster_bits)
     backing = b""
     if name_at:
-        if not length <= name_at <= min(HEADER_BYTES, 1 << cluster_bits) or not 0 < name_length <= LONGEST_NAME:
-            raise ValueError("the name of its backing file is not in its header: backing_file_offset")
-        backing = head[name_at:name_at + name_length]
+        if (
+            not length <= name_at <= min(HEADER_BYTES, 1 << cluster_bits)
+            or not 0 < name_length <= LONGEST_NAME
+        ):
+            raise ValueError(
+                "the name of its backing file is not in its header: backing_file_offset"
+            )
+        backing = head[name_at : name_at + name_length]
         if len(backing) != name_length or b"\0" in backing:
             raise ValueError("the name of its backing file is cut off: backing_file_size")
     found = _extensions(head, length, name_at or min(len(head), 1 << cluster_bits))
-    known = Qcow2Header(size, backing.decode(errors="replace"), found.get(BACKING_FORMAT, b"").decode(errors="replace"))
+    known = Qcow2Header(
+        size,
+        backing.decode(errors="replace"),
+        found.get(BACKING_FORMAT, b"").decode(errors="replace"),
+    )
     return _Parsed(known, cluster_bits, bool(features & EXTENDED_L2), found)
 
 
@@ -125,7 +170,9 @@ def _features(head: bytes, cluster_bits: int) -> tuple[int, int]:
     """(incompatible features, header_length) of version 3."""
     features, _, autoclear, refcount_order, length = FEATURES.unpack_from(head, FEATURES_AT)
     if features & ~KNOWN_FEATURES:
-        raise ValueError(f"it has incompatible_features {features:#x}, some of which are not known here")
+        raise ValueError(
+            f"it has incompatible_features {features:#x}, some of which are not known here"
+        )
     if autoclear & RAW_DATA_FILE:
         raise ValueError(f"its data is in another file: autoclear_features {autoclear:#x}")
     if not V3_LENGTH <= length <= min(HEADER_BYTES, 1 << cluster_bits) or length % 8:
@@ -151,9 +198,13 @@ def _extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
             raise ValueError("its data is in another file")
         if kind == ENCRYPTION:
             raise ValueError("it is encrypted: a header extension says so")
-        if kind in found or at + length > end or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES):
+        if (
+            kind in found
+            or at + length > end
+            or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES)
+        ):
             raise ValueError(f"its header's extensions cannot be read: {kind:#x} of {length} bytes")
-        found[kind] = head[at:at + length]
+        found[kind] = head[at : at + length]
         at += (length + 7) & ~7
     return found
 
@@ -166,13 +217,20 @@ def _placed(name: str, at: int, size: int, most: int, cluster: int, length: int)
         raise ValueError(f"{name} {at:#x} is not in the file, or not at the beginning of a cluster")
 
 
-def _entries(file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int) -> None:
+def _entries(
+    file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
+) -> None:
     """Each entry of a table points into the file, or nowhere."""
     for start in range(0, count * 8, PIECE_BYTES):
         piece = os.pread(file, min(PIECE_BYTES, count * 8 - start), at + start)
-        for number, (entry,) in enumerate(struct.iter_unpack(">Q", piece[:len(piece) & ~7]), start // 8):
-            if entry and (entry & reserved or (entry & OFFSET) % cluster or not (
-                    entry & OFFSET == 0 or cluster <= entry & OFFSET < length)):
+        for number, (entry,) in enumerate(
+            struct.iter_unpack(">Q", piece[: len(piece) & ~7]), start // 8
+        ):
+            if entry and (
+                entry & reserved
+                or (entry & OFFSET) % cluster
+                or not (entry & OFFSET == 0 or cluster <= entry & OFFSET < length)
+            ):
                 raise ValueError(f"{name}[{number}] {entry:#x} does not point into the file")
 
 
@@ -188,7 +246,9 @@ def _snapshots(file: int, count: int, at: int, cluster: int, length: int) -> Non
         l1_at, l1_size, id_length, name_length, _, _, _, _, extra = SNAPSHOT.unpack(entry)
         if extra > MAX_EXTRA_BYTES:
             raise ValueError(f"snapshot {number}: extra_data_size is {extra}")
-        _placed(f"snapshot {number}: l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
+        _placed(
+            f"snapshot {number}: l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length
+        )
         at += -(-(SNAPSHOT.size + extra + id_length + name_length) // 8) * 8
         if at > -(-end // 8) * 8:
             raise ValueError(f"snapshot {number} is not in the file")

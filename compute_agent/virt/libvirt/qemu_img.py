@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only door to qemu-img: each use of it, with the format of every file that it opens.
 
-Called by ``disks`` and ``inspection``. It runs in a helper process (``compute_agent.sandbox``), finds its files as open
-descriptors, and gets nothing else: no other file has a name that it was told, and where its user is its own it could
-open none. Must stay true: no call leaves a format to be guessed (tests/unit/compute_agent/test_qemu_img.py).
+Called by ``disks`` and ``inspection``. It runs in a helper process (``compute_agent.sandbox``),
+finds its files as open descriptors, and gets nothing else: no other file has a name that it was
+told, and where its user is its own it could open none. Must stay true: no call leaves a format to
+be guessed (tests/unit/compute_agent/test_qemu_img.py).
 """
+
 from __future__ import annotations
 
 import json
@@ -29,13 +31,21 @@ MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYT
 def create(target: Path, size: int, base: Path | None, base_format: str) -> None:
     """A new disk of so many bytes, over a base, which is not opened, or nothing."""
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []
-    _do(["create", "-q", "-f", "qcow2", *backing, client.name(0), str(size)], {_empty(target): True}, _written(size))
+    _do(
+        ["create", "-q", "-f", "qcow2", *backing, client.name(0), str(size)],
+        {_empty(target): True},
+        _written(size),
+    )
 
 
 def rebase(disk: Path, base: Path, base_format: str) -> None:
-    """The disk says that it stands on this base; neither that one nor the one it named is opened."""
-    _do(["rebase", "-u", "-f", "qcow2", "-b", str(base), "-F", base_format, client.name(0)], {disk: True},
-        disk.stat().st_size + MEBIBYTE)
+    """The disk says that it stands on this base; neither that one nor the one it named is
+    opened."""
+    _do(
+        ["rebase", "-u", "-f", "qcow2", "-b", str(base), "-F", base_format, client.name(0)],
+        {disk: True},
+        disk.stat().st_size + MEBIBYTE,
+    )
 
 
 def resize(disk: Disk, size: int) -> None:
@@ -47,56 +57,86 @@ def resize(disk: Disk, size: int) -> None:
 def fill(target: Path, raw: Path) -> None:
     """A new disk that shows the bytes of a raw file."""
     size = raw.stat().st_size
-    _do(["convert", "-f", "raw", "-O", "qcow2", client.name(1), client.name(0)], {_empty(target): True, raw: False},
-        _written(size), size)
+    _do(
+        ["convert", "-f", "raw", "-O", "qcow2", client.name(1), client.name(0)],
+        {_empty(target): True, raw: False},
+        _written(size),
+        size,
+    )
 
 
 def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
-    """A new disk that refers to nothing, with all that this one shows, which are ``size`` bytes and which nobody
-    writes. Tells how far it is; VerbFailed, Cancelled."""
+    """A new disk that refers to nothing, with all that this one shows, which are ``size`` bytes and
+    which nobody writes. Tells how far it is; VerbFailed, Cancelled."""
+
     def on_output(output: bytes) -> None:
         if percent := PERCENT.findall(output):
             context.phase(CommandPhase.COPYING_DISK, int(percent[-1]))
 
     files = {disk.path: False, **({disk.base: False} if disk.base else {})}
     try:
-        limits = client.helpers().limits(cpu=size // MIN_CPU_BYTES_PER_SECOND,
-                                         seconds=PROGRAM_TIMEOUT_SECONDS + size / MIN_COPY_BYTES_PER_SECOND,
-                                         file=_written(size))
+        limits = client.helpers().limits(
+            cpu=size // MIN_CPU_BYTES_PER_SECOND,
+            seconds=PROGRAM_TIMEOUT_SECONDS + size / MIN_COPY_BYTES_PER_SECOND,
+            file=_written(size),
+        )
         ended = client.helpers().execute(
             [_program(), "convert", "-p", "-O", "qcow2", _chain(disk), client.name(len(files))],
-            {**files, _empty(target): True}, limits, context, on_output)
+            {**files, _empty(target): True},
+            limits,
+            context,
+            on_output,
+        )
     except OSError as error:
-        raise VerbFailed("The host could not copy the disk.", details=f"{target}: {error}") from error
+        raise VerbFailed(
+            "The host could not copy the disk.", details=f"{target}: {error}"
+        ) from error
     if ended.status != 0:
         raise VerbFailed("The host could not copy the disk.", details=f"qemu-img {ended.reason}")
 
 
 def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
-    """How an attempt to open a file of this format ends; nothing that it may refer to is opened. Raises OSError."""
-    return client.helpers().execute([_program(), "info", "--output=json", "-f", kind, client.name(0)], {path: False},
-                                    client.helpers().limits(seconds=PROGRAM_TIMEOUT_SECONDS), context)
+    """How an attempt to open a file of this format ends; nothing that it may refer to is opened.
+    Raises OSError."""
+    return client.helpers().execute(
+        [_program(), "info", "--output=json", "-f", kind, client.name(0)],
+        {path: False},
+        client.helpers().limits(seconds=PROGRAM_TIMEOUT_SECONDS),
+        context,
+    )
 
 
 def _do(arguments: list[str], files: Mapping[Path, bool], file: int, work: int = 0) -> None:
-    """VerbFailed when it fails. ``file``: how long what it writes may become; ``work``: bytes that it reads."""
+    """VerbFailed when it fails. ``file``: how long what it writes may become; ``work``: bytes that
+    it reads."""
     helpers = client.helpers()
     try:
-        ended = helpers.execute([_program(), *arguments], files, helpers.limits(
-            cpu=work // MIN_CPU_BYTES_PER_SECOND, seconds=PROGRAM_TIMEOUT_SECONDS + work / MIN_COPY_BYTES_PER_SECOND,
-            file=file))
+        ended = helpers.execute(
+            [_program(), *arguments],
+            files,
+            helpers.limits(
+                cpu=work // MIN_CPU_BYTES_PER_SECOND,
+                seconds=PROGRAM_TIMEOUT_SECONDS + work / MIN_COPY_BYTES_PER_SECOND,
+                file=file,
+            ),
+        )
     except OSError as error:
-        raise VerbFailed("The host could not make the disk.", details=f"qemu-img: {error}", retryable=True) from error
+        raise VerbFailed(
+            "The host could not make the disk.", details=f"qemu-img: {error}", retryable=True
+        ) from error
     if ended.status != 0:
-        raise VerbFailed("The host could not make the disk.", retryable=True,
-                         details=f"qemu-img {arguments[0]} {ended.reason}")
+        raise VerbFailed(
+            "The host could not make the disk.",
+            retryable=True,
+            details=f"qemu-img {arguments[0]} {ended.reason}",
+        )
 
 
 def _program() -> str:
     found = shutil.which("qemu-img")
     if found is None:
         raise FileNotFoundError("there is no qemu-img; install qemu-utils")
-    return os.path.realpath(found)      # its helper may be unable to follow links in private folders
+    return os.path.realpath(found)  # its helper may be unable to follow links in private folders
 
 
 def _written(size: int) -> int:
@@ -112,13 +152,16 @@ def _empty(path: Path) -> Path:
 
 
 def _chain(disk: Disk) -> str:
-    """The disk as its helper finds it, first its own file, then its base, in QEMU's words: every file with its format,
-    so that no header decides what is opened."""
+    """The disk as its helper finds it, first its own file, then its base, in QEMU's words: every
+    file with its format, so that no header decides what is opened."""
     base = _layer(1, disk.base_format, None) if disk.base else None
     return f"json:{json.dumps(_layer(0, 'qcow2', base))}"
 
 
 def _layer(number: int, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
     """A file of a chain; one of a kind that can have a backing file is told when it has none."""
-    layer: dict[str, object] = {"driver": kind, "file": {"driver": "file", "filename": client.name(number)}}
+    layer: dict[str, object] = {
+        "driver": kind,
+        "file": {"driver": "file", "filename": client.name(number)},
+    }
     return layer if kind == "raw" else {**layer, "backing": backing}

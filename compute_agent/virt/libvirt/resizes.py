@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest that is resized where it is: what its disks were is kept aside until that is settled.
 
-Called by ``virt.libvirt.driver``. Must stay true: what is kept aside are the disks as they were before the resize whose
-fence it carries, whole, however often a verb is repeated; it is given up by settling, or by the next resize.
+Called by ``virt.libvirt.driver``. Must stay true: what is kept aside are the disks as they were
+before the resize whose fence it carries, whole, however often a verb is repeated; it is given up by
+settling, or by the next resize.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,8 +18,9 @@ from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.guests import LibvirtGuests
 
 
-def resize(libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool,
-           context: VerbContext) -> DomainState:
+def resize(
+    libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool, context: VerbContext
+) -> DomainState:
     """The guest as ``spec`` says; one that runs already is so."""
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
@@ -33,13 +36,22 @@ def resize(libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bo
 
 def _all(folder: Path) -> list[Disk]:
     """The disks whose content counts."""
-    return [disks.existing(folder), *(disk for disk in local_disks.present(folder)
-                                      if local_disks.is_ephemeral(disk.path.name))]
+    return [
+        disks.existing(folder),
+        *(disk for disk in local_disks.present(folder) if local_disks.is_ephemeral(disk.path.name)),
+    ]
 
 
-def settle(libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, back: bool, resized: int, context: VerbContext
-           ) -> DomainState:
-    """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has kept."""
+def settle(
+    libvirt: Connection,
+    guests: LibvirtGuests,
+    spec: GuestSpec,
+    back: bool,
+    resized: int,
+    context: VerbContext,
+) -> DomainState:
+    """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has
+    kept."""
     power.find(libvirt, spec.server)
     folder = guests.folder(spec.server)
     if back:

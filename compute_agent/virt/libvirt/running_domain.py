@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's description made to fit the guest that runs, and what it says of its disks: pure functions.
+"""A guest's description made to fit the guest that runs, and what it says of its disks: pure
+functions.
 
-Called by ``live_migration``, ``power`` and ``snapshots``. What a running guest sees may not change under it: its
-machine, its processor, and where its devices are. libvirt gives devices their places in the order in which it meets
-them, and a guest that was given an interface, or lost one, has met them in another order than a new description has
-them. Must stay true: what a guest can see is as it was; files, bridges, CPUs and memory of the host are as the
-description says.
+Called by ``live_migration``, ``power`` and ``snapshots``. What a running guest sees may not change
+under it: its machine, its processor, and where its devices are. libvirt gives devices their places
+in the order in which it meets them, and a guest that was given an interface, or lost one, has met
+them in another order than a new description has them. Must stay true: what a guest can see is as it
+was; files, bridges, CPUs and memory of the host are as the description says.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from compute_agent.virt.libvirt.domain_xml import NAMESPACE, SERIAL_SOCKETS, Disk, DomainMetadata, metadata
+from compute_agent.virt.libvirt.domain_xml import (
+    NAMESPACE,
+    SERIAL_SOCKETS,
+    Disk,
+    DomainMetadata,
+    metadata,
+)
 
 #: Where the serial console's socket is said.
 SERIAL = "devices/serial[@type='unix']/source"
@@ -27,13 +35,17 @@ def placed(described: str, running: str) -> str:
 
 
 def at_destination(described: str, running: str, marks: DomainMetadata) -> str:
-    """The description of a guest that comes from another host while it runs there: its machine and processor too."""
+    """The description of a guest that comes from another host while it runs there: its machine and
+    processor too."""
     root, there = ElementTree.fromstring(described), ElementTree.fromstring(running)
     _place(root, there)
-    # "pc" and "host-model" mean other things elsewhere; the running guest's XML spells out what they meant.
+    # "pc" and "host-model" mean other things elsewhere; the running guest's XML spells out what
+    # they meant.
     machine = root.find("os/type")
     if machine is not None:
-        machine.attrib.update(dict.fromkeys(["machine"], there.findall("os/type")[0].get("machine", "")))
+        machine.attrib.update(
+            dict.fromkeys(["machine"], there.findall("os/type")[0].get("machine", ""))
+        )
     cpu, own = there.find("cpu"), root.find("cpu")
     if cpu is not None and own is not None:
         root[list(root).index(own)] = cpu
@@ -52,7 +64,8 @@ def virt_type(described: str) -> str:
 
 
 def disks(described: str) -> dict[str, Disk]:
-    """The disks that a domain writes, with what lies under them, by the names that it gives them."""
+    """The disks that a domain writes, with what lies under them, by the names that it gives
+    them."""
     found: dict[str, Disk] = {}
     for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
         driver, source, target = (element.find(part) for part in ("driver", "source", "target"))
@@ -60,8 +73,11 @@ def disks(described: str) -> dict[str, Disk]:
             continue
         base, kind = element.find("backingStore/source"), element.find("backingStore/format")
         path, name = Path(source.get("file", "")), target.get("dev", "")
-        found[name] = Disk(path) if base is None or kind is None else Disk(path, Path(base.get("file", "")),
-                                                                           kind.get("type", ""))
+        found[name] = (
+            Disk(path)
+            if base is None or kind is None
+            else Disk(path, Path(base.get("file", "")), kind.get("type", ""))
+        )
     return found
 
 
@@ -75,7 +91,9 @@ def _give_socket(root: Element, there: Element) -> None:
     ours, theirs = (one.find(SERIAL) for one in (root, there))
     if ours is not None and theirs is not None:
         path, taken = Path(ours.get("path", "")), Path(theirs.get("path", "")).name
-        ours.set("path", str(path.with_name(next(name for name in SERIAL_SOCKETS if name != taken))))
+        ours.set(
+            "path", str(path.with_name(next(name for name in SERIAL_SOCKETS if name != taken)))
+        )
 
 
 def _place(root: Element, there: Element) -> None:
@@ -115,4 +133,4 @@ def _name(device: Element) -> tuple[str, ...]:
         case "disk":
             return tuple(target.get("dev", "") for target in device.iterfind("target"))
         case _:
-            return device.get("type", ""),
+            return (device.get("type", ""),)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of a guest as libvirt's XML: pure functions.
 
-Called by ``shares``. A share is a virtiofs device: a process of the host, virtiofsd, serves a folder of the host's to
-the guest, and reads the guest's memory for that, which must therefore be shared memory.
-Must stay true: a guest without shares looks as if it never had one.
+Called by ``shares``. A share is a virtiofs device: a process of the host, virtiofsd, serves a
+folder of the host's to the guest, and reads the guest's memory for that, which must therefore be
+shared memory. Must stay true: a guest without shares looks as if it never had one.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -26,7 +27,11 @@ def dressed(described: str, folders: Mapping[str, str]) -> str:
         raise ValueError("no domain: it has no devices")
     for device in devices.findall("filesystem"):
         driver = device.find("driver")
-        if driver is not None and driver.get("type") == VIRTIOFS and _what(device) not in folders.items():
+        if (
+            driver is not None
+            and driver.get("type") == VIRTIOFS
+            and _what(device) not in folders.items()
+        ):
             devices.remove(device)
     there = {_what(device) for device in devices.findall("filesystem")}
     for tag, folder in folders.items():
@@ -39,7 +44,9 @@ def dressed(described: str, folders: Mapping[str, str]) -> str:
 def _what(device: Element) -> tuple[str, str]:
     """By what tag the guest mounts it, and which folder of the host it is."""
     target, source = device.find("target"), device.find("source")
-    return "" if target is None else target.get("dir", ""), "" if source is None else source.get("dir", "")
+    return "" if target is None else target.get("dir", ""), "" if source is None else source.get(
+        "dir", ""
+    )
 
 
 def _device(tag: str, folder: str) -> Element:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shares of guests on this host: which each has, and when they are mounted.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Which shares a guest has stands in a file of its folder, so that a
-guest that is described anew, to be rescued, keeps them. They are mounted in a folder of their own for each guest, so
-that no guest's end concerns another's: ``<shares>/<server>/<share>``.
-Must stay true: nothing of a share is ever removed from here, so what is mounted never lies below what is removed.
+Called by ``virt.libvirt.driver`` and ``guests``. Which shares a guest has stands in a file of its
+folder, so that a guest that is described anew, to be rescued, keeps them. They are mounted in a
+folder of their own for each guest, so that no guest's end concerns another's:
+``<shares>/<server>/<share>``. Must stay true: nothing of a share is ever removed from here, so what
+is mounted never lies below what is removed.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,11 +40,16 @@ class GuestShares:
     def of(self, server: str) -> list[AttachedShare]:
         """A guest's, in the order in which it got them."""
         try:
-            return [from_wire(AttachedShare, one) for one in json.loads((self.instances / server / FILE).read_text())]
+            return [
+                from_wire(AttachedShare, one)
+                for one in json.loads((self.instances / server / FILE).read_text())
+            ]
         except FileNotFoundError:
             return []
 
-    def attach(self, libvirt: Connection, server: str, fence: int, share: AttachedShare) -> DomainState:
+    def attach(
+        self, libvirt: Connection, server: str, fence: int, share: AttachedShare
+    ) -> DomainState:
         """The guest, which is off, has the share."""
         power.refuse_active(libvirt, server)
         power.find(libvirt, server)
@@ -55,7 +62,9 @@ class GuestShares:
         power.refuse_active(libvirt, server)
         self.mounts.unmount(self._place(server, share_id))
         if libvirt.find(server) is not None:
-            self._write(libvirt, server, fence, [one for one in self.of(server) if one.share_id != share_id])
+            self._write(
+                libvirt, server, fence, [one for one in self.of(server) if one.share_id != share_id]
+            )
         self._leave(server)
 
     def dress(self, server: str, described: str) -> str:
@@ -63,17 +72,25 @@ class GuestShares:
         found = self.of(server)
         if not found:
             return described
-        return share_xml.dressed(described, {one.tag: str(self._place(server, one.share_id)) for one in found})
+        return share_xml.dressed(
+            described, {one.tag: str(self._place(server, one.share_id)) for one in found}
+        )
 
     def mount(self, server: str, context: VerbContext) -> None:
         """Before the guest is started: VerbFailed when one cannot be mounted."""
         for share in self.of(server):
             context.phase(CommandPhase.MOUNTING_SHARES)
             try:
-                self.mounts.mount(share.protocol, share.export_location, self._place(server, share.share_id))
+                self.mounts.mount(
+                    share.protocol, share.export_location, self._place(server, share.share_id)
+                )
             except VerbFailed as failed:
-                raise VerbFailed(f"The host could not mount share {share.share_id} of the server; detach it or try "
-                                 "again.", details=f"{failed} {failed.details}", retryable=False) from failed
+                raise VerbFailed(
+                    f"The host could not mount share {share.share_id} of the server; detach it or try "
+                    "again.",
+                    details=f"{failed} {failed.details}",
+                    retryable=False,
+                ) from failed
 
     def unmount(self, server: str) -> None:
         """When the guest is off."""
@@ -91,10 +108,12 @@ class GuestShares:
         return self.folder / server / share_id
 
     def _leave(self, server: str) -> None:
-        with suppress(OSError):             # another share is still there
+        with suppress(OSError):  # another share is still there
             (self.folder / server).rmdir()
 
-    def _write(self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]) -> None:
+    def _write(
+        self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]
+    ) -> None:
         """The file first: a guest that is described anew meanwhile has what it is to have."""
         path = self.instances / server / FILE
         part = path.with_name(f"{FILE}.part")
@@ -107,7 +126,9 @@ class GuestShares:
 
 def is_served(folders: tuple[Path, ...] = DESCRIPTIONS) -> bool:
     """Has this host a virtiofsd that libvirt finds?"""
-    for path in sorted(path for folder in folders if folder.is_dir() for path in folder.glob("*.json")):
+    for path in sorted(
+        path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
+    ):
         try:
             description = json.loads(path.read_text())
             if description.get("type") == "fs" and os.access(description["binary"], os.X_OK):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of a server's disk as one moment saw it: one qcow2 file that refers to nothing.
 
-Called by ``virt.libvirt.driver``. Of a domain that runs or is paused QEMU itself copies the disk, by a backup job,
-while the guest goes on; of one that is off qemu-img does, told the format of each file.
-Must stay true: the guest's own disk is only read, and a copy that was cut short is made anew.
+Called by ``virt.libvirt.driver``. Of a domain that runs or is paused QEMU itself copies the disk,
+by a backup job, while the guest goes on; of one that is off qemu-img does, told the format of each
+file. Must stay true: the guest's own disk is only read, and a copy that was cut short is made anew.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,8 @@ from compute_agent.virt.libvirt.domain_xml import Disk
 
 
 def copy(libvirt: Connection, server: str, own: Path, target: Path, context: VerbContext) -> None:
-    """Copy the disk ``own`` of the server's domain into ``target``, which may be what an earlier try has left."""
+    """Copy the disk ``own`` of the server's domain into ``target``, which may be what an earlier
+    try has left."""
     found = power.find(libvirt, server)
     jobs.abort(libvirt, server)
     target.unlink(missing_ok=True)
@@ -35,16 +37,21 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, context: Ver
         if not still and found.marks.options.get("require_quiesce") == "yes":
             raise quiesce_failed()
         order = backup_xml(name, target)
-        libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0))
+        libvirt.on(
+            server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0)
+        )
     jobs.backup(libvirt, server, context)
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
-    """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when it has none."""
+    """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when
+    it has none."""
     for name, disk in running_domain.disks(described).items():
         if disk.path == own:
             return name, disk
-    raise VerbFailed("The server has no disk of its own on this host.", details=f"no disk {own} in its domain")
+    raise VerbFailed(
+        "The server has no disk of its own on this host.", details=f"no disk {own} in its domain"
+    )
 
 
 def backup_xml(name: str, target: Path) -> str:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests in memory that move while they are off: their files, read through a peer.
 
-A guest's files are its record, its root disk and its ephemeral disks, one part each. Files without a domain lie in
-``MemoryHost.files``. Must stay true: files that came in part are not used.
+A guest's files are its record, its root disk and its ephemeral disks, one part each. Files without
+a domain lie in ``MemoryHost.files``. Must stay true: files that came in part are not used.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -52,7 +53,7 @@ def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator
         content = _contents(_offered(host, server, secret)).get(name)
     if content is None:
         raise errors.NotFound("There is no such part.")
-    return ((at, content[at:at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES))
+    return ((at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES))
 
 
 def _offered(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
@@ -89,11 +90,16 @@ def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
     required_hardware(spec)
     plugs(spec.interfaces)
     if spec.flavor.disk_gb > host.size.disk_gb:
-        raise VerbFailed(f"The disk of {spec.flavor.disk_gb} GiB does not fit on this host.", retryable=True,
-                         details=f"{host.size.disk_gb} GiB in all")
+        raise VerbFailed(
+            f"The disk of {spec.flavor.disk_gb} GiB does not fit on this host.",
+            retryable=True,
+            details=f"{host.size.disk_gb} GiB in all",
+        )
 
 
-def receive(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> dict[str, Any]:
+def receive(
+    host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
+) -> dict[str, Any]:
     with host.lock:
         here = host.guests.get(spec.server) or host.files.get(spec.server)
     size = 0
@@ -109,7 +115,9 @@ def receive(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbC
     return {"bytes": size}
 
 
-def _fetched(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> tuple[MemoryGuest, int]:
+def _fetched(
+    host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
+) -> tuple[MemoryGuest, int]:
     """The guest as its files say, and how many bytes were copied."""
     if peer is None:
         with host.lock:
@@ -121,8 +129,9 @@ def _fetched(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: Verb
         for name, disk in guest.ephemeral.items():
             disk["files"] = json.loads(contents[name])
     except (ValueError, KeyError, TypeError) as problem:
-        raise VerbFailed("What came of the server's files is not a guest.", details=repr(problem),
-                         retryable=True) from problem
+        raise VerbFailed(
+            "What came of the server's files is not a guest.", details=repr(problem), retryable=True
+        ) from problem
     return guest, sum(map(len, contents.values()))
 
 
@@ -132,19 +141,25 @@ def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
     count = 0
     for at, chunk in peer.read(part.name):
         wait(0, context)
-        content[at:at + len(chunk)] = chunk
+        content[at : at + len(chunk)] = chunk
         count += len(chunk)
     if (len(content), count) != (part.size, part.bytes):
-        raise VerbFailed("What came of the server's files is not what was sent.", retryable=True,
-                         details=f"{part.name}: {count} of {part.bytes} bytes")
+        raise VerbFailed(
+            "What came of the server's files is not what was sent.",
+            retryable=True,
+            details=f"{part.name}: {count} of {part.bytes} bytes",
+        )
     return bytes(content)
 
 
 def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
-    """Keep the guest's files without a domain, in place of whatever was here. An active domain is refused."""
+    """Keep the guest's files without a domain, in place of whatever was here. An active domain is
+    refused."""
     old = host.guests.get(spec.server)
     if old is not None and old.is_active:
-        raise VerbFailed("The server runs on this host already.", details="files for a guest that is not off")
+        raise VerbFailed(
+            "The server runs on this host already.", details="files for a guest that is not off"
+        )
     host.drop_domain(spec.server)
     guest.dress(spec)
     guest.power_state, guest.saved, guest.offered, guest.received = SHUTDOWN, False, "", spec.fence
@@ -163,7 +178,8 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
 
 
 def _own(host: MemoryHost, server: str) -> MemoryGuest:
-    """The guest of the files that are here. Files of a guest that was live-migrated away are not used."""
+    """The guest of the files that are here. Files of a guest that was live-migrated away are not
+    used."""
     found = host.files.get(server)
     return found if found is not None and not found.left else _on_storage(host, server)
 
@@ -172,6 +188,9 @@ def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
     """The guest on this host's storage, whichever host made it: another record of the same disk."""
     found = host.storage.get(server)
     if found is None or found.left:
-        raise VerbFailed("The server's files are not on the storage of this host.", details=f"no disk of {server}",
-                         retryable=True)
+        raise VerbFailed(
+            "The server's files are not on the storage of this host.",
+            details=f"no disk of {server}",
+            retryable=True,
+        )
     return replace(found, power_state=SHUTDOWN, saved=False, offered="")

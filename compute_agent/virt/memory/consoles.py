@@ -3,6 +3,7 @@
 
 Both send back each byte that they get, and end when the guest stops.
 """
+
 from __future__ import annotations
 
 import socket
@@ -25,8 +26,12 @@ class EchoConsoles:
         near, far = socket.socketpair()
         with self._lock:
             self._open.append((server, far))
-        threading.Thread(target=self._echo, args=(server, far, GREETING.get(kind, b"")), name="memory-console",
-                         daemon=True).start()
+        threading.Thread(
+            target=self._echo,
+            args=(server, far, GREETING.get(kind, b"")),
+            name="memory-console",
+            daemon=True,
+        ).start()
         return near
 
     def end(self, server: str) -> None:
@@ -42,7 +47,7 @@ class EchoConsoles:
             while data := far.recv(65536):
                 far.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            data = b""      # the near side was closed: it has heard enough
+            data = b""  # the near side was closed: it has heard enough
         with self._lock:
             self._open.remove((server, far))
             far.close()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virt driver for guests in memory: the verbs, each handed to the module that does it.
 
-Called by the agent where [agent] driver = memory, by tests and by the bench. All methods are thread-safe.
+Called by the agent where [agent] driver = memory, by tests and by the bench. All methods are
+thread-safe.
 """
+
 from __future__ import annotations
 
 import socket
@@ -49,7 +51,9 @@ class MemoryDriver:
             images.fetch(self.host, image, read_image, context)
             self.host.images.add(image.id)
 
-    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+    def ensure_guest(
+        self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
         with self.host.call("ensure_guest", spec.server, context):
             return guests.make(self.host, spec, read_image, context)
 
@@ -57,7 +61,9 @@ class MemoryDriver:
         with self.host.call("ensure_running", server, context):
             return power.start(self.host, server, fence, context)
 
-    def ensure_stopped(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def ensure_stopped(
+        self, server: str, fence: int, timeout: float, context: VerbContext
+    ) -> DomainState:
         with self.host.call("ensure_stopped", server, context):
             return power.stop(self.host, server, fence, timeout, context)
 
@@ -77,13 +83,20 @@ class MemoryDriver:
         with self.host.call("ensure_suspended", server, context):
             return power.suspend(self.host, server, fence, context)
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
-                keep_ephemeral: bool = False
-                ) -> DomainState:
+    def rebuild(
+        self,
+        spec: GuestSpec,
+        read_image: ImageReader,
+        runs: bool,
+        context: VerbContext,
+        keep_ephemeral: bool = False,
+    ) -> DomainState:
         with self.host.call("rebuild", spec.server, context):
             return guests.rebuild(self.host, spec, read_image, runs, context, keep_ephemeral)
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
+    def rescue(
+        self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
         with self.host.call("rescue", spec.server, context):
             return guests.rescue(self.host, spec, image, read_image, context)
 
@@ -91,23 +104,33 @@ class MemoryDriver:
         with self.host.call("unrescue", spec.server, context):
             return guests.unrescue(self.host, spec, context)
 
-    def attach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    def attach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
         with self.host.call("attach_interface", server, context):
             return interfaces.attach(self.host, server, fence, interface, context)
 
-    def detach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    def detach_interface(
+        self, server: str, fence: int, interface: Interface, context: VerbContext
+    ) -> DomainState:
         with self.host.call("detach_interface", server, context):
             return interfaces.detach(self.host, server, fence, interface, context)
 
-    def attach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> DomainState:
+    def attach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> DomainState:
         with self.host.call("attach_share", server, context):
             return shares.attach(self.host, server, fence, share)
 
-    def detach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> None:
+    def detach_share(
+        self, server: str, fence: int, share: AttachedShare, context: VerbContext
+    ) -> None:
         with self.host.call("detach_share", server, context):
             shares.detach(self.host, server, fence, share)
 
-    def snapshot(self, server: str, fence: int, write_image: ImageWriter, context: VerbContext) -> int:
+    def snapshot(
+        self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
+    ) -> int:
         with self.host.call("snapshot", server, context):
             return snapshots.snapshot(self.host, server, write_image, context)
 
@@ -140,14 +163,16 @@ class MemoryDriver:
         with self.host.call("read_part", server):
             return cold_migration.read_part(self.host, server, secret, name)
 
-    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
+    def prepare(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
         with self.host.call("prepare", spec.server, context):
             cold_migration.prepare(self.host, spec, peer, context)
             return {}
 
-    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
-                                                                                                                 Any]:
+    def receive(
+        self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
+    ) -> dict[str, Any]:
         with self.host.call("receive", spec.server, context):
             return cold_migration.receive(self.host, spec, peer, context)
 
@@ -160,17 +185,29 @@ class MemoryDriver:
         with self.host.call("resize_here", spec.server, context):
             return resizes.resize(self.host, spec, runs, context)
 
-    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, context: VerbContext) -> DomainState:
+    def settle_resize(
+        self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
+    ) -> DomainState:
         with self.host.call("settle_resize", spec.server, context):
             return resizes.settle(self.host, spec, back, resized)
 
     # --- a guest that moves while it runs ---
-    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        context: VerbContext, source: str = "") -> dict[str, Any]:
+    def prepare_incoming(
+        self,
+        spec: GuestSpec,
+        peer: Peer,
+        shared: bool,
+        cpu: dict[str, Any],
+        read_image: ImageReader,
+        context: VerbContext,
+        source: str = "",
+    ) -> dict[str, Any]:
         with self.host.call("prepare_arrival", spec.server, context):
             return live_migration.prepare(self.host, spec, peer, shared, cpu, context)
 
-    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext) -> dict[str, Any]:
+    def live_migrate(
+        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
+    ) -> dict[str, Any]:
         begun = time.monotonic()
         pass_by = live_migration.progress(self.host, spec.server, shared)
         with self.host.call("live_migrate", spec.server, context, pass_by):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One guest in memory: its record, its disk as an image, and its counters.
 
-A disk is a table of files, name -> text, so that a test sees which files an action keeps. As an image it is the header
-of an empty qcow2 and that table behind it: the image service accepts it as qcow2, and a guest that is made of it has
-the files again.
+A disk is a table of files, name -> text, so that a test sees which files an action keeps. As an
+image it is the header of an empty qcow2 and that table behind it: the image service accepts it as
+qcow2, and a guest that is made of it has the files again.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -21,16 +22,21 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.hardware import required_hardware
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
-HEADER = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0).ljust(512, b"\0")
+HEADER = struct.pack(
+    ">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0
+).ljust(512, b"\0")
 MARK = b'{"kilonova memory disk": '
 HASH_ROUNDS = 1000
-NIC_COUNTERS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop"))
+NIC_COUNTERS = tuple(
+    f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop")
+)
 STATES = {RUNNING: "running", PAUSED: "paused"}
 
 
 @dataclass(slots=True)
 class MemoryGuest:
-    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi`` and ``holds_interfaces``."""
+    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi`` and
+    ``holds_interfaces``."""
 
     power_state: int
     fence: int
@@ -96,14 +102,19 @@ class MemoryGuest:
         self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
 
     def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> dict[str, Any]:
-        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which never shrinks."""
+        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which
+        never shrinks."""
         old = self.local.get(disk.name)
         if old is not None and disk.name != local_disks.SWAP:
             return {**old, "size_mb": max(old["size_mb"], disk.size_mb)}
         if old is not None and old["size_mb"] == disk.size_mb:
             return old
         os_type = spec.image.properties.get("os_type", "") if spec.image else ""
-        return {"size_mb": disk.size_mb, "format": local_disks.format_of(disk, os_type), "files": {}}
+        return {
+            "size_mb": disk.size_mb,
+            "format": local_disks.format_of(disk, os_type),
+            "files": {},
+        }
 
     @property
     def is_active(self) -> bool:
@@ -123,7 +134,9 @@ class MemoryGuest:
     @property
     def can_be_still(self) -> bool:
         """For a snapshot, as its image may demand."""
-        return self.options.get("require_quiesce") != "yes" or (self.has_agent and self.power_state == RUNNING)
+        return self.options.get("require_quiesce") != "yes" or (
+            self.has_agent and self.power_state == RUNNING
+        )
 
     def set_password(self, user: str, password: str) -> None:
         salt = secrets.token_hex(8)
@@ -138,24 +151,54 @@ class MemoryGuest:
         return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
 
     def diagnostics(self) -> dict[str, Any]:
-        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not on it."""
+        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not
+        on it."""
         return {
-            "state": STATES[self.power_state], "driver": "libvirt", "hypervisor": "memory", "hypervisor_os": "linux",
-            "uptime": max(0, int(time.time() - self.started)), "config_drive": self.config_drive,
-            "num_cpus": self.vcpus, "num_disks": self.num_disks, "num_nics": len(self.interfaces),
+            "state": STATES[self.power_state],
+            "driver": "libvirt",
+            "hypervisor": "memory",
+            "hypervisor_os": "linux",
+            "uptime": max(0, int(time.time() - self.started)),
+            "config_drive": self.config_drive,
+            "num_cpus": self.vcpus,
+            "num_disks": self.num_disks,
+            "num_nics": len(self.interfaces),
             "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
-            "cpu_details": [{"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)],
-            "disk_details": [{"read_bytes": 0, "read_requests": 0, "write_bytes": 0, "write_requests": 0,
-                              "errors_count": None} for _ in range(self.num_disks)],
-            "nic_details": [{"mac_address": interface.mac, "rx_rate": None, "tx_rate": None,
-                             **dict.fromkeys(NIC_COUNTERS, 0)} for interface in self.interfaces]}
+            "cpu_details": [
+                {"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)
+            ],
+            "disk_details": [
+                {
+                    "read_bytes": 0,
+                    "read_requests": 0,
+                    "write_bytes": 0,
+                    "write_requests": 0,
+                    "errors_count": None,
+                }
+                for _ in range(self.num_disks)
+            ],
+            "nic_details": [
+                {
+                    "mac_address": interface.mac,
+                    "rx_rate": None,
+                    "tx_rate": None,
+                    **dict.fromkeys(NIC_COUNTERS, 0),
+                }
+                for interface in self.interfaces
+            ],
+        }
 
 
 def made(spec: GuestSpec, disk: dict[str, str]) -> MemoryGuest:
     """A guest that is off. The image says by its property when no agent runs in its guests."""
     image = spec.image
-    guest = MemoryGuest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk),
-                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no")
+    guest = MemoryGuest(
+        SHUTDOWN,
+        spec.fence,
+        image=image.id if image else "",
+        disk=dict(disk),
+        has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
+    )
     guest.dress(spec)
     return guest
 
@@ -165,10 +208,11 @@ def _hash(password: str, salt: str) -> str:
 
 
 def read_disk(image: bytes) -> dict[str, str]:
-    """The files of a disk that was made of this image: those of a snapshot, none of any other image."""
+    """The files of a disk that was made of this image: those of a snapshot, none of any other
+    image."""
     if not image.startswith(HEADER + MARK):
         return {}
-    files: dict[str, str] = next(iter(json.loads(image[len(HEADER):]).values()))
+    files: dict[str, str] = next(iter(json.loads(image[len(HEADER) :]).values()))
     return files
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests in memory that are made, rebuilt, or booted from a rescue disk."""
+
 from __future__ import annotations
 
 from common.command_progress import CommandPhase
@@ -12,7 +13,9 @@ from compute_agent.virt.memory.host import MemoryHost, state_of
 from compute_agent.virt.memory.script import wait
 
 
-def make(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+def make(
+    host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+) -> DomainState:
     """The server's guest, started."""
     disk = images.fetch(host, spec.image, read_image, context)
     context.phase(CommandPhase.STARTING)
@@ -25,9 +28,14 @@ def make(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: Ve
         return power.boot(host, spec.server, guest, spec.fence, spec.paused)
 
 
-def rebuild(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
-            keep_ephemeral: bool
-            ) -> DomainState:
+def rebuild(
+    host: MemoryHost,
+    spec: GuestSpec,
+    read_image: ImageReader,
+    runs: bool,
+    context: VerbContext,
+    keep_ephemeral: bool,
+) -> DomainState:
     """New disks, once for this fence."""
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
@@ -40,10 +48,16 @@ def rebuild(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, runs: bo
     if runs:
         power.require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
-        return power.boot(host, spec.server, guest, spec.fence) if runs else state_of(spec.server, guest)
+        return (
+            power.boot(host, spec.server, guest, spec.fence)
+            if runs
+            else state_of(spec.server, guest)
+        )
 
 
-def _replace(host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool) -> MemoryGuest:
+def _replace(
+    host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool
+) -> MemoryGuest:
     """A new guest, off; the console of the old one goes on."""
     old = host.guests.get(spec.server)
     guest = made(spec, disk)
@@ -58,8 +72,13 @@ def _replace(host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephem
     return guest
 
 
-def rescue(host: MemoryHost, spec: GuestSpec, image: ImageRef, read_image: ImageReader,
-           context: VerbContext) -> DomainState:
+def rescue(
+    host: MemoryHost,
+    spec: GuestSpec,
+    image: ImageRef,
+    read_image: ImageReader,
+    context: VerbContext,
+) -> DomainState:
     """Boot the guest from a disk that is made of ``image``."""
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in memory: its size, its guests, its storage, and the behaviour that a test scripts for its verbs.
+"""A host in memory: its size, its guests, its storage, and the behaviour that a test scripts for
+its verbs.
 
-The modules beside this one do the work of the verbs on a ``MemoryHost``; ``memory.driver`` calls them. With a state
-file the guests outlive the process, as those of a real host do: each change is written before the verb returns. Tests
-do to this object what happens to a real host: it loses power, a guest powers off or writes to its disk.
+The modules beside this one do the work of the verbs on a ``MemoryHost``; ``memory.driver`` calls
+them. With a state file the guests outlive the process, as those of a real host do: each change is
+written before the verb returns. Tests do to this object what happens to a real host: it loses
+power, a guest powers off or writes to its disk.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -34,24 +37,43 @@ from compute_agent.virt.traits import COMMON, OWN_TRAITS, SHARES
 
 ALL_SHARED = CpuSets()
 #: Guests in memory can have every device.
-TRAITS = COMMON.union(OWN_TRAITS, SHARES, *map(os_traits.get_traits, ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_",
-                                                                "COMPUTE_NET_VIF_MODEL_")))
+TRAITS = COMMON.union(
+    OWN_TRAITS,
+    SHARES,
+    *map(
+        os_traits.get_traits,
+        ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_", "COMPUTE_NET_VIF_MODEL_"),
+    ),
+)
 
 
 class MemoryHost:
-    """``guests`` may be given to a second object: the same host, restarted. ``inventory`` replaces the one that is made
-    of the three sizes; a test may change ``size`` at any time. Hosts of this process with the same ``storage`` share
-    it; without one a host has its own. Thread-safe with ``lock``."""
+    """``guests`` may be given to a second object: the same host, restarted. ``inventory`` replaces
+    the one that is made of the three sizes; a test may change ``size`` at any time. Hosts of this
+    process with the same ``storage`` share it; without one a host has its own. Thread-safe with
+    ``lock``."""
 
-    #: URI -> host of this process that a running guest can migrate to; a simulator may set another mapping.
+    #: URI -> host of this process that a running guest can migrate to; a simulator may set another
+    #: mapping.
     reachable: MutableMapping[str, MemoryHost] = WeakValueDictionary()
     #: Id -> storage of hosts of this process.
     storages: ClassVar[WeakValueDictionary[str, MemoryStorage]] = WeakValueDictionary()
 
-    def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,
-                 state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
-                 guests: dict[str, MemoryGuest] | None = None, read_images: bool = False,
-                 inventory: HostInventory | None = None, image_fetches: int = MAX_DOWNLOADS, storage: str = "") -> None:
+    def __init__(
+        self,
+        host: str = "memory",
+        *,
+        vcpus: int = 64,
+        memory_mb: int = 262144,
+        disk_gb: int = 4096,
+        state_file: str | Path | None = None,
+        script: dict[str, list[Slow | Fail]] | None = None,
+        guests: dict[str, MemoryGuest] | None = None,
+        read_images: bool = False,
+        inventory: HostInventory | None = None,
+        image_fetches: int = MAX_DOWNLOADS,
+        storage: str = "",
+    ) -> None:
         self.name, self.size = host, inventory or described(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         #: The last calls: verb and server.
@@ -71,7 +93,9 @@ class MemoryHost:
         self.boot_id, self._host_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._changed: deque[str] = deque()
         self._file = self._restored(StateFile(Path(state_file))) if state_file else None
-        folder = IncomingFolder(Path(state_file).resolve().with_name("arrivals")) if state_file else None
+        folder = (
+            IncomingFolder(Path(state_file).resolve().with_name("arrivals")) if state_file else None
+        )
         #: Server -> record of an incoming live migration.
         self.incoming: MutableMapping[str, bytes] = {} if folder is None else folder
         self.uri = uri_of(host, str(folder.path) if folder is not None else self._host_id)
@@ -84,8 +108,11 @@ class MemoryHost:
         for server, guest in (self.files | self.guests).items():
             there = self.storage.setdefault(server, guest)
             guest.disk, guest.local = there.disk, there.local
-        self.size = dataclasses.replace(self.size, facts=self.size.facts | {
-            "storage": storage, "migration": {"uri": self.uri, "address": self.name}})
+        self.size = dataclasses.replace(
+            self.size,
+            facts=self.size.facts
+            | {"storage": storage, "migration": {"uri": self.uri, "address": self.name}},
+        )
 
     def close(self) -> None:
         self.watchers.clear()
@@ -127,17 +154,24 @@ class MemoryHost:
 
     # --- for the verbs ---
     @contextlib.contextmanager
-    def call(self, verb: str, server: str = "", context: VerbContext = QUIET,
-             pass_by: Callable[[float, VerbContext], None] = wait) -> Iterator[None]:
-        """A verb is carried out inside: record the call, do what is scripted for it before and after, and notify the
-        watchers. ``pass_by``: how the verb waits."""
+    def call(
+        self,
+        verb: str,
+        server: str = "",
+        context: VerbContext = QUIET,
+        pass_by: Callable[[float, VerbContext], None] = wait,
+    ) -> Iterator[None]:
+        """A verb is carried out inside: record the call, do what is scripted for it before and
+        after, and notify the watchers. ``pass_by``: how the verb waits."""
         self.receive_guests()
         self.calls.append((verb, server))
         with self.lock:
             behaviours = self.script.get(verb)
             behaviour = behaviours.pop(0) if behaviours else None
         if isinstance(behaviour, Fail):
-            raise VerbFailed(behaviour.text, details=behaviour.details, retryable=behaviour.retryable)
+            raise VerbFailed(
+                behaviour.text, details=behaviour.details, retryable=behaviour.retryable
+            )
         if isinstance(behaviour, Slow) and not behaviour.after:
             pass_by(behaviour.seconds, context)
         yield
@@ -149,7 +183,9 @@ class MemoryHost:
         """The server's guest. VerbFailed: there is none."""
         with self.lock:
             if server not in self.guests:
-                raise VerbFailed("The server has no guest on this host.", details=f"no record of {server}")
+                raise VerbFailed(
+                    "The server has no guest on this host.", details=f"no record of {server}"
+                )
             return self.guests[server]
 
     def active_guest(self, server: str) -> MemoryGuest:
@@ -171,7 +207,8 @@ class MemoryHost:
         return state_of(server, guest)
 
     def notify_watchers(self) -> None:
-        """Call the watchers for each changed guest, without the lock: they may take locks of their own."""
+        """Call the watchers for each changed guest, without the lock: they may take locks of their
+        own."""
         while self._changed:
             server = self._changed.popleft()
             for watcher in self.watchers:
@@ -195,7 +232,8 @@ class MemoryHost:
             self.write(server, None)
 
     def release_guest(self, server: str, guest: MemoryGuest, uri: str) -> None:
-        """The guest, which runs, was handed over to the host at ``uri``: here only its files stay."""
+        """The guest, which runs, was handed over to the host at ``uri``: here only its files
+        stay."""
         with self.lock:
             self.active_guest(server)
             guest.left = uri
@@ -207,7 +245,9 @@ class MemoryHost:
     def receive_guests(self) -> None:
         """Guests that were handed over to this host go on here."""
         with self.lock:
-            records = {server: record for server, record in self.incoming.items() if record != EMPTY}
+            records = {
+                server: record for server, record in self.incoming.items() if record != EMPTY
+            }
             for server, record in records.items():
                 sent = json.loads(record)
                 guest = from_wire(MemoryGuest, sent["guest"])
@@ -237,7 +277,11 @@ class MemoryHost:
 
     def _restored(self, file: StateFile) -> StateFile:
         for key, value in file.read():
-            whose, server = (self.files, key.removeprefix(FILES)) if key.startswith(FILES) else (self.guests, key)
+            whose, server = (
+                (self.files, key.removeprefix(FILES))
+                if key.startswith(FILES)
+                else (self.guests, key)
+            )
             if isinstance(value, MemoryGuest):
                 whose[server] = value
             elif value is None:
@@ -251,13 +295,24 @@ class MemoryHost:
         return file
 
 
-def described(host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED) -> HostInventory:
-    """The inventory of a host of this size. With dedicated CPUs it has one NUMA node with all of them."""
+def described(
+    host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED
+) -> HostInventory:
+    """The inventory of a host of this size. With dedicated CPUs it has one NUMA node with all of
+    them."""
     shared, dedicated = sets.split(range(cpus))
     return HostInventory(
-        "memory", 1, host, len(shared), memory_mb, disk_gb, traits=sorted(TRAITS), pcpus=len(dedicated),
+        "memory",
+        1,
+        host,
+        len(shared),
+        memory_mb,
+        disk_gb,
+        traits=sorted(TRAITS),
+        pcpus=len(dedicated),
         numa_nodes=[NumaNode(0, shared, dedicated, memory_mb)] if dedicated else [],
-        facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]})
+        facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]},
+    )
 
 
 def state_of(server: str, guest: MemoryGuest) -> DomainState:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images on a host in memory: the verified files of a disk that is made of one."""
+
 from __future__ import annotations
 
 import hashlib
@@ -15,7 +16,9 @@ from compute_agent.virt.memory.host import MemoryHost
 MAX_KEPT_BYTES = 1 << 20
 
 
-def fetch(host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext) -> dict[str, str]:
+def fetch(
+    host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext
+) -> dict[str, str]:
     """The files of a disk that is made of the image; none on a host that reads no images."""
     if image is None or not host.read_images:
         return {}
@@ -33,7 +36,7 @@ def _read(image: ImageRef, read_image: ImageReader, context: VerbContext) -> byt
         for chunk in read_image(image.id):
             if context.cancelled():
                 raise Cancelled
-            content += chunk[:MAX_KEPT_BYTES - len(content)]
+            content += chunk[: MAX_KEPT_BYTES - len(content)]
             if digest:
                 digest.update(chunk)
     except errors.NotFound as gone:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of incoming live migrations at a host in memory, by server; other processes can write them too.
+"""Records of incoming live migrations at a host in memory, by server; other processes can write
+them too.
 
-Used by ``memory.host`` and ``memory.live_migration``. A host with a state file keeps the records in a folder beside it,
-which any process of this machine finds by the host's URI. Any other host keeps them in a dictionary.
+Used by ``memory.host`` and ``memory.live_migration``. A host with a state file keeps the records in
+a folder beside it, which any process of this machine finds by the host's URI. Any other host keeps
+them in a dictionary.
 """
+
 from __future__ import annotations
 
 import os
@@ -47,7 +50,8 @@ class IncomingFolder(MutableMapping[str, bytes]):
 
 
 def uri_of(host: str, place: str) -> str:
-    """The URI of a host. ``place``: the path of its folder, or an id that tells it from other hosts of its name."""
+    """The URI of a host. ``place``: the path of its folder, or an id that tells it from other hosts
+    of its name."""
     return f"memory://{quote(host)}/{quote(place.lstrip('/'))}"
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network interfaces of guests in memory: attached and detached."""
+
 from __future__ import annotations
 
 from common.command_progress import CommandPhase
@@ -10,7 +11,9 @@ from compute_agent.virt.memory.guest import MemoryGuest
 from compute_agent.virt.memory.host import MemoryHost, state_of
 
 
-def attach(host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+def attach(
+    host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
+) -> DomainState:
     _refuse_suspended(host, server)
     context.phase(CommandPhase.ATTACHING_INTERFACE)
     power.await_bridges(host, [interface], context)
@@ -21,15 +24,21 @@ def attach(host: MemoryHost, server: str, fence: int, interface: Interface, cont
         return _changed(host, server, guest, fence)
 
 
-def detach(host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+def detach(
+    host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
+) -> DomainState:
     _refuse_suspended(host, server)
     context.phase(CommandPhase.DETACHING_INTERFACE)
     with host.lock:
         guest = host.guest(server)
         left = [other for other in guest.interfaces if _mac(other) != _mac(interface)]
-        holds = guest.power_state == PAUSED or (guest.power_state == RUNNING and guest.holds_interfaces)
+        holds = guest.power_state == PAUSED or (
+            guest.power_state == RUNNING and guest.holds_interfaces
+        )
         if holds and left != guest.interfaces:
-            raise VerbFailed(f"The guest did not let go of the interface {_mac(interface)}. The interface stays.")
+            raise VerbFailed(
+                f"The guest did not let go of the interface {_mac(interface)}. The interface stays."
+            )
         guest.interfaces = left
         return _changed(host, server, guest, fence)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migration of guests in memory.
 
-A prepared destination has an empty record under the server's id in ``MemoryHost.incoming``. The source gives the guest
-up and writes it into that record; before its next call the destination takes the guest over. Must stay true: whatever
-is repeated, and whichever of both processes is killed in between, at most one host has the guest active, and a guest
-that was given up is handed over.
+A prepared destination has an empty record under the server's id in ``MemoryHost.incoming``. The
+source gives the guest up and writes it into that record; before its next call the destination takes
+the guest over. Must stay true: whatever is repeated, and whichever of both processes is killed in
+between, at most one host has the guest active, and a guest that was given up is handed over.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,22 +29,30 @@ MEBIBYTE = 1 << 20
 
 
 # --- at the destination ---
-def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer, shared: bool, cpu: JSON, context: VerbContext) -> dict[str,
-                                                                                                                  Any]:
+def prepare(
+    host: MemoryHost, spec: GuestSpec, peer: Peer, shared: bool, cpu: JSON, context: VerbContext
+) -> dict[str, Any]:
     cold_migration.refuse_impossible(host, spec)
     if lacking := _lacking(host.size.cpu_info, cpu):
-        raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
+        raise VerbFailed(
+            f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True
+        )
     peer.parts()
     context.require_lease()
     with host.lock:
         if shared and spec.server not in host.storage:
-            raise VerbFailed("The server's files are not on the storage of this host.", retryable=True)
+            raise VerbFailed(
+                "The server's files are not on the storage of this host.", retryable=True
+            )
         here = host.guests.get(spec.server)
         if here is None or here.received != spec.fence:
             guest = made(spec, {})
             cold_migration.lay_down(host, spec, guest)
             if shared:
-                guest.disk, guest.local = host.storage[spec.server].disk, host.storage[spec.server].local
+                guest.disk, guest.local = (
+                    host.storage[spec.server].disk,
+                    host.storage[spec.server].local,
+                )
             host.incoming[spec.server] = EMPTY
     wait(0, context)
     return {"uri": host.uri, "address": host.name}
@@ -61,7 +70,9 @@ def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
     with host.lock:
         guest = host.guests.get(spec.server)
         if guest is None:
-            raise VerbFailed("The server did not arrive on this host.", details=f"no domain {spec.server}")
+            raise VerbFailed(
+                "The server did not arrive on this host.", details=f"no domain {spec.server}"
+            )
         guest.dress(spec)
         guest.fence = spec.fence
         host.write(spec.server, guest)
@@ -69,8 +80,14 @@ def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
 
 
 # --- at the source ---
-def migrate(host: MemoryHost, spec: GuestSpec, to: Mapping[str, Any], shared: bool, context: VerbContext,
-            pass_by: Callable[[float, VerbContext], None]) -> int:
+def migrate(
+    host: MemoryHost,
+    spec: GuestSpec,
+    to: Mapping[str, Any],
+    shared: bool,
+    context: VerbContext,
+    pass_by: Callable[[float, VerbContext], None],
+) -> int:
     """Hand the guest over, unless that was done before; returns how many bytes it had."""
     with host.lock:
         gone = host.files.get(spec.server)
@@ -85,41 +102,65 @@ def migrate(host: MemoryHost, spec: GuestSpec, to: Mapping[str, Any], shared: bo
 
 
 def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, VerbContext], None]:
-    """How time passes while the guest migrates: progress is reported, and an abort or a completion is obeyed."""
+    """How time passes while the guest migrates: progress is reported, and an abort or a completion
+    is obeyed."""
     guest = host.guests.get(server)
-    totals = {"memory": guest.memory_mb * MEBIBYTE if guest else 0,
-              "disk": len(guest.disk_image()) if guest and not shared else 0}
+    totals = {
+        "memory": guest.memory_mb * MEBIBYTE if guest else 0,
+        "disk": len(guest.disk_image()) if guest and not shared else 0,
+    }
 
     def pass_by(seconds: float, context: VerbContext) -> None:
         begun = time.monotonic()
         while True:
             part = min(1.0, (time.monotonic() - begun) / seconds) if seconds else 1.0
-            context.report_migration({f"{what}_{name}": size for what, total in totals.items() for name, size in (
-                ("total", total), ("processed", int(total * part)), ("remaining", total - int(total * part)))})
+            context.report_migration(
+                {
+                    f"{what}_{name}": size
+                    for what, total in totals.items()
+                    for name, size in (
+                        ("total", total),
+                        ("processed", int(total * part)),
+                        ("remaining", total - int(total * part)),
+                    )
+                }
+            )
             if context.requested_control() is Control.ABORT:
                 raise MigrationAborted
             if part == 1.0 or context.requested_control() is Control.COMPLETE:
                 wait(0, context)
                 return
             wait(LOOK_SECONDS, context)
+
     return pass_by
 
 
-def _hand_over(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool) -> None:
+def _hand_over(
+    host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool
+) -> None:
     """Give the guest up and write its record, each unless that was done before."""
     there = host.reachable.get(uri)
     incoming = there.incoming if there is not None else folder_at(uri)
     if not guest.left:
         if incoming is None:
-            raise VerbFailed("The destination cannot be reached.", details=f"no host at {uri}", retryable=True)
+            raise VerbFailed(
+                "The destination cannot be reached.", details=f"no host at {uri}", retryable=True
+            )
         if spec.server not in incoming:
-            raise VerbFailed("The destination is not prepared for the server.", retryable=True,
-                             details=f"{uri} expects no {spec.server}")
+            raise VerbFailed(
+                "The destination is not prepared for the server.",
+                retryable=True,
+                details=f"{uri} expects no {spec.server}",
+            )
         host.release_guest(spec.server, guest, uri)
     if incoming is None:
-        raise errors.Unavailable(f"The destination of server {spec.server}, {uri}, cannot be reached just now.")
+        raise errors.Unavailable(
+            f"The destination of server {spec.server}, {uri}, cannot be reached just now."
+        )
     if incoming.get(spec.server) == EMPTY:
         record = asdict(replace(guest, left="", offered=""))
-        incoming[spec.server] = json.dumps({"guest": record, "fence": spec.fence, "shared": shared}).encode()
+        incoming[spec.server] = json.dumps(
+            {"guest": record, "fence": spec.fence, "shared": shared}
+        ).encode()
     if there is not None:
         there.receive_guests()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power of guests in memory: what starts, stops, pauses and suspends a guest."""
+
 from __future__ import annotations
 
 import time
@@ -14,8 +15,11 @@ from compute_agent.virt.memory.host import MemoryHost, state_of
 from compute_agent.virt.memory.script import wait
 
 
-def require_start(host: MemoryHost, server: str, interfaces: Iterable[Interface], context: VerbContext) -> None:
-    """Before a start: wait for the bridges of a guest that is off, and for a lease if its CPUs do not run."""
+def require_start(
+    host: MemoryHost, server: str, interfaces: Iterable[Interface], context: VerbContext
+) -> None:
+    """Before a start: wait for the bridges of a guest that is off, and for a lease if its CPUs do
+    not run."""
     guest = host.guests.get(server)
     if guest is None or not guest.is_active:
         await_bridges(host, interfaces, context)
@@ -30,11 +34,15 @@ def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: Ve
     def look() -> None:
         if missing := host.missing_bridges.intersection(needed):
             raise no_bridge(f"no bridge {', '.join(sorted(missing))}")
+
     when_bridged(context, look)
 
 
-def boot(host: MemoryHost, server: str, guest: MemoryGuest, fence: int, paused: bool = False) -> DomainState:
-    """Start the guest; a paused or suspended one goes on where it was. ``paused``: its CPUs stay stopped."""
+def boot(
+    host: MemoryHost, server: str, guest: MemoryGuest, fence: int, paused: bool = False
+) -> DomainState:
+    """Start the guest; a paused or suspended one goes on where it was. ``paused``: its CPUs stay
+    stopped."""
     guest.fence = fence
     stays_paused = paused and not guest.saved and guest.power_state != RUNNING
     if not guest.is_active and not guest.saved:
@@ -54,7 +62,9 @@ def start(host: MemoryHost, server: str, fence: int, context: VerbContext) -> Do
         return boot(host, server, host.guest(server), fence)
 
 
-def run_or_stop(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext) -> DomainState:
+def run_or_stop(
+    host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
+) -> DomainState:
     """Start a guest that was described anew if ``runs``, else leave it off."""
     if runs:
         require_start(host, spec.server, spec.interfaces, context)
@@ -72,7 +82,9 @@ def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbC
         wait(timeout, context)
 
 
-def stop(host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+def stop(
+    host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
+) -> DomainState:
     """The guest is off, and its saved memory is lost."""
     await_shutdown(host, server, timeout, context)
     with host.lock:
@@ -89,7 +101,9 @@ def pull_plug(host: MemoryHost, server: str) -> None:
             host.set_power(server, guest, SHUTDOWN)
 
 
-def reboot(host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+def reboot(
+    host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
+) -> DomainState:
     """Restart the guest once for this fence."""
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):
@@ -121,4 +135,6 @@ def suspend(host: MemoryHost, server: str, fence: int, context: VerbContext) -> 
 def refuse_active(guest: MemoryGuest, before: str) -> None:
     """VerbFailed when the guest runs. ``before``: what the tenant stops it for."""
     if guest.is_active:
-        raise VerbFailed(f"The server runs; stop it before {before}.", details=f"power state {guest.power_state}")
+        raise VerbFailed(
+            f"The server runs; stop it before {before}.", details=f"power state {guest.power_state}"
+        )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests in memory that are resized on their host: what the disks were is kept until the resize is settled.
+"""Guests in memory that are resized on their host: what the disks were is kept until the resize is
+settled.
 
-Must stay true: what is kept is what the guest had before the first resize that was not settled, however often a resize
-is repeated.
+Must stay true: what is kept is what the guest had before the first resize that was not settled,
+however often a resize is repeated.
 """
+
 from __future__ import annotations
 
 from copy import deepcopy
@@ -23,8 +25,12 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
         guest = host.guest(spec.server)
         if guest.resized != spec.fence:
             power.refuse_active(guest, _BEFORE)
-            guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb, "local": deepcopy(guest.ephemeral),
-                           "resized": spec.fence}
+            guest.aside = {
+                "disk": dict(guest.disk),
+                "root_gb": guest.root_gb,
+                "local": deepcopy(guest.ephemeral),
+                "resized": spec.fence,
+            }
             guest.dress(spec)
             guest.resized, guest.saved = spec.fence, False
             host.write(spec.server, guest)
@@ -40,7 +46,9 @@ def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> Domai
                 guest.disk.clear()
                 guest.disk.update(guest.aside["disk"])
                 guest.root_gb, guest.saved = guest.aside["root_gb"], False
-                swap = {name: disk for name, disk in guest.local.items() if name not in guest.ephemeral}
+                swap = {
+                    name: disk for name, disk in guest.local.items() if name not in guest.ephemeral
+                }
                 guest.local = guest.aside.get("local", {}) | swap
             guest.dress(spec)
         guest.aside, guest.fence = None, spec.fence

@@ -3,6 +3,7 @@
 
 A verb that waits asks every ``LOOK_SECONDS`` whether it is cancelled.
 """
+
 from __future__ import annotations
 
 import time

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of guests in memory. Which are mounted is written on the guest."""
+
 from __future__ import annotations
 
 from common.models import AttachedShare, DomainState

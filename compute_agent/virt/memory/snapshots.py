@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of guests in memory: the root disk as an image."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file that keeps the guests of a host in memory when its process ends.
 
-Used by ``memory.host``. Each change is one line, so that a change is cheap with a thousand guests, and the file is
-whole even when the process is killed.
+Used by ``memory.host``. Each change is one line, so that a change is cheap with a thousand guests,
+and the file is whole even when the process is killed.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,7 +26,8 @@ Value = MemoryGuest | str | None
 
 
 class StateFile:
-    """The guests and ids of one host, by key: a server, ``FILES`` and a server, ``BOOT_ID`` or ``HOST_ID``."""
+    """The guests and ids of one host, by key: a server, ``FILES`` and a server, ``BOOT_ID`` or
+    ``HOST_ID``."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,4 +58,7 @@ class StateFile:
 
 
 def _line(key: str, value: Value) -> bytes:
-    return json.dumps([key, asdict(value) if isinstance(value, MemoryGuest) else value]).encode() + b"\n"
+    return (
+        json.dumps([key, asdict(value) if isinstance(value, MemoryGuest) else value]).encode()
+        + b"\n"
+    )

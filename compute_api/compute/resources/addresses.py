@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET /servers/{id}/ips: a server's addresses from its record; the network service is not asked."""
+
 from __future__ import annotations
 
 from common import errors

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregates of hosts, and the images that their hosts cache.
 
-The store has the rules about zones. As in Nova a refusal is 409 for adding and removing hosts, and 400 for other
-changes."""
+The store has the rules about zones. As in Nova a refusal is 409 for adding and removing hosts, and
+400 for other changes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,7 +47,9 @@ def _body(request: Request, found: tuple[StoreRow, list[str]]) -> JsonObject:
 def create(request: Request) -> JsonObject:
     """POST /os-aggregates"""
     given = request.body["aggregate"]
-    row = request.make(aggregates.is_made, aggregates.create, given["name"].strip(), given.get("availability_zone"))
+    row = request.make(
+        aggregates.is_made, aggregates.create, given["name"].strip(), given.get("availability_zone")
+    )
     return view.one(row, [], request.version, view.NEW)
 
 
@@ -55,8 +58,11 @@ def update(request: Request, aggregate_id: str) -> JsonObject:
     given, number = request.body["aggregate"], _number(aggregate_id)
     name = given["name"].strip() if "name" in given else None
     meta = {aggregates.ZONE: given[aggregates.ZONE]} if aggregates.ZONE in given else None
-    return _changed(request, number, lambda tx: aggregates.update(tx, number, _default_zone(request), name=name,
-                                                                  meta=meta))
+    return _changed(
+        request,
+        number,
+        lambda tx: aggregates.update(tx, number, _default_zone(request), name=name, meta=meta),
+    )
 
 
 def _default_zone(request: Request) -> str:
@@ -65,9 +71,11 @@ def _default_zone(request: Request) -> str:
 
 def _changed(request: Request, number: int, work: Callable[[Connection], None]) -> JsonObject:
     """Make a change, and show what it made in the same transaction."""
+
     def change(tx: Connection) -> tuple[StoreRow, list[str]]:
         work(tx)
         return aggregates.show(tx, number)
+
     return _body(request, request.write(change))
 
 
@@ -92,9 +100,14 @@ def act(request: Request, aggregate_id: str) -> JsonObject:
 
     def work(tx: Connection) -> None:
         if key == "set_metadata":
-            aggregates.update(tx, number, zone, meta=given["metadata"], what="metadata of aggregate")
+            aggregates.update(
+                tx, number, zone, meta=given["metadata"], what="metadata of aggregate"
+            )
         else:
-            (aggregates.add_host if key == "add_host" else aggregates.remove_host)(tx, number, given["host"], zone)
+            (aggregates.add_host if key == "add_host" else aggregates.remove_host)(
+                tx, number, given["host"], zone
+            )
+
     return _changed(request, number, work)
 
 
@@ -104,7 +117,7 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
     if len(set(wanted)) < len(wanted):
         raise errors.BadRequest("Duplicate images in request")
     number = _number(aggregate_id)
-    request.read(aggregates.show, number)               # before the image service is asked
+    request.read(aggregates.show, number)  # before the image service is asked
     token = request.context.token
     images = [request.services.images.show(image_id, token) for image_id in wanted]
     for image in images:
@@ -113,5 +126,6 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
 
     def work(tx: Connection) -> None:
         cached_images.ask(tx, *aggregates.show(tx, number), [image.ref for image in images])
+
     request.write(work)
     return ApiResponse()

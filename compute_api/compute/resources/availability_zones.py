@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Availability zones: where servers can be, and which services are there."""
+
 from __future__ import annotations
 
 from common.store.engine import Connection
@@ -19,9 +20,12 @@ def index(request: Request) -> JsonObject:
         if row.binary == services.COMPUTE:
             zone = by_host[row.host]
             found[zone] = found.get(zone, False) or not row.disabled
-    return {"availabilityZoneInfo": [
-        {"zoneName": zone, "zoneState": {"available": available}, "hosts": None}
-        for zone, available in sorted(found.items(), key=lambda item: (not item[1], item[0]))]}
+    return {
+        "availabilityZoneInfo": [
+            {"zoneName": zone, "zoneState": {"available": available}, "hosts": None}
+            for zone, available in sorted(found.items(), key=lambda item: (not item[1], item[0]))
+        ]
+    }
 
 
 def detail(request: Request) -> JsonObject:
@@ -33,14 +37,26 @@ def detail(request: Request) -> JsonObject:
         zone = by_host[row.host] if row.binary == services.COMPUTE else INTERNAL
         enabled[zone] = enabled.get(zone, False) or not row.disabled
         found.setdefault(zone, {}).setdefault(row.host, {})[row.binary] = {
-            "active": not row.disabled, "available": bool(row.up) and not row.forced_down,
-            "updated_at": fraction(row.seen_at)}
-    return {"availabilityZoneInfo": [
-        {"zoneName": zone, "zoneState": {"available": enabled[zone]}, "hosts": hosts if enabled[zone] else None}
-        for zone, hosts in sorted(found.items(), key=lambda item: (not enabled[item[0]], item[0]))]}
+            "active": not row.disabled,
+            "available": bool(row.up) and not row.forced_down,
+            "updated_at": fraction(row.seen_at),
+        }
+    return {
+        "availabilityZoneInfo": [
+            {
+                "zoneName": zone,
+                "zoneState": {"available": enabled[zone]},
+                "hosts": hosts if enabled[zone] else None,
+            }
+            for zone, hosts in sorted(
+                found.items(), key=lambda item: (not enabled[item[0]], item[0])
+            )
+        ]
+    }
 
 
 def _read(request: Request) -> tuple[list[StoreRow], dict[str, str]]:
     def work(tx: Connection) -> tuple[list[StoreRow], dict[str, str]]:
         return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)
+
     return request.read(work)

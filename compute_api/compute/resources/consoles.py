@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consoles: URLs of a guest's screen or terminal, tokens, and the output of the serial console.
 
-A URL is made from records alone; the host is asked when the console service opens it. Types that no host of this cloud
-has are refused with Nova's texts."""
+A URL is made from records alone; the host is asked when the console service opens it. Types that no
+host of this cloud has are refused with Nova's texts."""
+
 from __future__ import annotations
 
 import re
@@ -19,11 +20,16 @@ from compute_api.edge.json_types import JsonObject
 
 #: Answers an action at once.
 Query = Callable[[Request, ServerRecord], JsonObject | None]
-MAX_CONSOLE_BYTES = 102400         # bytes of a console that are ever shown
+MAX_CONSOLE_BYTES = 102400  # bytes of a console that are ever shown
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f]")
 #: Protocol -> the types that belong to it.
-TYPES = {"vnc": ("novnc",), "serial": ("serial",), "spice": ("spice-html5", "spice-direct"), "rdp": ("rdp-html5",),
-         "mks": ("webmks",)}
+TYPES = {
+    "vnc": ("novnc",),
+    "serial": ("serial",),
+    "spice": ("spice-html5", "spice-direct"),
+    "rdp": ("rdp-html5",),
+    "mks": ("webmks",),
+}
 #: Power states of a guest that has a screen.
 _LIVE = (states.RUNNING, states.POWER_PAUSED, states.POWER_SUSPENDED)
 
@@ -31,14 +37,21 @@ _LIVE = (states.RUNNING, states.POWER_PAUSED, states.POWER_SUSPENDED)
 def create(request: Request, server: ServerRecord) -> JsonObject:
     """POST …/remote-consoles"""
     wanted = request.body["remote_console"]
-    return {"remote_console": {**wanted, "url": _url(request, server, wanted["protocol"], wanted["type"])}}
+    return {
+        "remote_console": {
+            **wanted,
+            "url": _url(request, server, wanted["protocol"], wanted["type"]),
+        }
+    }
 
 
 def by_action(key: str, protocol: str) -> Query:
     """The handler of an action before 2.6."""
+
     def get(request: Request, server: ServerRecord) -> JsonObject:
         kind = request.body[key]["type"]
         return {"console": {"type": kind, "url": _url(request, server, protocol, kind)}}
+
     return get
 
 
@@ -53,30 +66,42 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
     settings, vault = request.services.settings, request.services.vault
     # The console service asks with it whether the user may still have the console.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
-    token = request.make(console_tokens.is_made, console_tokens.create, server.id, kind,
-                         project_id=request.context.project_id, user_id=request.context.user_id,
-                         seconds=settings.console_token_seconds, caller=caller)
+    token = request.make(
+        console_tokens.is_made,
+        console_tokens.create,
+        server.id,
+        kind,
+        project_id=request.context.project_id,
+        user_id=request.context.user_id,
+        seconds=settings.console_token_seconds,
+        caller=caller,
+    )
     return address(settings.console_url, kind, token)
 
 
 def address(public_url: str, kind: str, token: str) -> str:
-    """Where the console service is reached with this token: a page for a screen, a websocket for a terminal."""
+    """Where the console service is reached with this token: a page for a screen, a websocket for a
+    terminal."""
     base = urlsplit(public_url.rstrip("/"))
     if kind == "serial":
-        return f"{'wss' if base.scheme == 'https' else 'ws'}://{base.netloc}{base.path}/?token={token}"
+        return (
+            f"{'wss' if base.scheme == 'https' else 'ws'}://{base.netloc}{base.path}/?token={token}"
+        )
     folder = base.path.strip("/")
     path = f"{folder}/?token={token}" if folder else f"?token={token}"
     return f"{base.geturl()}/vnc_lite.html?path={quote(path, safe='')}"
 
 
 def refused_token(request: Request, token: str) -> None:
-    """GET /os-console-auth-tokens/{token} before 2.31, which knew tokens of RDP consoles only; there are none."""
+    """GET /os-console-auth-tokens/{token} before 2.31, which knew tokens of RDP consoles only;
+    there are none."""
     raise errors.BadRequest("The requested console type details are not accessible.")
 
 
 def show_token(request: Request, token: str) -> JsonObject:
-    """GET /os-console-auth-tokens/{token}: where a proxy reaches the console. internal_access_path is the secret that
-    it must send first there, good once and for half a minute; the token itself is not used up."""
+    """GET /os-console-auth-tokens/{token}: where a proxy reaches the console. internal_access_path
+    is the secret that it must send first there, good once and for half a minute; the token itself
+    is not used up."""
     return {"console": _opened(request, token)}
 
 
@@ -90,15 +115,23 @@ def _opened(request: Request, token: str) -> JsonObject:
     if record is None:
         raise errors.NotFound("Token not found")
     server = request.read(servers.show, record.server_id, None)
-    opened = query_host(request, server, "console", {"server": server.id, "kind": HOST_KINDS[record.kind]})
-    return {"instance_uuid": server.id, "host": opened["host"], "port": opened["port"],
-            "internal_access_path": opened["secret"]}
+    opened = query_host(
+        request, server, "console", {"server": server.id, "kind": HOST_KINDS[record.kind]}
+    )
+    return {
+        "instance_uuid": server.id,
+        "host": opened["host"],
+        "port": opened["port"],
+        "internal_access_path": opened["secret"],
+    }
 
 
 def console_output(request: Request, server: ServerRecord) -> JsonObject:
     """The end of what the guest has written to its serial console."""
     length = request.body["os-getConsoleOutput"].get("length")
-    answer = query_host(request, server, "console_output", {"server": server.id, "length_bytes": MAX_CONSOLE_BYTES})
+    answer = query_host(
+        request, server, "console_output", {"server": server.id, "length_bytes": MAX_CONSOLE_BYTES}
+    )
     output = answer["output"][-MAX_CONSOLE_BYTES:]
     lines = None if length in (None, -1, "-1") else int(length)
     if lines is not None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a request wants its servers: zone, host and node, parsed and looked up in the database.
 
-Used by create, unshelve and the operator's ``explain``, so that all three give the same errors. The caller checks first
-whether the user may name a host, so that nobody else learns which hosts there are."""
+Used by create, unshelve and the operator's ``explain``, so that all three give the same errors. The
+caller checks first whether the user may name a host, so that nobody else learns which hosts there
+are."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -15,8 +17,9 @@ from compute_api.edge.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a server shall be. node: what the host's hypervisor calls itself. forced: the operator's filters are not
-    asked, as for a host in availability_zone; else they must let the host."""
+    """Where a server shall be. node: what the host's hypervisor calls itself. forced: the
+    operator's filters are not asked, as for a host in availability_zone; else they must let the
+    host."""
 
     zone: str | None = None
     host: str | None = None
@@ -30,10 +33,13 @@ class Destination:
 
 
 def parse(text: str | None, default_zone: str | None = None) -> Destination:
-    """ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE; an empty zone is the one where servers go that name none."""
+    """ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE; an empty zone is the one where servers go that
+    name none."""
     zone, *rest = (text or "").split(":")
     if len(rest) > 2:
-        raise errors.BadRequest("Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE.")
+        raise errors.BadRequest(
+            "Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE."
+        )
     host, node = [*rest, "", ""][:2]
     return Destination(zone or default_zone, host or None, node or None, forced=bool(host or node))
 
@@ -55,7 +61,9 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
         if where.node in (None, row["hypervisor_hostname"]):
             name = str(row["name"])
             if where.forced and where.zone is not None:
-                return replace(where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name])
+                return replace(
+                    where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name]
+                )
             return replace(where, host=name)
     other = f" It is there, but its node is not {where.node}." if rows and where.host else ""
     raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.{other}")
@@ -68,7 +76,8 @@ def check_zone(tx: Connection, zone: str, default_zone: str) -> None:
 
 
 def check_unshelve(tx: Connection, zone: str | None, host: str | None, default_zone: str) -> None:
-    """Of a server that comes back to a host: the zone exists, the host exists, and it is in the zone.
+    """Of a server that comes back to a host: the zone exists, the host exists, and it is in the
+    zone.
 
     Raises:
         BadRequest: one of them does not exist. Conflict: the host is in another zone.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extensions: the frozen list of the parts of API v2.1, by which old clients recognise it.
 
-An extension whose operations were removed from the API stays in the list. One whose operations this cloud does not have
-is left out until its routes exist."""
+An extension whose operations were removed from the API stays in the list. One whose operations this
+cloud does not have is left out until its routes exist."""
+
 from __future__ import annotations
 
 import functools
@@ -21,24 +22,40 @@ _PATHS = """
     os-security-group-default-rules os-security-groups os-server-external-events os-server-groups os-services
     os-simple-tenant-usage os-tenant-networks
 """
-#: Those that are one operation, or one action of a server. All others are attributes of answers and requests.
+#: Those that are one operation, or one action of a server. All others are attributes of answers and
+#: requests.
 _OPERATIONS = {
-    "NMN": "addFixedIp", "os-admin-actions": "os-resetState", "os-admin-password": "changePassword",
+    "NMN": "addFixedIp",
+    "os-admin-actions": "os-resetState",
+    "os-admin-password": "changePassword",
     "os-assisted-volume-snapshots": "POST /os-assisted-volume-snapshots",
-    "os-attach-interfaces": f"POST {_SERVER}/os-interface", "os-baremetal-nodes": "GET /os-baremetal-nodes",
-    "os-cell-capacities": "GET /os-cells/capacities", "os-cloudpipe-update": "PUT /os-cloudpipe/{id}",
-    "os-console-output": "os-getConsoleOutput", "os-consoles": f"GET {_SERVER}/consoles",
-    "os-create-backup": "createBackup", "os-deferred-delete": "restore", "os-evacuate": "evacuate",
+    "os-attach-interfaces": f"POST {_SERVER}/os-interface",
+    "os-baremetal-nodes": "GET /os-baremetal-nodes",
+    "os-cell-capacities": "GET /os-cells/capacities",
+    "os-cloudpipe-update": "PUT /os-cloudpipe/{id}",
+    "os-console-output": "os-getConsoleOutput",
+    "os-consoles": f"GET {_SERVER}/consoles",
+    "os-create-backup": "createBackup",
+    "os-deferred-delete": "restore",
+    "os-evacuate": "evacuate",
     "os-flavor-access": "GET /flavors/{flavor_id}/os-flavor-access",
-    "os-flavor-extra-specs": "GET /flavors/{flavor_id}/os-extra_specs", "os-flavor-manage": "POST /flavors",
-    "os-instance-actions": f"GET {_SERVER}/os-instance-actions", "os-lock-server": "lock",
-    "os-migrate-server": "migrate", "os-networks-associate": "POST /os-networks/{network_id}/action",
-    "os-pause-server": "pause", "os-rescue": "rescue", "os-server-diagnostics": f"GET {_SERVER}/diagnostics",
-    "os-server-password": f"GET {_SERVER}/os-server-password", "os-server-start-stop": "os-start",
-    "os-shelve": "shelve", "os-suspend-server": "suspend",
+    "os-flavor-extra-specs": "GET /flavors/{flavor_id}/os-extra_specs",
+    "os-flavor-manage": "POST /flavors",
+    "os-instance-actions": f"GET {_SERVER}/os-instance-actions",
+    "os-lock-server": "lock",
+    "os-migrate-server": "migrate",
+    "os-networks-associate": "POST /os-networks/{network_id}/action",
+    "os-pause-server": "pause",
+    "os-rescue": "rescue",
+    "os-server-diagnostics": f"GET {_SERVER}/diagnostics",
+    "os-server-password": f"GET {_SERVER}/os-server-password",
+    "os-server-start-stop": "os-start",
+    "os-shelve": "shelve",
+    "os-suspend-server": "suspend",
     "os-virtual-interfaces": f"GET {_SERVER}/os-virtual-interfaces",
     "os-volume-attachment-update": f"PUT {_SERVER}/os-volume_attachments/{{volume_id}}",
-    "os-volumes": "GET /os-volumes"}
+    "os-volumes": "GET /os-volumes",
+}
 
 _ALIASES_AND_NAMES = """
     NMN Multinic, OS-DCF DiskConfig, OS-EXT-AZ ExtendedAvailabilityZone, OS-EXT-IMG-SIZE ImageSize,
@@ -83,21 +100,32 @@ _NAMES = dict(pair.split() for pair in _ALIASES_AND_NAMES.split(","))
 
 
 def _extension(alias: str, name: str) -> JsonObject:
-    return {"alias": alias, "name": name, "description": f"{name}.", "links": [],
-            "namespace": "http://docs.openstack.org/compute/ext/fake_xml", "updated": "2014-12-03T00:00:00Z"}
+    return {
+        "alias": alias,
+        "name": name,
+        "description": f"{name}.",
+        "links": [],
+        "namespace": "http://docs.openstack.org/compute/ext/fake_xml",
+        "updated": "2014-12-03T00:00:00Z",
+    }
 
 
 def announced(operations: Collection[str]) -> dict[str, str]:
-    """Of a cloud with these operations, such as "GET /servers" and the keys of actions: alias to name."""
+    """Of a cloud with these operations, such as "GET /servers" and the keys of actions: alias to
+    name."""
     paths = {operation.partition("/")[2].partition("/")[0] for operation in operations}
     needed = _PATHS.split()
-    return {alias: name for alias, name in _NAMES.items()
-            if (alias not in needed or alias in paths)
-            and (alias not in _OPERATIONS or _OPERATIONS[alias] in operations)}
+    return {
+        alias: name
+        for alias, name in _NAMES.items()
+        if (alias not in needed or alias in paths)
+        and (alias not in _OPERATIONS or _OPERATIONS[alias] in operations)
+    }
 
 
 class Extensions:
-    """Those of this cloud. ``operations`` is called with the first request, when the table of routes is complete."""
+    """Those of this cloud. ``operations`` is called with the first request, when the table of
+    routes is complete."""
 
     def __init__(self, operations: Callable[[], Collection[str]]) -> None:
         self._operations = operations

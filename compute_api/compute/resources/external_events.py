@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /os-server-external-events: what other services report of servers.
 
-An event is a hint: a wired port wakes the action that waits for it, and the action asks the network service itself; a
-change makes us read the interfaces again. So events may be lost, late or repeated. When the network service does not
-answer meanwhile, the request is a 503 and its sender may repeat it."""
+An event is a hint: a wired port wakes the action that waits for it, and the action asks the network
+service itself; a change makes us read the interfaces again. So events may be lost, late or
+repeated. When the network service does not answer meanwhile, the request is a 503 and its sender
+may repeat it."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,12 +23,15 @@ from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
-REREAD_TIMEOUT_SECONDS = 20.0              # seconds in which the servers of one request are read again
-PLUG = "plug"                # the step that waits for the network service
+REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again
+PLUG = "plug"  # the step that waits for the network service
 #: Events that mean nothing without a tag, and the tags that they may have; (): any.
 _TAGS: dict[str, Sequence[str]] = {
-    "accelerator-request-bound": (), "network-vif-deleted": (), "power-update": ("POWER_ON", "POWER_OFF"),
-    "volume-extended": ()}
+    "accelerator-request-bound": (),
+    "network-vif-deleted": (),
+    "power-update": ("POWER_ON", "POWER_OFF"),
+    "volume-extended": (),
+}
 
 #: Does what the events of one name ask for; the code of each.
 Handler = Callable[[Request, Sequence[JsonMapping], JsonMapping], list[int]]
@@ -38,13 +43,23 @@ def create(request: Request) -> ApiResponse:
     rows = request.read(servers.some, {event["server_uuid"] for event in events})
     codes = [_refusal(event, rows.get(event["server_uuid"])) for event in events]
     for name, handle in HANDLERS.items():
-        meant = [number for number, event in enumerate(events) if codes[number] == DONE and event["name"] == name]
+        meant = [
+            number
+            for number, event in enumerate(events)
+            if codes[number] == DONE and event["name"] == name
+        ]
         if meant:
             found = handle(request, [events[number] for number in meant], rows)
             for number, code in zip(meant, found, strict=True):
                 codes[number] = code
-    body = [{**event, "code": code, "status": event.get("status", COMPLETED) if code == DONE else "failed"}
-            for event, code in zip(events, codes, strict=True)]
+    body = [
+        {
+            **event,
+            "code": code,
+            "status": event.get("status", COMPLETED) if code == DONE else "failed",
+        }
+        for event, code in zip(events, codes, strict=True)
+    ]
     return ApiResponse({"events": body}, 200 if set(codes) == {DONE} else 207)
 
 
@@ -72,14 +87,17 @@ def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
     end = clock.monotonic() + REREAD_TIMEOUT_SECONDS
     for server_id in dict.fromkeys(event["server_uuid"] for event in events):
         if clock.monotonic() > end:
-            raise errors.Unavailable("The network service is too slow for so many events; send them again in parts.")
+            raise errors.Unavailable(
+                "The network service is too slow for so many events; send them again in parts."
+            )
         if rows[server_id].interfaces:
             server_networks.read_again(request, networks, server_id)
     return [DONE] * len(events)
 
 
 def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Ports that are gone leave their guests, whoever has locked the server: there is nothing left to protect."""
+    """Ports that are gone leave their guests, whoever has locked the server: there is nothing left
+    to protect."""
     row, system = states.row("detach_interface"), dataclasses.replace(request.context, admin=True)
     codes = []
     for event in events:
@@ -88,8 +106,14 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
             codes.append(DONE)
             continue
         try:
-            request.make(partial(actions.is_begun, server_id=server_id), actions.begin, row, server_id, context=system,
-                         args={"port": port})
+            request.make(
+                partial(actions.is_begun, server_id=server_id),
+                actions.begin,
+                row,
+                server_id,
+                context=system,
+                args={"port": port},
+            )
             codes.append(DONE)
         except errors.NotFound:
             codes.append(MISSING)
@@ -101,5 +125,8 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 
 #: By name, in the order in which they are done. For the others nothing waits in this cloud.
 HANDLERS: dict[str, Handler] = {
-    "network-vif-plugged": _wake, "network-vif-unplugged": _wake, "network-vif-deleted": _detach,
-    "network-changed": _reread}
+    "network-vif-plugged": _wake,
+    "network-vif-unplugged": _wake,
+    "network-vif-deleted": _detach,
+    "network-changed": _reread,
+}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flavors: list, show, create, update, delete; access; extra specs."""
+
 from __future__ import annotations
 
 from common import errors, ids
@@ -30,10 +31,17 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
     if request.limit == 0:
         return {"flavors": []}
     rows = request.read(
-        flavors.page, project_id=request.scope, is_public=_is_public(request), min_ram=_least(request, "minRam"),
-        min_disk=_least(request, "minDisk"), name=request.first("name") if "name" in _served(request) else None,
-        sort_key=request.first("sort_key") or "flavorid", descending=request.first("sort_dir") == "desc",
-        marker=request.first("marker"), limit=request.limit)
+        flavors.page,
+        project_id=request.scope,
+        is_public=_is_public(request),
+        min_ram=_least(request, "minRam"),
+        min_disk=_least(request, "minDisk"),
+        name=request.first("name") if "name" in _served(request) else None,
+        sort_key=request.first("sort_key") or "flavorid",
+        descending=request.first("sort_dir") == "desc",
+        marker=request.first("marker"),
+        limit=request.limit,
+    )
     items = view.many(rows, request.links, request.version, request.allowed(view.RULES), names_only)
     return request.page("flavors", path, items, rows[-1].flavorid if rows else None)
 
@@ -46,7 +54,8 @@ def _served(request: Request) -> JsonObject:
 
 
 def _is_public(request: Request) -> bool | None:
-    """Everybody sees public flavors and those they were given; admins choose, and without a choice see public ones."""
+    """Everybody sees public flavors and those they were given; admins choose, and without a choice
+    see public ones."""
     given = request.first("is_public")
     if not request.is_admin:
         return None
@@ -54,7 +63,20 @@ def _is_public(request: Request) -> bool | None:
         return True
     if given.lower() == "none":
         return None
-    if given.lower() not in ("true", "false", "1", "0", "t", "f", "yes", "no", "y", "n", "on", "off"):
+    if given.lower() not in (
+        "true",
+        "false",
+        "1",
+        "0",
+        "t",
+        "f",
+        "yes",
+        "no",
+        "y",
+        "n",
+        "on",
+        "off",
+    ):
         raise errors.BadRequest(f"Invalid is_public filter [{given[:40]}]")
     return is_true(given)
 
@@ -64,7 +86,7 @@ def _least(request: Request, name: str) -> int:
     if text is None:
         return 0
     try:
-        return max(0, min(int(text), 2 ** 31 - 1))
+        return max(0, min(int(text), 2**31 - 1))
     except ValueError as problem:
         raise errors.BadRequest(f"Invalid {name} filter [{text[:40]}]") from problem
 
@@ -82,18 +104,30 @@ def create(request: Request) -> JsonObject:
     """POST /flavors"""
     given = request.body["flavor"]
     ident = given.get("id")
-    row = request.make(flavors.is_made, flavors.create, {
-        "flavorid": ids.new() if ident in (None, "auto") else str(ident).strip(), "name": given["name"].strip(),
-        "vcpus": int(given["vcpus"]), "memory_mb": int(given["ram"]), "root_gb": int(given["disk"]),
-        "ephemeral_gb": int(given.get("OS-FLV-EXT-DATA:ephemeral", 0)), "swap_mb": int(given.get("swap", 0)),
-        "rxtx_factor": float(given.get("rxtx_factor", 1.0)), "description": given.get("description"),
-        "is_public": is_true(given.get("os-flavor-access:is_public", True))})
+    row = request.make(
+        flavors.is_made,
+        flavors.create,
+        {
+            "flavorid": ids.new() if ident in (None, "auto") else str(ident).strip(),
+            "name": given["name"].strip(),
+            "vcpus": int(given["vcpus"]),
+            "memory_mb": int(given["ram"]),
+            "root_gb": int(given["disk"]),
+            "ephemeral_gb": int(given.get("OS-FLV-EXT-DATA:ephemeral", 0)),
+            "swap_mb": int(given.get("swap", 0)),
+            "rxtx_factor": float(given.get("rxtx_factor", 1.0)),
+            "description": given.get("description"),
+            "is_public": is_true(given.get("os-flavor-access:is_public", True)),
+        },
+    )
     return _body(request, row)
 
 
 def update(request: Request, flavor_id: str) -> JsonObject:
     """PUT /flavors/{id}: the description."""
-    return _body(request, request.write(flavors.describe, flavor_id, request.body["flavor"]["description"]))
+    return _body(
+        request, request.write(flavors.describe, flavor_id, request.body["flavor"]["description"])
+    )
 
 
 def delete(request: Request, flavor_id: str) -> None:
@@ -104,16 +138,19 @@ def delete(request: Request, flavor_id: str) -> None:
 # --- access ---
 def access(request: Request, flavor_id: str) -> JsonObject:
     """GET /flavors/{id}/os-flavor-access"""
+
     def work(tx: Connection) -> JsonObject:
         row = flavors.show(tx, flavor_id)
         if row.is_public:
             raise errors.NotFound("Access list not available for public flavors.")
         return view.access(row, flavors.access(tx, row.id))
+
     return request.read(work)
 
 
 def change_access(request: Request, flavor_id: str) -> JsonObject:
-    """POST /flavors/{id}/action, before 2.7: access to a public flavor means nothing and is no error."""
+    """POST /flavors/{id}/action, before 2.7: access to a public flavor means nothing and is no
+    error."""
     return _change_access(request, flavor_id, public=True)
 
 
@@ -133,6 +170,7 @@ def _change_access(request: Request, flavor_id: str, public: bool) -> JsonObject
             raise errors.Conflict("Can not add access to a public flavor.")
         (flavors.grant if adds else flavors.revoke)(tx, row, given["tenant"])
         return view.access(row, flavors.access(tx, row.id))
+
     return request.write(work)
 
 

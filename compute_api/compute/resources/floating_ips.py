@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-floating-ips and /os-floating-ip-pools (until 2.35), and the actions for addresses of a server (until 2.43).
+"""/os-floating-ips and /os-floating-ip-pools (until 2.35), and the actions for addresses of a
+server (until 2.43).
 
-All of it is done in the network service with the caller's token before the answer. The server's record shows its new
-addresses when the network service's event has come. A locked server and an action in progress are no obstacle: in the
-network service, where the caller could do the same, there is neither."""
+All of it is done in the network service with the caller's token before the answer. The server's
+record shows its new addresses when the network service's event has come. A locked server and an
+action in progress are no obstacle: in the network service, where the caller could do the same,
+there is neither."""
+
 from __future__ import annotations
 
 import ipaddress
@@ -14,12 +17,17 @@ from common import errors
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import network_records, server_networks
-from compute_api.compute.resources.network_records import FLOATING_IPS, NETWORKS, PORTS, conflicts_as
+from compute_api.compute.resources.network_records import (
+    FLOATING_IPS,
+    NETWORKS,
+    PORTS,
+    conflicts_as,
+)
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import networks as view
 from compute_api.edge.json_types import JsonObject
 
-DEFAULT_POOL = "nova"        # the pool that is meant when none is named, if there is one of this name
+DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is one of this name
 
 
 # --- the addresses themselves ---
@@ -35,14 +43,16 @@ def index(request: Request) -> JsonObject:
 def show(request: Request, floating_ip_id: str) -> JsonObject:
     """GET /os-floating-ips/{id}"""
     found = network_records.one(request, FLOATING_IPS, floating_ip_id)
-    return {"floating_ip": _shown(network_records.required(request), request.context.token, [found])[0]}
+    return {
+        "floating_ip": _shown(network_records.required(request), request.context.token, [found])[0]
+    }
 
 
 def create(request: Request) -> JsonObject:
     """POST /os-floating-ips"""
     networks, token = network_records.required_to_make(request), request.context.token
     pool = _pool(_pools(networks, token), (request.body or {}).get("pool"))
-    with conflicts_as(errors.NotFound):                 # no address is left
+    with conflicts_as(errors.NotFound):  # no address is left
         made = networks.create(token, FLOATING_IPS, {"floating_network_id": pool["id"]})
     return {"floating_ip": _shown(networks, token, [made])[0]}
 
@@ -66,16 +76,22 @@ def _pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
 
 def _pool(known: Sequence[JsonObject], wanted: str | None) -> JsonObject:
     """The external network of this name or id; without one the default, or the only one."""
-    found = [one for one in known if wanted == one["id"]] or [one for one in known if one["name"] == (
-        wanted or DEFAULT_POOL)]
+    found = [one for one in known if wanted == one["id"]] or [
+        one for one in known if one["name"] == (wanted or DEFAULT_POOL)
+    ]
     if wanted is None and not found:
         found = [one for one in known if one.get("is_default")] or list(known)
     if not found:
-        raise errors.NotFound("Floating IP pool not found." if wanted is None else f"Floating IP pool {wanted[:80]} "
-                              "not found; GET /os-floating-ip-pools lists them.")
+        raise errors.NotFound(
+            "Floating IP pool not found."
+            if wanted is None
+            else f"Floating IP pool {wanted[:80]} not found; GET /os-floating-ip-pools lists them."
+        )
     if len(found) > 1:
-        raise errors.BadRequest(f"There are several floating IP pools: {', '.join(one['id'] for one in found)[:400]}; "
-                                "name one by its id.")
+        raise errors.BadRequest(
+            f"There are several floating IP pools: {', '.join(one['id'] for one in found)[:400]}; "
+            "name one by its id."
+        )
     return found[0]
 
 
@@ -91,19 +107,37 @@ def _shown(networks: TenantNetworks, token: str, found: Sequence[JsonObject]) ->
     """With the names of their pools and the servers that they lead to."""
     pool_ids = sorted({one["floating_network_id"] for one in found})
     port_ids = sorted({one["port_id"] for one in found if one["port_id"]})
-    names = {one["id"]: view.pool(one) for one in networks.networks(token, "", pool_ids)} if pool_ids else {}
-    servers = {port["id"]: port["device_id"] for port in networks.ports(token, id=port_ids)} if port_ids else {}
+    names = (
+        {one["id"]: view.pool(one) for one in networks.networks(token, "", pool_ids)}
+        if pool_ids
+        else {}
+    )
+    servers = (
+        {port["id"]: port["device_id"] for port in networks.ports(token, id=port_ids)}
+        if port_ids
+        else {}
+    )
     return [view.floating_ip(one, names, servers) for one in found]
 
 
 # --- floating addresses of servers ---
 def add(request: Request, server: ServerRecord) -> None:
     """addFloatingIp"""
-    given, networks, token = request.body["addFloatingIp"], network_records.required(request), request.context.token
+    given, networks, token = (
+        request.body["addFloatingIp"],
+        network_records.required(request),
+        request.context.token,
+    )
     floating = _by_address(networks, token, given["address"])
-    port_id, fixed = _destination(networks.ports(token, device_id=server.id), server.id, given.get("fixed_address"))
-    with conflicts_as(errors.BadRequest, errors.NotFound):      # no router leads there, or the address has another
-        networks.update(token, FLOATING_IPS, floating["id"], {"port_id": port_id, "fixed_ip_address": fixed})
+    port_id, fixed = _destination(
+        networks.ports(token, device_id=server.id), server.id, given.get("fixed_address")
+    )
+    with conflicts_as(
+        errors.BadRequest, errors.NotFound
+    ):  # no router leads there, or the address has another
+        networks.update(
+            token, FLOATING_IPS, floating["id"], {"port_id": port_id, "fixed_ip_address": fixed}
+        )
 
 
 def remove(request: Request, server: ServerRecord) -> None:
@@ -111,7 +145,9 @@ def remove(request: Request, server: ServerRecord) -> None:
     address = request.body["removeFloatingIp"]["address"]
     networks, token = network_records.required(request), request.context.token
     floating = _by_address(networks, token, address)
-    if floating["port_id"] not in {port["id"] for port in networks.ports(token, device_id=server.id)}:
+    if floating["port_id"] not in {
+        port["id"] for port in networks.ports(token, device_id=server.id)
+    }:
         raise errors.Conflict(f"Floating IP {address} is not associated with server {server.id}.")
     networks.update(token, FLOATING_IPS, floating["id"], {"port_id": None})
 
@@ -121,17 +157,25 @@ def _by_address(networks: TenantNetworks, token: str, address: str) -> JsonObjec
     if not found:
         raise errors.NotFound(f"Floating IP {address} not found.")
     if len(found) > 1:
-        raise errors.Conflict(f"There are several floating IPs {address}; use the network service to say which.")
+        raise errors.Conflict(
+            f"There are several floating IPs {address}; use the network service to say which."
+        )
     return found[0]
 
 
-def _destination(ports: Iterable[JsonObject], server_id: str, wanted: str | None) -> tuple[str, str]:
+def _destination(
+    ports: Iterable[JsonObject], server_id: str, wanted: str | None
+) -> tuple[str, str]:
     """The port and the fixed address that are meant: the one wanted, else the first of IPv4."""
     held = [(port["id"], fixed["ip_address"]) for port in ports for fixed in port["fixed_ips"]]
     if not held:
-        raise errors.BadRequest(f"Server {server_id} has no fixed address to associate a floating IP with.")
+        raise errors.BadRequest(
+            f"Server {server_id} has no fixed address to associate a floating IP with."
+        )
     if wanted is not None:
-        found = [one for one in held if ipaddress.ip_address(one[1]) == ipaddress.ip_address(wanted)]
+        found = [
+            one for one in held if ipaddress.ip_address(one[1]) == ipaddress.ip_address(wanted)
+        ]
         why = f"{wanted} is not a fixed address of server {server_id}."
     else:
         found = [one for one in held if ipaddress.ip_address(one[1]).version == 4]
@@ -143,18 +187,28 @@ def _destination(ports: Iterable[JsonObject], server_id: str, wanted: str | None
 
 # --- fixed addresses of servers ---
 def add_fixed(request: Request, server: ServerRecord) -> None:
-    """addFixedIp: one more address for the server's port in a network, of the first subnet that has one left."""
+    """addFixedIp: one more address for the server's port in a network, of the first subnet that has
+    one left."""
     network_id = str(request.body["addFixedIp"]["networkId"])
     networks, token = network_records.required(request), request.context.token
-    ports = networks.ports(token, device_id=server.id, network_id=network_id) if network_records.is_id(
-        network_id) else []
+    ports = (
+        networks.ports(token, device_id=server.id, network_id=network_id)
+        if network_records.is_id(network_id)
+        else []
+    )
     if not ports:
-        raise errors.NotFound(f"Server {server.id} has no port in network {network_id}; attach an interface instead.")
-    subnets = sorted(networks.subnets(token, [network_id]), key=lambda subnet: ":" in subnet["cidr"])
+        raise errors.NotFound(
+            f"Server {server.id} has no port in network {network_id}; attach an interface instead."
+        )
+    subnets = sorted(
+        networks.subnets(token, [network_id]), key=lambda subnet: ":" in subnet["cidr"]
+    )
     refused: errors.Problem = errors.BadRequest(f"Network {network_id} has no subnet.")
     for subnet in subnets:
         try:
-            _readdress(networks, token, ports[0], [*ports[0]["fixed_ips"], {"subnet_id": subnet["id"]}])
+            _readdress(
+                networks, token, ports[0], [*ports[0]["fixed_ips"], {"subnet_id": subnet["id"]}]
+            )
         except (errors.Conflict, errors.BadRequest) as problem:
             refused = problem
         else:
@@ -167,8 +221,11 @@ def remove_fixed(request: Request, server: ServerRecord) -> None:
     address = request.body["removeFixedIp"]["address"]
     networks, token = network_records.required(request), request.context.token
     for port in networks.ports(token, device_id=server.id):
-        left = [fixed for fixed in port["fixed_ips"]
-                if ipaddress.ip_address(fixed["ip_address"]) != ipaddress.ip_address(address)]
+        left = [
+            fixed
+            for fixed in port["fixed_ips"]
+            if ipaddress.ip_address(fixed["ip_address"]) != ipaddress.ip_address(address)
+        ]
         if len(left) < len(port["fixed_ips"]):
             with conflicts_as(errors.BadRequest):
                 _readdress(networks, token, port, left)
@@ -176,5 +233,7 @@ def remove_fixed(request: Request, server: ServerRecord) -> None:
     raise errors.BadRequest(f"{address} is not a fixed address of server {server.id}.")
 
 
-def _readdress(networks: TenantNetworks, token: str, port: JsonObject, fixed: Sequence[JsonObject]) -> None:
+def _readdress(
+    networks: TenantNetworks, token: str, port: JsonObject, fixed: Sequence[JsonObject]
+) -> None:
     networks.update(token, PORTS, port["id"], {"fixed_ips": list(fixed)})

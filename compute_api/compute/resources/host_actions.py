@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drains and evacuations of a host, below its compute service.
 
-Nova has none of this: it is an extension with a microversion namespace of its own, so that it is never taken for one of
-Nova's microversions (docs/decisions/0048-actions-on-hosts.md). The conductors do the work.
+Nova has none of this: it is an extension with a microversion namespace of its own, so that it is
+never taken for one of Nova's microversions (docs/decisions/0048-actions-on-hosts.md). The
+conductors do the work.
 """
+
 from __future__ import annotations
 
 from common import errors, ids
@@ -23,6 +25,7 @@ def index(request: Request, service_id: str) -> JsonObject:
 
     def work(tx: Connection) -> list[HostAction]:
         return host_actions.page(tx, _host(tx, service_id), request.limit)
+
     return {"host_actions": [view.action(row) for row in request.read(work)]}
 
 
@@ -33,6 +36,7 @@ def show(request: Request, service_id: str, action_id: str) -> JsonObject:
     def work(tx: Connection) -> JsonObject:
         row = _found(tx, service_id, action_id)
         return view.with_events(row, host_actions.events(tx, row.id))
+
     return {"host_action": request.read(work)}
 
 
@@ -42,11 +46,18 @@ def create(request: Request, service_id: str) -> ApiResponse:
     [(name, given)] = request.body.items()
 
     def work(tx: Connection) -> HostAction:
-        return host_actions.begin(tx, _host(tx, service_id), Name(name), Arguments(**given), request.context)
+        return host_actions.begin(
+            tx, _host(tx, service_id), Name(name), Arguments(**given), request.context
+        )
+
     row = request.write(work)
     request.services.wakeup.wake()
-    return ApiResponse({"host_action": view.action(row)}, headers={
-        "Location": request.links.of(f"os-services/{service_id}/actions", row.id)[0]["href"]})
+    return ApiResponse(
+        {"host_action": view.action(row)},
+        headers={
+            "Location": request.links.of(f"os-services/{service_id}/actions", row.id)[0]["href"]
+        },
+    )
 
 
 def delete(request: Request, service_id: str, action_id: str) -> None:

@@ -2,6 +2,7 @@
 """/os-hosts (until 2.42): services by host, and what projects use of a host.
 
 Maintenance mode and power management of hosts are answered as by Nova's libvirt driver: 501."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -22,31 +23,56 @@ _PREFIX = "nova-"
 
 def index(request: Request) -> JsonObject:
     """GET /os-hosts, of all zones or of one"""
+
     def work(tx: Connection) -> list[dict[str, str]]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
-        return [{"host_name": row.host, "service": row.binary.removeprefix(_PREFIX),
-                 "zone": zones[row.host] if row.binary == services.COMPUTE else INTERNAL}
-                for row in services.list_all(tx)]
+        return [
+            {
+                "host_name": row.host,
+                "service": row.binary.removeprefix(_PREFIX),
+                "zone": zones[row.host] if row.binary == services.COMPUTE else INTERNAL,
+            }
+            for row in services.list_all(tx)
+        ]
+
     zone = request.first("zone")
     return {"hosts": [one for one in request.read(work) if zone in (None, "", one["zone"])]}
 
 
 def show(request: Request, host: str) -> JsonObject:
     """GET /os-hosts/{host}: all of it, what is used of it, and by which projects"""
+
     def work(tx: Connection) -> tuple[JsonObject, list[tuple[str, Flavor, int]]]:
         return _found(tx, host), servers.flavors_on(tx, host)
+
     row, flavors = request.read(work)
     used: dict[str, Counter[str]] = {"(used_max)": Counter()}
     for project, flavor, number in flavors:
         for name in ("(used_max)", project):
-            used.setdefault(name, Counter()).update({
-                "cpu": number * flavor.vcpus, "memory_mb": number * flavor.memory_mb,
-                "disk_gb": number * (flavor.root_gb + flavor.ephemeral_gb)})
-    amounts = {"(total)": _stock(row, lambda of: of["total"]),
-               "(used_now)": _stock(row, lambda of: of["used"] + of["reserved"]), **used}
-    return {"host": [{"resource": {"host": host, "project": name,
-                                   **{key: of[key] for key in ("cpu", "memory_mb", "disk_gb")}}}
-                     for name, of in amounts.items()]}
+            used.setdefault(name, Counter()).update(
+                {
+                    "cpu": number * flavor.vcpus,
+                    "memory_mb": number * flavor.memory_mb,
+                    "disk_gb": number * (flavor.root_gb + flavor.ephemeral_gb),
+                }
+            )
+    amounts = {
+        "(total)": _stock(row, lambda of: of["total"]),
+        "(used_now)": _stock(row, lambda of: of["used"] + of["reserved"]),
+        **used,
+    }
+    return {
+        "host": [
+            {
+                "resource": {
+                    "host": host,
+                    "project": name,
+                    **{key: of[key] for key in ("cpu", "memory_mb", "disk_gb")},
+                }
+            }
+            for name, of in amounts.items()
+        ]
+    }
 
 
 def _found(tx: Connection, host: str) -> JsonObject:
@@ -57,8 +83,10 @@ def _found(tx: Connection, host: str) -> JsonObject:
 
 
 def _stock(row: JsonObject, amount: Callable[[dict[str, int]], int]) -> Counter[str]:
-    found = {key: stock(row, name) for key, name in (
-        ("cpu", "VCPU"), ("memory_mb", "MEMORY_MB"), ("disk_gb", "DISK_GB"))}
+    found = {
+        key: stock(row, name)
+        for key, name in (("cpu", "VCPU"), ("memory_mb", "MEMORY_MB"), ("disk_gb", "DISK_GB"))
+    }
     return Counter({key: amount(of) for key, of in found.items()})
 
 
@@ -72,6 +100,7 @@ def update(request: Request, host: str) -> JsonObject:
     def work(tx: Connection) -> None:
         service = _found(tx, host)["service_uuid"]
         services.set_state(tx, service, disabled=disabled, disabled_reason=None)
+
     request.write(work)
     request.services.wakeup.wake()
     return {"host": host, "status": "disabled" if disabled else "enabled"}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/os-hypervisors: hosts, their capacity and their servers.
 
-The id is the number of the host's service; since 2.53 its UUID. The uptime is read from the hosts themselves; a host
-that is down or does not answer has none."""
+The id is the number of the host's service; since 2.53 its UUID. The uptime is read from the hosts
+themselves; a host that is down or does not answer has none."""
+
 from __future__ import annotations
 
 from common import errors, ids
@@ -39,13 +40,23 @@ def detail_by_uuid(request: Request) -> JsonObject:
 
 
 def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> JsonObject:
-    known = request.route.query.at(request.version).document["properties"] if request.route.query else {}
-    pattern = request.first("hypervisor_hostname_pattern") if "hypervisor_hostname_pattern" in known else None
+    known = (
+        request.route.query.at(request.version).document["properties"]
+        if request.route.query
+        else {}
+    )
+    pattern = (
+        request.first("hypervisor_hostname_pattern")
+        if "hypervisor_hostname_pattern" in known
+        else None
+    )
     paged = "limit" in known and pattern is None
     if pattern is not None:
         if {"limit", "marker"} & set(request.query):
-            raise errors.BadRequest("Paging over hypervisors with the hypervisor_hostname_pattern query parameter is "
-                                    "not supported.")
+            raise errors.BadRequest(
+                "Paging over hypervisors with the hypervisor_hostname_pattern query parameter is "
+                "not supported."
+            )
         rows = _found(request, pattern)
     elif paged:
         rows = request.read(hosts.list_all, after=_marked(request, key), limit=request.limit)
@@ -76,9 +87,15 @@ def _row(request: Request, hypervisor_id: str, key: str) -> Row | None:
     return next(iter(request.read(hosts.list_all, **{key: value})), None)
 
 
-def _servers(request: Request, rows: list[Row], always: bool = False) -> dict[str, list[dict[str, str]]] | None:
+def _servers(
+    request: Request, rows: list[Row], always: bool = False
+) -> dict[str, list[dict[str, str]]] | None:
     """Host to servers, when they were asked for (a parameter since 2.53)."""
-    known = request.route.query.at(request.version).document["properties"] if request.route.query else {}
+    known = (
+        request.route.query.at(request.version).document["properties"]
+        if request.route.query
+        else {}
+    )
     if not always and not ("with_servers" in known and is_true(request.first("with_servers"))):
         return None
     return request.read(servers.on_hosts, [row["name"] for row in rows])
@@ -132,15 +149,22 @@ def _uptime(request: Request, row: Row) -> JsonObject:
         raise silent from answer
     if isinstance(answer, errors.Problem):
         raise answer
-    return {"hypervisor": view.one({**row, "uptime": answer["uptime"]}, request.version, None, view.UPTIME)}
+    return {
+        "hypervisor": view.one(
+            {**row, "uptime": answer["uptime"]}, request.version, None, view.UPTIME
+        )
+    }
 
 
 def _ask_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -> None:
-    """Since 2.88 a hypervisor's details tell it, if the host does, and is asked: not when too many requests wait."""
+    """Since 2.88 a hypervisor's details tell it, if the host does, and is asked: not when too many
+    requests wait."""
     if fields is not view.FIELDS or request.version not in view.WITH_UPTIME:
         return
     try:
-        answers = query_hosts(request, [row["name"] for row in rows if view.state(row) == "up"], "uptime")
+        answers = query_hosts(
+            request, [row["name"] for row in rows if view.state(row) == "up"], "uptime"
+        )
     except errors.Unavailable:
         answers = {}
     for row in rows:
@@ -150,13 +174,19 @@ def _ask_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -
 
 def search(request: Request, hypervisor_id: str) -> JsonObject:
     """GET /os-hypervisors/{pattern}/search"""
-    return {"hypervisors": view.many(_found(request, hypervisor_id), request.version, None, view.NAMES)}
+    return {
+        "hypervisors": view.many(_found(request, hypervisor_id), request.version, None, view.NAMES)
+    }
 
 
 def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
     """GET /os-hypervisors/{pattern}/servers"""
     rows = _found(request, hypervisor_id)
-    return {"hypervisors": view.many(rows, request.version, _servers(request, rows, always=True), view.NAMES)}
+    return {
+        "hypervisors": view.many(
+            rows, request.version, _servers(request, rows, always=True), view.NAMES
+        )
+    }
 
 
 def _found(request: Request, pattern: str) -> list[Row]:

@@ -2,6 +2,7 @@
 """The proxy to the image service: images until 2.35, their metadata until 2.38.
 
 Everything is done with the caller's token; the image service decides what the caller may do."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,18 +15,35 @@ from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.validation import is_true
 
 #: Query parameter -> what the image service calls it.
-_FILTERS = {"name": "name", "status": "status", "changes-since": "updated_at", "server": "instance_uuid",
-            "type": "image_type", "minRam": "min_ram", "minDisk": "min_disk"}
+_FILTERS = {
+    "name": "name",
+    "status": "status",
+    "changes-since": "updated_at",
+    "server": "instance_uuid",
+    "type": "image_type",
+    "minRam": "min_ram",
+    "minDisk": "min_disk",
+}
 _PROPERTY = "property-"
-_STATUS = {"active": "ACTIVE", "queued": "SAVING", "importing": "SAVING", "saving": "SAVING", "deleted": "DELETED",
-           "pending_delete": "DELETED", "killed": "ERROR"}
+_STATUS = {
+    "active": "ACTIVE",
+    "queued": "SAVING",
+    "importing": "SAVING",
+    "saving": "SAVING",
+    "deleted": "DELETED",
+    "pending_delete": "DELETED",
+    "killed": "ERROR",
+}
 _PROGRESS = {"queued": 25, "saving": 50, "active": 100}
 
 
 def index(request: Request) -> JsonObject:
     """GET /images"""
-    return _list(request, "images", lambda one: {"id": one["id"], "name": one.get("name"),
-                                                 "links": _links(request, one)})
+    return _list(
+        request,
+        "images",
+        lambda one: {"id": one["id"], "name": one.get("name"), "links": _links(request, one)},
+    )
 
 
 def detail(request: Request) -> JsonObject:
@@ -44,13 +62,21 @@ def _list(request: Request, path: str, view: Any) -> JsonObject:
         elif name in _FILTERS:
             filters[_FILTERS[name]] = _value(name, value)
     found = request.services.images.page(filters, request.context.token)
-    return request.page("images", path, [view(one) for one in found], found[-1]["id"] if found else None)
+    return request.page(
+        "images", path, [view(one) for one in found], found[-1]["id"] if found else None
+    )
 
 
 def _value(name: str, value: str) -> str:
     if name == "changes-since":
         return f"gte:{value}"
-    return value.lower() if name == "status" else value.rsplit("/", 1)[-1] if name == "server" else value
+    return (
+        value.lower()
+        if name == "status"
+        else value.rsplit("/", 1)[-1]
+        if name == "server"
+        else value
+    )
 
 
 def show(request: Request, image_id: str) -> JsonObject:
@@ -72,22 +98,39 @@ def _record(request: Request, image_id: str) -> JsonObject:
 
 
 def _properties(record: JsonMapping) -> dict[str, str]:
-    return {key: str(value) for key, value in record.items() if key not in OWN_KEYS and value is not None}
+    return {
+        key: str(value)
+        for key, value in record.items()
+        if key not in OWN_KEYS and value is not None
+    }
 
 
 def _links(request: Request, record: JsonObject) -> list[dict[str, str]]:
-    return [*request.links.of("images", record["id"]),
-            {"rel": "alternate", "type": "application/vnd.openstack.image",
-             "href": request.services.images.url(record["id"])}]
+    return [
+        *request.links.of("images", record["id"]),
+        {
+            "rel": "alternate",
+            "type": "application/vnd.openstack.image",
+            "href": request.services.images.url(record["id"]),
+        },
+    ]
 
 
 def _view(request: Request, record: JsonObject) -> JsonObject:
     properties, status = _properties(record), record.get("status", "")
-    shown = {"id": record["id"], "name": record.get("name"), "minRam": record.get("min_ram") or 0,
-             "minDisk": record.get("min_disk") or 0, "metadata": properties, "created": record["created_at"],
-             "updated": record.get("updated_at"), "status": _STATUS.get(status, "UNKNOWN"),
-             "progress": _PROGRESS.get(status, 0), "links": _links(request, record),
-             "OS-EXT-IMG-SIZE:size": record.get("size") or 0}
+    shown = {
+        "id": record["id"],
+        "name": record.get("name"),
+        "minRam": record.get("min_ram") or 0,
+        "minDisk": record.get("min_disk") or 0,
+        "metadata": properties,
+        "created": record["created_at"],
+        "updated": record.get("updated_at"),
+        "status": _STATUS.get(status, "UNKNOWN"),
+        "progress": _PROGRESS.get(status, 0),
+        "links": _links(request, record),
+        "OS-EXT-IMG-SIZE:size": record.get("size") or 0,
+    }
     if server := properties.get("instance_uuid"):
         shown["server"] = {"id": server, "links": request.links.of("servers", server)}
     if (auto := properties.get("auto_disk_config")) is not None:
@@ -120,7 +163,11 @@ def add(request: Request, image_id: str) -> JsonObject:
 
 def replace(request: Request, image_id: str) -> JsonObject:
     """PUT /images/{id}/metadata: in place of what there is"""
-    return {"metadata": _changed(request, image_id, _properties(_record(request, image_id)), request.body["metadata"])}
+    return {
+        "metadata": _changed(
+            request, image_id, _properties(_record(request, image_id)), request.body["metadata"]
+        )
+    }
 
 
 def put(request: Request, image_id: str, key: str) -> JsonObject:
@@ -140,12 +187,20 @@ def remove(request: Request, image_id: str, key: str) -> None:
     _changed(request, image_id, old, {name: value for name, value in old.items() if name != key})
 
 
-def _changed(request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]) -> dict[str, str]:
-    """Give the image these properties. Raises Forbidden when there are more than the quota allows."""
+def _changed(
+    request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]
+) -> dict[str, str]:
+    """Give the image these properties. Raises Forbidden when there are more than the quota
+    allows."""
     most = request.limits().of("metadata_items")
     if 0 <= most < len(new):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {most}")
-    request.services.images.change(image_id, {
-        **{key: value for key, value in new.items() if old.get(key) != value},
-        **dict.fromkeys(old.keys() - new.keys())}, request.context.token)
+    request.services.images.change(
+        image_id,
+        {
+            **{key: value for key, value in new.items() if old.get(key) != value},
+            **dict.fromkeys(old.keys() - new.keys()),
+        },
+        request.context.token,
+    )
     return new

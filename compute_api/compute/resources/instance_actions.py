@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET /servers/{id}/os-instance-actions: the actions of a server and their outcome."""
+
 from __future__ import annotations
 
 from common import errors
@@ -23,11 +24,21 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
     since, before = request.changed
     if request.limit == 0:
         return {"instanceActions": []}
-    rows = request.read(actions.list_for, server.id, limit=request.limit, marker=request.first("marker"),
-                        changed_since=since, changed_before=before)
+    rows = request.read(
+        actions.list_for,
+        server.id,
+        limit=request.limit,
+        marker=request.first("marker"),
+        changed_since=since,
+        changed_before=before,
+    )
     items = [view.action(row, request.version) for row in rows]
-    body = request.page("instanceActions", f"servers/{server.id}/os-instance-actions", items,
-                        rows[-1].request_id if rows else None)
+    body = request.page(
+        "instanceActions",
+        f"servers/{server.id}/os-instance-actions",
+        items,
+        rows[-1].request_id if rows else None,
+    )
     if "instanceActions_links" in body:
         body["links"] = body.pop("instanceActions_links")
     return body
@@ -35,12 +46,19 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
 
 def show(request: Request, server: ServerRecord, request_id: str) -> JsonObject:
     """GET …/os-instance-actions/{request_id}"""
+
     def work(tx: Connection) -> tuple[StoreRow, list[StoreRow]]:
         row = actions.show(tx, server.id, request_id)
         if row is None:
-            raise errors.NotFound(f"Action for request_id {request_id} on instance {server.id} not found")
+            raise errors.NotFound(
+                f"Action for request_id {request_id} on instance {server.id} not found"
+            )
         return row, actions.events_of(tx, row.id)
+
     row, journal = request.read(work)
-    allowed = frozenset(rule for rule in view.RULES if request.allows(rule, {
-        "project_id": server.project_id, "user_id": server.user_id}))
+    allowed = frozenset(
+        rule
+        for rule in view.RULES
+        if request.allows(rule, {"project_id": server.project_id, "user_id": server.user_id})
+    )
     return {"instanceAction": view.action_with_events(row, journal, request.version, allowed)}

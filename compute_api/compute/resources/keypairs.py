@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key pairs of the caller; for admins (since 2.10) also of other users."""
+
 from __future__ import annotations
 
 from common import errors
@@ -26,7 +27,11 @@ def _owner(request: Request, operation: str) -> str:
 
 def index(request: Request) -> JsonObject:
     """GET /os-keypairs, all of them (before 2.35)."""
-    return {"keypairs": view.many(request.read(keypairs.page, _owner(request, "index")), request.version)}
+    return {
+        "keypairs": view.many(
+            request.read(keypairs.page, _owner(request, "index")), request.version
+        )
+    }
 
 
 def page(request: Request) -> JsonObject:
@@ -64,10 +69,20 @@ def create(request: Request) -> JsonObject:
     limits = request.services.quota.source(request.context.project_id)
 
     def work(tx: Connection) -> StoreRow:
-        quotas.lock(tx, user_id)                # a user's key pairs are counted over all projects
+        quotas.lock(tx, user_id)  # a user's key pairs are counted over all projects
         limit = limits(tx).of("key_pairs")
         if 0 <= limit <= keypairs.count(tx, user_id):
             raise errors.Forbidden("Quota exceeded, too many key pairs.")
-        return keypairs.create(tx, {"user_id": user_id, "name": given["name"].strip(), "type": kind,
-                                    "fingerprint": printed, "public_key": public}, imported=private is None)
+        return keypairs.create(
+            tx,
+            {
+                "user_id": user_id,
+                "name": given["name"].strip(),
+                "type": kind,
+                "fingerprint": printed,
+                "public_key": public,
+            },
+            imported=private is None,
+        )
+
     return view.new(request.make(keypairs.is_made, work), request.version, private)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the proxies to the network service share.
 
-They use the caller's token, and write nothing on our side. In a cloud without a network service lists are empty,
-nothing is found and nothing can be created."""
+They use the caller's token, and write nothing on our side. In a cloud without a network service
+lists are empty, nothing is found and nothing can be created."""
+
 from __future__ import annotations
 
 import contextlib
@@ -63,7 +64,8 @@ def one(request: Request, noun: str, record_id: str) -> JsonObject:
 
 @contextlib.contextmanager
 def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Iterator[None]:
-    """What the network service refuses so has another status in this API; the words are the same."""
+    """What the network service refuses so has another status in this API; the words are the
+    same."""
     kinds: tuple[type[errors.Problem], ...] = (errors.Conflict, *also)
     try:
         yield

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-networks and /os-tenant-networks, until 2.35: the networks that the caller may use, by id and name."""
+"""/os-networks and /os-tenant-networks, until 2.35: the networks that the caller may use, by id and
+name."""
+
 from __future__ import annotations
 
 from compute_api.compute.request import Request

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quota sets, quota class sets and limits."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +27,9 @@ def _checked(request: Request, operation: str, project_id: str) -> None:
     request.require(f"os_compute_api:os-quota-sets:{operation}", {"project_id": project_id})
 
 
-def _limits(request: Request, project_id: str, resources: dict[str, Range], user: str = "") -> dict[str, int]:
+def _limits(
+    request: Request, project_id: str, resources: dict[str, Range], user: str = ""
+) -> dict[str, int]:
     found = request.read(request.services.quota.source(project_id))
     return {name: found.of(name, user) for name in _known(request, resources)}
 
@@ -51,22 +54,32 @@ def detail(request: Request, project_id: str) -> JsonObject:
     def work(tx: Connection) -> JsonObject:
         limits = source(tx)
         used = _used(tx, limits, project_id, user)
-        return {name: {"limit": limits.of(name, user), "in_use": used.get(name, 0), "reserved": 0}
-                for name in _known(request, RESOURCES)}
+        return {
+            name: {"limit": limits.of(name, user), "in_use": used.get(name, 0), "reserved": 0}
+            for name in _known(request, RESOURCES)
+        }
+
     return {"quota_set": {"id": project_id, **request.read(work)}}
 
 
-def _used(tx: Connection, limits: quotas.Numbers, project_id: str, user_id: str = "") -> dict[str, int]:
-    """By the API's names, of the user or of the project; users who can have no limits of their own are not counted."""
+def _used(
+    tx: Connection, limits: quotas.Numbers, project_id: str, user_id: str = ""
+) -> dict[str, int]:
+    """By the API's names, of the user or of the project; users who can have no limits of their own
+    are not counted."""
     user = user_id if limits.by_user else ""
     used = limits.used(tx, project_id).get(user, {})
     counted = {name: used.get(limits.name(name), 0) for name in quotas.COUNTED}
-    return {**counted, "server_groups": quotas.server_groups_used(tx, project_id),
-            "key_pairs": keypairs.count(tx, user) if user else 0}
+    return {
+        **counted,
+        "server_groups": quotas.server_groups_used(tx, project_id),
+        "key_pairs": keypairs.count(tx, user) if user else 0,
+    }
 
 
 def update(request: Request, project_id: str) -> JsonObject:
-    """PUT /os-quota-sets/{project}: limits below what is in use only with force. Keystone's are set there."""
+    """PUT /os-quota-sets/{project}: limits below what is in use only with force. Keystone's are set
+    there."""
     given = dict(request.body["quota_set"])
     force, user = is_true(given.pop("force", False)), request.first("user_id") or ""
     values = {name: int(value) for name, value in given.items()}
@@ -77,11 +90,14 @@ def update(request: Request, project_id: str) -> JsonObject:
         used = _used(tx, quotas.QuotaLimits({}), project_id, user)
         for name, limit in values.items():
             if 0 <= limit < used.get(name, 0) and not force:
-                raise errors.BadRequest(f"Quota limit {limit} for {name} must be greater than or equal to already used "
-                                        f"{used[name]}.")
+                raise errors.BadRequest(
+                    f"Quota limit {limit} for {name} must be greater than or equal to already used "
+                    f"{used[name]}."
+                )
         quotas.put(tx, project_id, user, values)
         limits = source(tx)
         return {name: limits.of(name, user) for name in _known(request, RESOURCES)}
+
     if not request.services.quota.is_ours:
         return {"quota_set": _limits(request, project_id, RESOURCES)}
     return {"quota_set": request.write(work)}
@@ -96,7 +112,12 @@ def delete(request: Request, project_id: str) -> None:
 # --- classes: only "default" has an effect, as in the API's other implementations ---
 def show_class(request: Request, name: str) -> JsonObject:
     """GET /os-quota-class-sets/{name}"""
-    return {"quota_class_set": {"id": name, **_limits(request, _class_key(request, name), CLASS_RESOURCES)}}
+    return {
+        "quota_class_set": {
+            "id": name,
+            **_limits(request, _class_key(request, name), CLASS_RESOURCES),
+        }
+    }
 
 
 def update_class(request: Request, name: str) -> JsonObject:
@@ -157,4 +178,5 @@ def limits(request: Request) -> JsonObject:
     def work(tx: Connection) -> JsonObject:
         found = source(tx)
         return render(visible_fields(LIMITS, request.version), found, _used(tx, found, project_id))
+
     return {"limits": {"rate": [], "absolute": request.read(work)}}

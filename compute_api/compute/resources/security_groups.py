@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The security groups of a server: shown as the network service has them, added and removed by actions.
+"""The security groups of a server: shown as the network service has them, added and removed by
+actions.
 
 A group applies to every port of the server. The conductor changes the ports."""
+
 from __future__ import annotations
 
 from common import errors
@@ -18,7 +20,11 @@ def of_server(request: Request, server: ServerRecord) -> JsonObject:
     networks, token = server_networks.service(request), request.context.token
     if networks is None:
         return {"security_groups": []}
-    used = {group for port in networks.ports(token, device_id=server.id) for group in port["security_groups"]}
+    used = {
+        group
+        for port in networks.ports(token, device_id=server.id)
+        for group in port["security_groups"]
+    }
     if not used:
         return {"security_groups": []}
     known = networks.security_groups(token, server.project_id, whole=True)
@@ -37,7 +43,9 @@ def remove(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     assert networks is not None
     ports = networks.ports(request.context.token, device_id=server.id)
     if not any(args["group"] in port["security_groups"] for port in ports):
-        raise errors.NotFound(f"Security group {args['name']} is not associated with server {server.id}.")
+        raise errors.NotFound(
+            f"Security group {args['name']} is not associated with server {server.id}."
+        )
     return PreparedAction(args)
 
 
@@ -45,10 +53,15 @@ def _named(request: Request, server: ServerRecord, name: str) -> JsonObject:
     """The group that the name or id means in the server's project."""
     networks = server_networks.service(request)
     if networks is None:
-        raise errors.NotFound(f"Security group {name} not found: this cloud has no network service.")
-    group = server_networks.one_group(networks.security_groups(request.context.token, server.project_id), name,
-                                      errors.NotFound)
+        raise errors.NotFound(
+            f"Security group {name} not found: this cloud has no network service."
+        )
+    group = server_networks.one_group(
+        networks.security_groups(request.context.token, server.project_id), name, errors.NotFound
+    )
     if server.interfaces in (None, "[]"):
-        raise errors.NotFound(f"Server {server.id} has no port that a security group could apply to; attach an "
-                              "interface first.")
+        raise errors.NotFound(
+            f"Server {server.id} has no port that a security group could apply to; attach an "
+            "interface first."
+        )
     return {"group": group["id"], "name": group["name"]}

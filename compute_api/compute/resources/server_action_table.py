@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function each action of POST /servers/{id}/action calls here, by the names in the rows of ``states.ACTIONS``.
+"""Which function each action of POST /servers/{id}/action calls here, by the names in the rows of
+``states.ACTIONS``.
 
 A row's ``workflow`` is one of ``conductor.workflows``, its ``immediate`` one of ``store.at_once``.
 """
+
 from __future__ import annotations
 
 from compute_api.compute.resources import (

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers/{id}/action: the key of the body chooses the rows of ``states.ACTIONS``.
 
-An action with a workflow is begun and answered with 202; with ``answer_after`` the answer waits for that step. An
-immediate action is done before its answer. A query goes to the host, or to the network service."""
+An action with a workflow is begun and answered with 202; with ``answer_after`` the answer waits for
+that step. An immediate action is done before its answer. A query goes to the host, or to the
+network service."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,14 +39,26 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
     request.require(row.policy, {"project_id": server.project_id, "user_id": server.user_id})
     if row.query is not None:
         return ApiResponse(QUERIES[row.query](request, server), row.success)
-    request.check(row, server)      # before another service is asked; begin checks again
+    request.check(row, server)  # before another service is asked; begin checks again
     prepared = PREPARERS.get(key, nothing)(request, server, request.body[key])
     if row.immediate is not None:
-        request.write(immediate_actions.do, row, server.id, context=request.context, project_id=request.scope,
-                      args=prepared.args)
+        request.write(
+            immediate_actions.do,
+            row,
+            server.id,
+            context=request.context,
+            project_id=request.scope,
+            args=prepared.args,
+        )
         return ApiResponse(None, row.success)
-    action_id = request.begin(prepared.begin, rows, server.id, args=prepared.args, changes=prepared.changes,
-                              secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files))
+    action_id = request.begin(
+        prepared.begin,
+        rows,
+        server.id,
+        args=prepared.args,
+        changes=prepared.changes,
+        secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
+    )
     request.services.wakeup.wake()
     step = prepared.answer_after or row.answer_after
     if step is not None:
@@ -62,12 +76,18 @@ def _rows(key: str, request: Request) -> list[states.Action]:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")
     served = [row for row in rows if request.version in Range(row.since, row.until)]
     if not served:
-        raise errors.NotFound(f"API version '{microversions.text(request.version)}' is not supported on this method.")
+        raise errors.NotFound(
+            f"API version '{microversions.text(request.version)}' is not supported on this method."
+        )
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
         request.body = schema.pruned(request.body)
     schema.check(request.body)
-    meant = [row for row in served if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]]
+    meant = [
+        row
+        for row in served
+        if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]
+    ]
     if not meant:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")
     return meant
@@ -77,5 +97,10 @@ def _wait(request: Request, action_id: str, step: str, failure: type[errors.Prob
     """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
     with action_waits.slot(request.services.wait_slots) as is_free:
         if is_free:
-            action_waits.for_step(request.services.store, action_id, step, failure=failure,
-                                  timeout_seconds=request.services.settings.answer_timeout_seconds)
+            action_waits.for_step(
+                request.services.store,
+                action_id,
+                step,
+                failure=failure,
+                timeout_seconds=request.services.settings.answer_timeout_seconds,
+            )

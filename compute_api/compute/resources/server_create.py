@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers, from the body to the 202.
 
-It reads what the request names (flavor, key, group, host; the image with the user's token), refuses what cannot be,
-lets ``creation`` commit the rows, and wakes a conductor. Everything is read before anything is written, and nothing
-outside the database happens before the commit.
+It reads what the request names (flavor, key, group, host; the image with the user's token), refuses
+what cannot be, lets ``creation`` commit the rows, and wakes a conductor. Everything is read before
+anything is written, and nothing outside the database happens before the commit.
 
-What the cloud does not have is refused by the name of its field: volumes, trusted image certificates. Networks are in
-``server_networks``. Personality files (up to 2.56) are on the config drive, which such a server always has.
-With an Idempotency-Key the same request may be repeated: it is answered as the first time and nothing is made twice.
-With another body it is a 409."""
+What the cloud does not have is refused by the name of its field: volumes, trusted image
+certificates. Networks are in ``server_networks``. Personality files (up to 2.56) are on the config
+drive, which such a server always has. With an Idempotency-Key the same request may be repeated: it
+is answered as the first time and nothing is made twice. With another body it is a 409."""
+
 from __future__ import annotations
 
 import hashlib
@@ -38,7 +39,7 @@ from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
-Password = Callable[[str], str]            # of the first server's id
+Password = Callable[[str], str]  # of the first server's id
 
 
 @dataclass
@@ -50,11 +51,11 @@ class ServerRequest:
     image: Image
     min_count: int
     max_count: int
-    hostname: str | None                                #: None: made of the name
-    columns: JsonObject                                 #: of each server's row
-    args: JsonObject = field(default_factory=dict)      #: of each action
-    group: str | None = None                            #: the server group that they join
-    files: list[dict[str, str]] = field(default_factory=list, repr=False)       #: personality
+    hostname: str | None  #: None: made of the name
+    columns: JsonObject  #: of each server's row
+    args: JsonObject = field(default_factory=dict)  #: of each action
+    group: str | None = None  #: the server group that they join
+    files: list[dict[str, str]] = field(default_factory=list, repr=False)  #: personality
 
 
 def create(request: Request) -> ApiResponse:
@@ -63,7 +64,9 @@ def create(request: Request) -> ApiResponse:
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
     password = _password(body, key)
-    created = _known(request, key, digest) or _commit(request, _parsed(request, body), key, digest, password)
+    created = _known(request, key, digest) or _commit(
+        request, _parsed(request, body), key, digest, password
+    )
     if not created.repeated:
         request.services.wakeup.wake()
     return _answer(request, body, created, password)
@@ -81,29 +84,57 @@ def _known(request: Request, key: str | None, digest: str) -> Created | None:
     return Created(row.server_id, row.reservation_id, repeated=True)
 
 
-def _commit(request: Request, order: ServerRequest, key: str | None, digest: str, password: Password) -> Created:
-    reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+def _commit(
+    request: Request, order: ServerRequest, key: str | None, digest: str, password: Password
+) -> Created:
+    reservation_id = "r-" + "".join(
+        secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8)
+    )
 
-    made = [(ids.new(), ids.new()) for _ in range(order.max_count)]      # once: the transaction may run several times
+    made = [
+        (ids.new(), ids.new()) for _ in range(order.max_count)
+    ]  # once: the transaction may run several times
 
     def rows(count: int) -> tuple[list[JsonObject], list[JsonObject]]:
         return _rows(request, order, reservation_id, made[:count], password)
-    return request.services.creator.create(Creation(
-        project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
-        memory_mb=order.flavor.memory_mb, min_count=order.min_count, max_count=order.max_count,
-        reservation_id=reservation_id, rows=rows,
-        key=key, digest=digest, group=order.group, limits=request.services.quota.source(request.context.project_id),
-        classes=hardware.resources(order.flavor, order.image.ref.properties)))
+
+    return request.services.creator.create(
+        Creation(
+            project_id=request.context.project_id,
+            user_id=request.context.user_id,
+            vcpus=order.flavor.vcpus,
+            memory_mb=order.flavor.memory_mb,
+            min_count=order.min_count,
+            max_count=order.max_count,
+            reservation_id=reservation_id,
+            rows=rows,
+            key=key,
+            digest=digest,
+            group=order.group,
+            limits=request.services.quota.source(request.context.project_id),
+            classes=hardware.resources(order.flavor, order.image.ref.properties),
+        )
+    )
 
 
-def _answer(request: Request, body: JsonObject, created: Created, password: Password) -> ApiResponse:
+def _answer(
+    request: Request, body: JsonObject, created: Created, password: Password
+) -> ApiResponse:
     if is_true(body.get("return_reservation_id", False)):
         return ApiResponse({"reservation_id": created.reservation_id})
     links = request.links.of("servers", created.server_id)
-    return ApiResponse({"server": {
-        "id": created.server_id, "links": links, "OS-DCF:diskConfig": parts.disk_config(body),
-        "security_groups": parts.security_groups(body), "adminPass": password(created.server_id)}},
-        headers={"Location": links[0]["href"]})
+    return ApiResponse(
+        {
+            "server": {
+                "id": created.server_id,
+                "links": links,
+                "OS-DCF:diskConfig": parts.disk_config(body),
+                "security_groups": parts.security_groups(body),
+                "adminPass": password(created.server_id),
+            }
+        },
+        headers={"Location": links[0]["href"]},
+    )
 
 
 def _password(body: JsonObject, key: str | None) -> Password:
@@ -121,7 +152,11 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     image_id = server_disks.boot_image(body)
     files = parts.personality(body, request.limits)
     parts.check_metadata(body.get("metadata", {}), request.limits)
-    hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
+    hints = (
+        request.body.get("os:scheduler_hints")
+        or request.body.get("OS-SCH-HNT:scheduler_hints")
+        or {}
+    )
     parts.check_hints(hints)
     where = _destination(request, body)
     flavor, key, group, where = _named(request, body, hints, where)
@@ -133,40 +168,69 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         request.require(_API + "servers:create:zero_disk_flavor")
     disks = server_disks.requested_disks(body, flavor, request.services.settings.max_local_disks)
     interfaces = server_networks.choose_interfaces(request, body, min_count, max_count)
-    config_drive = is_true(body.get("config_drive", False)) or bool(files) \
+    config_drive = (
+        is_true(body.get("config_drive", False))
+        or bool(files)
         or image.ref.properties.get("img_config_drive") == "mandatory"
+    )
     columns = {
         "description": body.get("description"),
-        "image_id": image.ref.id, "image": to_wire(image.ref), "flavor": to_wire(flavor), "flavor_id": flavor.id,
-        "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb, "disk_gb": flavor.disk_gb,
-        "key_name": key.name if key else None, "key_data": key.public_key if key else None,
+        "image_id": image.ref.id,
+        "image": to_wire(image.ref),
+        "flavor": to_wire(flavor),
+        "flavor_id": flavor.id,
+        "vcpus": flavor.vcpus,
+        "memory_mb": flavor.memory_mb,
+        "disk_gb": flavor.disk_gb,
+        "key_name": key.name if key else None,
+        "key_data": key.public_key if key else None,
         "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
-        "config_drive": config_drive, "meta": body.get("metadata", {}),
-        "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
+        "config_drive": config_drive,
+        "meta": body.get("metadata", {}),
+        "tags": sorted(set(body.get("tags", ()))),
+        "scheduler_hints": hints,
         "security_groups": interfaces.groups,
         # Not NULL when it may get ports: a delete that comes in the middle has to look for them.
         "interfaces": interfaces.interfaces if interfaces.args["networks"] else None,
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
-        "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda", "disks": disks,
-        "availability_zone": None, "pinned_availability_zone": where.zone}
-    return ServerRequest(body["name"].strip(), flavor, image, min_count, interfaces.max_count, body.get("hostname"),
-                         columns, {**where.args, **interfaces.args, "roles": sorted(request.context.roles)}, group,
-                         files)
+        "disk_config": parts.disk_config(body),
+        "root_device_name": "/dev/vda",
+        "disks": disks,
+        "availability_zone": None,
+        "pinned_availability_zone": where.zone,
+    }
+    return ServerRequest(
+        body["name"].strip(),
+        flavor,
+        image,
+        min_count,
+        interfaces.max_count,
+        body.get("hostname"),
+        columns,
+        {**where.args, **interfaces.args, "roles": sorted(request.context.roles)},
+        group,
+        files,
+    )
 
 
 def _destination(request: Request, body: JsonObject) -> Destination:
     """The zone and the host asked for; a host only by those who may."""
-    where = destinations.parse(body.get("availability_zone"), request.services.settings.default_schedule_zone)
-    asked: dict[str, str] = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    where = destinations.parse(
+        body.get("availability_zone"), request.services.settings.default_schedule_zone
+    )
+    asked: dict[str, str] = {
+        name: body[name] for name in ("host", "hypervisor_hostname") if name in body
+    }
     if where.forced:
         request.require(_API + "servers:create:forced_host")
     if asked:
         request.require("compute:servers:create:requested_destination")
         if where.forced:
-            raise errors.BadRequest("A host in availability_zone cannot be given together with "
-                                    f"{' and '.join(asked)}.")
+            raise errors.BadRequest(
+                f"A host in availability_zone cannot be given together with {' and '.join(asked)}."
+            )
         return Destination(where.zone, asked.get("host"), asked.get("hypervisor_hostname"))
     return where
 
@@ -175,13 +239,16 @@ Named = tuple[models.Flavor, Any, str | None, Destination]
 
 
 def _named(request: Request, body: JsonObject, hints: JsonObject, where: Destination) -> Named:
-    """What the request names and the database knows, read at one moment: flavor, key, group, and the place."""
+    """What the request names and the database knows, read at one moment: flavor, key, group, and
+    the place."""
     flavor_id, group_id = parts.flavor_id(body["flavorRef"]), parts.group_id(hints)
 
     def work(tx: Connection) -> Named:
         try:
-            flavor = hardware.with_aliases(flavors.record(flavors.show(tx, flavor_id, request.scope)),
-                                           request.services.settings.pci_aliases)
+            flavor = hardware.with_aliases(
+                flavors.record(flavors.show(tx, flavor_id, request.scope)),
+                request.services.settings.pci_aliases,
+            )
             if group_id is not None:
                 server_groups.show(tx, group_id, request.context.project_id)
         except errors.NotFound as problem:
@@ -192,13 +259,25 @@ def _named(request: Request, body: JsonObject, hints: JsonObject, where: Destina
                 key = keypairs.show(tx, request.context.user_id, body["key_name"])
             except errors.NotFound as problem:
                 raise errors.BadRequest("Invalid key_name provided.") from problem
-        return flavor, key, group_id, destinations.resolve(tx, where, request.services.settings.default_zone)
+        return (
+            flavor,
+            key,
+            group_id,
+            destinations.resolve(tx, where, request.services.settings.default_zone),
+        )
+
     return request.read(work)
 
 
-def _rows(request: Request, order: ServerRequest, reservation_id: str, made: list[tuple[str, str]], password: Password
-          ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """The rows of servers and of the actions that will build them, with the ids ``made`` for both."""
+def _rows(
+    request: Request,
+    order: ServerRequest,
+    reservation_id: str,
+    made: list[tuple[str, str]],
+    password: Password,
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    """The rows of servers and of the actions that will build them, with the ids ``made`` for
+    both."""
     context = request.context
     server_rows, action_rows = [], []
     sealed = passwords.sealed(request.services.vault, password(made[0][0]), order.files)
@@ -206,12 +285,34 @@ def _rows(request: Request, order: ServerRequest, reservation_id: str, made: lis
         suffix = f"-{number + 1}" if order.max_count > 1 else ""
         name = order.name + suffix
         hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
-        server_rows.append({
-            **order.columns, "id": server_id, "project_id": context.project_id, "user_id": context.user_id,
-            "name": name, "hostname": hostname, "fence": 1, "action": action_id, "vm_state": states.BUILDING,
-            "task_state": states.SCHEDULING, "reservation_id": reservation_id, "launch_index": number})
-        action_rows.append({
-            "id": action_id, "server_id": server_id, "project_id": context.project_id, "user_id": context.user_id,
-            "request_id": context.request_id, "name": CREATE.name, "workflow": CREATE.workflow, "args": order.args,
-            "fence": 1, "secrets": sealed})
+        server_rows.append(
+            {
+                **order.columns,
+                "id": server_id,
+                "project_id": context.project_id,
+                "user_id": context.user_id,
+                "name": name,
+                "hostname": hostname,
+                "fence": 1,
+                "action": action_id,
+                "vm_state": states.BUILDING,
+                "task_state": states.SCHEDULING,
+                "reservation_id": reservation_id,
+                "launch_index": number,
+            }
+        )
+        action_rows.append(
+            {
+                "id": action_id,
+                "server_id": server_id,
+                "project_id": context.project_id,
+                "user_id": context.user_id,
+                "request_id": context.request_id,
+                "name": CREATE.name,
+                "workflow": CREATE.workflow,
+                "args": order.args,
+                "fence": 1,
+                "secrets": sealed,
+            }
+        )
     return server_rows, action_rows

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server groups: servers with an affinity or anti-affinity policy."""
+
 from __future__ import annotations
 
 from common import errors, ids
@@ -37,6 +38,7 @@ def index(request: Request) -> JsonObject:
         members = server_groups.members(tx, [row.id for row in rows])
         getters = visible_fields(FIELDS, request.version)
         return [render(getters, row, members[row.id]) for row in rows]
+
     return {"server_groups": request.read(work)}
 
 
@@ -48,9 +50,15 @@ def _find(tx: Connection, request: Request, group_id: str, operation: str) -> St
 
 def show(request: Request, group_id: str) -> JsonObject:
     """GET /os-server-groups/{id}"""
+
     def work(tx: Connection) -> JsonObject:
         row = _find(tx, request, group_id, "show")
-        return render(visible_fields(FIELDS, request.version), row, server_groups.members(tx, [row.id])[row.id])
+        return render(
+            visible_fields(FIELDS, request.version),
+            row,
+            server_groups.members(tx, [row.id])[row.id],
+        )
+
     return {"server_group": request.read(work)}
 
 
@@ -69,10 +77,23 @@ def create(request: Request) -> JsonObject:
         limit = limits(tx).of("server_groups")
         if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):
             raise errors.Forbidden("Quota exceeded, too many server groups.")
-        return server_groups.create(tx, {"id": group, "project_id": context.project_id, "user_id": context.user_id,
-                                         "name": given["name"].strip(), "policy": policy, "rules": rules})
-    return {"server_group": render(visible_fields(FIELDS, request.version), request.make(server_groups.is_made, work),
-                                   [])}
+        return server_groups.create(
+            tx,
+            {
+                "id": group,
+                "project_id": context.project_id,
+                "user_id": context.user_id,
+                "name": given["name"].strip(),
+                "policy": policy,
+                "rules": rules,
+            },
+        )
+
+    return {
+        "server_group": render(
+            visible_fields(FIELDS, request.version), request.make(server_groups.is_made, work), []
+        )
+    }
 
 
 def delete(request: Request, group_id: str) -> None:

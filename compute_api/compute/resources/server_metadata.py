@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metadata and tags of a server, which change without its guest."""
+
 from __future__ import annotations
 
 import re
@@ -57,15 +58,22 @@ def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
 
 def remove(request: Request, server: ServerRecord, key: str) -> None:
     """DELETE …/metadata/{key}"""
+
     def without(old: Metadata) -> Metadata:
         _item(old, key)
         return {name: value for name, value in old.items() if name != key}
+
     _change(request, server, without, adds=False)
 
 
-def _change(request: Request, server: ServerRecord, change: Callable[[Metadata], Metadata], adds: bool = True
-            ) -> Metadata:
-    """Replace the metadata under the server's lock, within the limit of items if it ``adds`` some."""
+def _change(
+    request: Request,
+    server: ServerRecord,
+    change: Callable[[Metadata], Metadata],
+    adds: bool = True,
+) -> Metadata:
+    """Replace the metadata under the server's lock, within the limit of items if it ``adds``
+    some."""
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)
     limits = request.services.quota.source(request.context.project_id) if adds else None
@@ -76,8 +84,10 @@ def _change(request: Request, server: ServerRecord, change: Callable[[Metadata],
             if limits is not None and len(new) > len(old):
                 parts.check_metadata(new, lambda: limits(tx))
             return new
+
         changed: Metadata = servers.change_json(tx, server.id, "meta", checked)
         return changed
+
     return request.write(work)
 
 
@@ -102,25 +112,35 @@ def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
 def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
     """PUT …/tags/{tag}: 201 when it is new, 204 when the server had it."""
     if not _TAG.match(tag):
-        raise errors.BadRequest(f"Tag '{tag[:80]}' is invalid. It must be a non empty string without characters '/' "
-                                "and ',' and at most 60 characters long.")
+        raise errors.BadRequest(
+            f"Tag '{tag[:80]}' is invalid. It must be a non empty string without characters '/' "
+            "and ',' and at most 60 characters long."
+        )
 
     def with_tag(old: list[str]) -> list[str]:
         if tag not in old and len(old) >= MAX_TAGS:
             raise errors.BadRequest(f"The number of tags exceeded the per-server limit {MAX_TAGS}")
         return sorted({*old, tag})
+
     known = tag in loads(server.tags)
     request.write(servers.change_json, server.id, "tags", with_tag)
-    return ApiResponse(None, 204 if known else 201, {
-        "Location": f"{request.links.root}servers/{server.id}/tags/{quote(tag)}"} if not known else {})
+    return ApiResponse(
+        None,
+        204 if known else 201,
+        {"Location": f"{request.links.root}servers/{server.id}/tags/{quote(tag)}"}
+        if not known
+        else {},
+    )
 
 
 def remove_tag(request: Request, server: ServerRecord, tag: str) -> None:
     """DELETE …/tags/{tag}"""
+
     def without(old: list[str]) -> list[str]:
         if tag not in old:
             raise _no_tag(server, tag)
         return [other for other in old if other != tag]
+
     request.write(servers.change_json, server.id, "tags", without)
 
 

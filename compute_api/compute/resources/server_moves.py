@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the actions that move a server make of their bodies: resize, migrate, live migration, evacuate, confirm, revert.
+"""What the actions that move a server make of their bodies: resize, migrate, live migration,
+evacuate, confirm, revert.
 
-As ``server_preparers``, but these actions begin through ``store.migrations``, which opens or closes the migration in
-the same transaction. Refused here: a host that is unknown, down or the server's own; a flavor that cannot be; too
-little quota. The scheduler decides where a server fits."""
+As ``server_preparers``, but these actions begin through ``store.migrations``, which opens or closes
+the migration in the same transaction. Refused here: a host that is unknown, down or the server's
+own; a flavor that cannot be; too little quota. The scheduler decides where a server fits."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -40,33 +42,52 @@ _PASSWORD_TOLD, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29")
 
 def _begins(kind: str) -> Begin:
     """The action opens a record of this kind."""
+
     def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:
         return migrations.begin(tx, rows[0], server_id, kind, **given)
+
     return begin
 
 
 # --- resize ---
 def resize(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """Another flavor, which the caller must be allowed to see, and which the image and the disk fit in."""
+    """Another flavor, which the caller must be allowed to see, and which the image and the disk fit
+    in."""
     flavor = request.read(_flavor, request, parts.flavor_id(given["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
     _check_change(old, flavor)
-    server_disks.check_resize(old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks)
+    server_disks.check_resize(
+        old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks
+    )
     parts.check_hardware(flavor, loads(server.image or "{}").get("properties", {}))
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
     limits = request.services.quota.source(server.project_id)
 
-    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, *, changes: JsonObject, **more: Any
-              ) -> str:
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        changes: JsonObject,
+        **more: Any,
+    ) -> str:
         quotas.lock(tx, server.project_id)
         actions.take_lock(tx, server_id, more["project_id"])
         row = servers.show(tx, server_id)
-        refuse_changed(row, server)                 # the image service was asked since it was read
+        refuse_changed(row, server)  # the image service was asked since it was read
         grown = _grown(tx, limits(tx), row, flavor)
-        return migrations.begin(tx, rows[0], server_id, migrations.RESIZE, new_flavor=flavor,
-                                changes={**changes, **grown}, **more)
+        return migrations.begin(
+            tx,
+            rows[0],
+            server_id,
+            migrations.RESIZE,
+            new_flavor=flavor,
+            changes={**changes, **grown},
+            **more,
+        )
+
     kept = {"disk_config": given["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in given else {}
     return PreparedAction({"host": None, "forced": False}, changes=kept, begin=begin)
 
@@ -84,9 +105,15 @@ def _check_change(old: models.Flavor, new: models.Flavor) -> None:
     if old.id == new.id and _size(old) == _size(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
     if new.root_gb < old.root_gb:
-        to = f"from {old.root_gb} GiB to {new.root_gb} GiB" if new.root_gb else "to a flavor without a disk"
-        raise errors.BadRequest(f"flavorRef: Server disk was unable to be resized because: it cannot be changed {to}; "
-                                "take a flavor whose disk is not smaller.")
+        to = (
+            f"from {old.root_gb} GiB to {new.root_gb} GiB"
+            if new.root_gb
+            else "to a flavor without a disk"
+        )
+        raise errors.BadRequest(
+            f"flavorRef: Server disk was unable to be resized because: it cannot be changed {to}; "
+            "take a flavor whose disk is not smaller."
+        )
 
 
 def _size(flavor: models.Flavor) -> tuple[int, ...]:
@@ -94,28 +121,37 @@ def _size(flavor: models.Flavor) -> tuple[int, ...]:
 
 
 def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) -> None:
-    """Less memory, or a disk where none was promised, must do for the image, as far as that can still be asked."""
+    """Less memory, or a disk where none was promised, must do for the image, as far as that can
+    still be asked."""
     if server.image_id is None:
         return
     try:
         image = request.services.images.show(server.image_id, request.context.token)
-    except errors.BadRequest:           # removed, or another's by now: the server keeps running all the same
+    except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
         return
     parts.check_image(replace(image, status="active"), flavor)
 
 
-def _grown(tx: Connection, limits: quotas.Numbers, server: ServerRecord, flavor: models.Flavor) -> dict[str, int]:
-    """What the quota counts until the move has ended, either way: the larger of both. The project is locked.
+def _grown(
+    tx: Connection, limits: quotas.Numbers, server: ServerRecord, flavor: models.Flavor
+) -> dict[str, int]:
+    """What the quota counts until the move has ended, either way: the larger of both. The project
+    is locked.
 
     Raises:
         OverQuota: the project, or the server's user in it, may not have so much more.
     """
-    grown = {"vcpus": max(server.vcpus, flavor.vcpus), "memory_mb": max(server.memory_mb, flavor.memory_mb)}
+    grown = {
+        "vcpus": max(server.vcpus, flavor.vcpus),
+        "memory_mb": max(server.memory_mb, flavor.memory_mb),
+    }
     properties = loads(server.image or "{}").get("properties", {})
     more = Counter(hardware.resources(flavor, properties))
     more.subtract(hardware.resources(from_wire(models.Flavor, loads(server.flavor)), properties))
-    quotas.Account(tx, server.project_id, limits).room(server.user_id, quotas.Size(
-        0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more))
+    quotas.Account(tx, server.project_id, limits).room(
+        server.user_id,
+        quotas.Size(0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more),
+    )
     return grown
 
 
@@ -129,9 +165,12 @@ def _source(server: ServerRecord) -> str:
 def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
     """The host that the server leaves must answer."""
     if not request.read(services.is_up, _source(server)):
-        raise problem(_unavailable(request, server) if problem is errors.BadRequest else
-                      f"Instance {server.id} is on a host that is down; try again when it is up. If it does not come "
-                      "back, an administrator can evacuate the server.")
+        raise problem(
+            _unavailable(request, server)
+            if problem is errors.BadRequest
+            else f"Instance {server.id} is on a host that is down; try again when it is up. If it does not come "
+            "back, an administrator can evacuate the server."
+        )
 
 
 def _unavailable(request: Request, server: ServerRecord) -> str:
@@ -142,7 +181,9 @@ def _unavailable(request: Request, server: ServerRecord) -> str:
 def _check_host(request: Request, host: str | None) -> None:
     """One that is named is there."""
     if host is not None:
-        request.read(destinations.resolve, Destination(host=host), request.services.settings.default_zone)
+        request.read(
+            destinations.resolve, Destination(host=host), request.services.settings.default_zone
+        )
 
 
 def migrate(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
@@ -162,7 +203,8 @@ def _require_for_host(request: Request, server: ServerRecord, rule: str, host: s
 
 
 def _forced(given: JsonObject, checked: bool) -> bool:
-    """Is the host beyond the operator's filters? Before the version that has hosts checked, every named one was."""
+    """Is the host beyond the operator's filters? Before the version that has hosts checked, every
+    named one was."""
     if is_true(given.get("force", False)) and not given.get("host"):
         raise errors.BadRequest("Can't force to a non-provided destination")
     return bool(given.get("host")) and (is_true(given.get("force", False)) or not checked)
@@ -175,19 +217,33 @@ def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> P
     forced = _forced(given, request.version in _LIVE_CHECKED)
     _check_host(request, host)
     if host is not None and host == server.host:
-        raise errors.BadRequest(f"Unable to migrate instance ({server.id}) to current host ({host}).")
+        raise errors.BadRequest(
+            f"Unable to migrate instance ({server.id}) to current host ({host})."
+        )
     _check_source(request, server, errors.BadRequest)
     if host is not None and not request.read(services.is_up, host):
         raise errors.BadRequest(f"Compute service of {host} is unavailable at this time.")
-    args = {"host": host, "forced": forced, "block_migration": None if block == "auto" else is_true(block)}
-    return PreparedAction(args, begin=_begins(migrations.LIVE), failure=errors.BadRequest,
-                    answer_after=None if request.version in _LIVE_LATER else "prepare")
+    args = {
+        "host": host,
+        "forced": forced,
+        "block_migration": None if block == "auto" else is_true(block),
+    }
+    return PreparedAction(
+        args,
+        begin=_begins(migrations.LIVE),
+        failure=errors.BadRequest,
+        answer_after=None if request.version in _LIVE_LATER else "prepare",
+    )
 
 
 # --- away from a dead host ---
 def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """The server is made again elsewhere; only when its host's guests are known to be dead, or can be made so."""
-    host, shared = given.get("host"), is_true(given["onSharedStorage"]) if "onSharedStorage" in given else None
+    """The server is made again elsewhere; only when its host's guests are known to be dead, or can
+    be made so."""
+    host, shared = (
+        given.get("host"),
+        is_true(given["onSharedStorage"]) if "onSharedStorage" in given else None,
+    )
     if shared and "adminPass" in given:
         raise errors.BadRequest("admin password can't be changed on existing disk")
     forced = _forced(given, request.version in _EVACUATE_CHECKED)
@@ -200,8 +256,12 @@ def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> Prepa
     _check_dead(request, _source(server))
     password = None if shared else given.get("adminPass") or passwords.generate()
     body = {"adminPass": password} if request.version in _PASSWORD_TOLD else None
-    return PreparedAction({"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
-                    password, answer=lambda: ApiResponse(body, 200), begin=_begins(migrations.EVACUATION))
+    return PreparedAction(
+        {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
+        password,
+        answer=lambda: ApiResponse(body, 200),
+        begin=_begins(migrations.EVACUATION),
+    )
 
 
 def _check_dead(request: Request, host: str) -> None:
@@ -220,19 +280,29 @@ def confirm(request: Request, server: ServerRecord, given: object) -> PreparedAc
 
 def revert(request: Request, server: ServerRecord, given: object) -> PreparedAction:
     """Back to where the server was kept; both hosts are needed for that."""
+
     def check(tx: Connection, server_id: str) -> None:
         move = migrations.open_of(tx, [server_id]).get(server_id)
         if move is not None:
             _check_way_back(tx, request, move)
+
     return PreparedAction(begin=_closing(check))
 
 
 def _closing(check: Callable[[Connection, str], None] | None = None) -> Begin:
-    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, *, context: RequestContext,
-              project_id: str | None, **nothing: object) -> str:
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        context: RequestContext,
+        project_id: str | None,
+        **nothing: object,
+    ) -> str:
         if check is not None:
             check(tx, server_id)
         return migrations.close(tx, rows[0], server_id, context=context, project_id=project_id)
+
     return begin
 
 
@@ -241,12 +311,16 @@ def _check_way_back(tx: Connection, request: Request, move: StoreRow) -> None:
     known = request.allows(ATTRIBUTES)
     if not services.is_up(tx, move.source_host):
         host = f"Host {move.source_host}" if known else "The host"
-        raise errors.HostDown(f"{host} that the server came from is down; revert when it is up again, or confirm the "
-                              "resize: the host then removes what is left there when it is up again.")
+        raise errors.HostDown(
+            f"{host} that the server came from is down; revert when it is up again, or confirm the "
+            "resize: the host then removes what is left there when it is up again."
+        )
     if not services.is_up(tx, move.dest_host) and not services.are_dead(tx, move.dest_host):
         host = f"Host {move.dest_host}" if known else "The host"
-        raise errors.HostDown(f"{host} that the server is on does not answer, and the server may run there. Revert "
-                              "when the host is up again, or when an administrator who is sure that it is off has "
-                              "forced it down: "
-                              f"openstack compute service set --down {move.dest_host if known else 'HOST'} "
-                              "nova-compute")
+        raise errors.HostDown(
+            f"{host} that the server is on does not answer, and the server may run there. Revert "
+            "when the host is up again, or when an administrator who is sure that it is off has "
+            "forced it down: "
+            f"openstack compute service set --down {move.dest_host if known else 'HOST'} "
+            "nova-compute"
+        )

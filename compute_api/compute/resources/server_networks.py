@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interfaces a server gets: from what a request says of networks to the arguments of the action.
+"""Which interfaces a server gets: from what a request says of networks to the arguments of the
+action.
 
-Called for new servers and for an interface that is attached later. Everything is read from the network service with
-the caller's token before anything is written; ports are made and bound by the conductor. A requested interface is an
-entry of the action's args: {"network" | "port", "label", "fixed_ip"?, "tag"?}, in the order asked for.
+Called for new servers and for an interface that is attached later. Everything is read from the
+network service with the caller's token before anything is written; ports are made and bound by the
+conductor. A requested interface is an
+entry of the action's args: {"network" | "port", "label", "fixed_ip"?, "tag"?}, in the order asked
+for.
 """
+
 from __future__ import annotations
 
 import ipaddress
@@ -36,23 +40,31 @@ class NetworkErrors:
     ambiguous: type[errors.Problem]
 
 
-CREATING = NetworkErrors(unknown=errors.BadRequest, taken=errors.BadRequest, ambiguous=errors.Conflict)
-ATTACHING = NetworkErrors(unknown=errors.NotFound, taken=errors.Conflict, ambiguous=errors.BadRequest)
+CREATING = NetworkErrors(
+    unknown=errors.BadRequest, taken=errors.BadRequest, ambiguous=errors.Conflict
+)
+ATTACHING = NetworkErrors(
+    unknown=errors.NotFound, taken=errors.Conflict, ambiguous=errors.BadRequest
+)
 
 
 @dataclass(frozen=True)
 class ChosenInterfaces:
     """What a new server gets."""
 
-    args: JsonObject                        #: of its action
-    max_count: int                          #: servers that the project's quota of ports allows
-    groups: list[dict[str, str]]            #: names of security groups, for its row
-    interfaces: list[JsonObject] = field(default_factory=list)      #: the caller's own ports, for its row
+    args: JsonObject  #: of its action
+    max_count: int  #: servers that the project's quota of ports allows
+    groups: list[dict[str, str]]  #: names of security groups, for its row
+    interfaces: list[JsonObject] = field(
+        default_factory=list
+    )  #: the caller's own ports, for its row
 
 
 def read_again(request: Request, networks: TenantNetworks, server_id: str) -> None:
     """Write down what the network service says of the server's interfaces now."""
-    request.write(servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id))
+    request.write(
+        servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id)
+    )
 
 
 def service(request: Request) -> TenantNetworks | None:
@@ -61,11 +73,14 @@ def service(request: Request) -> TenantNetworks | None:
     return networks if networks is not None and networks.has_service() else None
 
 
-def choose_interfaces(request: Request, body: JsonMapping, min_count: int, max_count: int) -> ChosenInterfaces:
+def choose_interfaces(
+    request: Request, body: JsonMapping, min_count: int, max_count: int
+) -> ChosenInterfaces:
     """The interfaces and security groups of the servers of one create.
 
     Raises:
-        BadRequest, Forbidden, Conflict: what is wrong with them. Unavailable: the network service does not answer.
+        BadRequest, Forbidden, Conflict: what is wrong with them. Unavailable: the network service
+        does not answer.
     """
     asked, groups = body.get("networks"), parts.security_groups(body)
     networks = service(request)
@@ -81,12 +96,22 @@ def choose_interfaces(request: Request, body: JsonMapping, min_count: int, max_c
         items = [] if asked == "auto" else _items(asked or (), max_count)
         requested, ports = requested_interfaces(request, project_id, items, CREATING)
     if asked == "auto" and not requested:
-        raise errors.BadRequest(f"networks: unable to automatically allocate a network for project {project_id}; make "
-                                "one, or ask for \"none\".")
-    found = security_groups(networks, request.context.token, project_id, [group["name"] for group in groups])
-    max_count = count_within_port_quota(networks, request.context.token, project_id, requested, min_count, max_count)
-    return ChosenInterfaces({"networks": requested, "security_groups": [group["id"] for group in found]}, max_count,
-                  [{"name": str(group["name"])} for group in found] or groups, [to_wire(port) for port in ports])
+        raise errors.BadRequest(
+            f"networks: unable to automatically allocate a network for project {project_id}; make "
+            'one, or ask for "none".'
+        )
+    found = security_groups(
+        networks, request.context.token, project_id, [group["name"] for group in groups]
+    )
+    max_count = count_within_port_quota(
+        networks, request.context.token, project_id, requested, min_count, max_count
+    )
+    return ChosenInterfaces(
+        {"networks": requested, "security_groups": [group["id"] for group in found]},
+        max_count,
+        [{"name": str(group["name"])} for group in found] or groups,
+        [to_wire(port) for port in ports],
+    )
 
 
 def _items(asked: Iterable[JsonMapping], max_count: int) -> list[JsonMapping]:
@@ -95,23 +120,32 @@ def _items(asked: Iterable[JsonMapping], max_count: int) -> list[JsonMapping]:
     for one in items:
         network_id, port_id, address = one.get("uuid"), one.get("port"), one.get("fixed_ip")
         if port_id and address:
-            raise errors.BadRequest(f"networks: fixed_ip {address} cannot be given together with port {port_id}, which "
-                                    "has its addresses already.")
+            raise errors.BadRequest(
+                f"networks: fixed_ip {address} cannot be given together with port {port_id}, which "
+                "has its addresses already."
+            )
         if port_id and max_count > 1:
-            raise errors.BadRequest("networks: a port belongs to one server; make servers with ports of their own in "
-                                    "separate requests.")
+            raise errors.BadRequest(
+                "networks: a port belongs to one server; make servers with ports of their own in "
+                "separate requests."
+            )
         if address and max_count > 1:
-            raise errors.BadRequest("networks: max_count cannot be greater than 1 if a fixed_ip is specified.")
+            raise errors.BadRequest(
+                "networks: max_count cannot be greater than 1 if a fixed_ip is specified."
+            )
         if not port_id and not FORMATS["uuid"](str(network_id)):
-            raise errors.BadRequest(f"networks: each entry needs a port, or the uuid of a network, which "
-                                    f"{str(network_id)[:80]} is not.")
+            raise errors.BadRequest(
+                f"networks: each entry needs a port, or the uuid of a network, which "
+                f"{str(network_id)[:80]} is not."
+            )
     return items
 
 
-def requested_interfaces(request: Request, project_id: str, items: Sequence[JsonMapping], refusals: NetworkErrors
-                         ) -> tuple[list[JsonObject], list[Interface]]:
-    """The requested interfaces of these entries, and the caller's own ports among them. Without entries the project's
-    only network is meant; there may be none."""
+def requested_interfaces(
+    request: Request, project_id: str, items: Sequence[JsonMapping], refusals: NetworkErrors
+) -> tuple[list[JsonObject], list[Interface]]:
+    """The requested interfaces of these entries, and the caller's own ports among them. Without
+    entries the project's only network is meant; there may be none."""
     networks = service(request)
     assert networks is not None
     token = request.context.token
@@ -122,7 +156,11 @@ def requested_interfaces(request: Request, project_id: str, items: Sequence[Json
         items = [{"uuid": network["id"]} for network in possible]
     ports = _ports(networks, token, project_id, items, refusals)
     ids = [ports[one["port"]]["network_id"] if one.get("port") else one["uuid"] for one in items]
-    by_id = {network["id"]: network for network in networks.networks(token, project_id, ids)} if ids else {}
+    by_id = (
+        {network["id"]: network for network in networks.networks(token, project_id, ids)}
+        if ids
+        else {}
+    )
     for one in items:
         if not one.get("port"):
             _check_network(request, one["uuid"], by_id, refusals)
@@ -133,16 +171,28 @@ def requested_interfaces(request: Request, project_id: str, items: Sequence[Json
         more = {name: one[name] for name in ("fixed_ip", "tag") if one.get(name)}
         if one.get("port"):
             requested.append({"port": one["port"], "label": label, **more})
-            own.append(Interface(port=one["port"], network=network_id, label=label, own=False,
-                                 mac=ports[one["port"]]["mac_address"], tag=one.get("tag") or ""))
+            own.append(
+                Interface(
+                    port=one["port"],
+                    network=network_id,
+                    label=label,
+                    own=False,
+                    mac=ports[one["port"]]["mac_address"],
+                    tag=one.get("tag") or "",
+                )
+            )
         else:
             requested.append({"network": network_id, "label": label, **more})
     return requested, own
 
 
-def _ports(networks: TenantNetworks, token: str, project_id: str, items: Iterable[JsonMapping],
-           refusals: NetworkErrors
-           ) -> dict[str, JsonObject]:
+def _ports(
+    networks: TenantNetworks,
+    token: str,
+    project_id: str,
+    items: Iterable[JsonMapping],
+    refusals: NetworkErrors,
+) -> dict[str, JsonObject]:
     """The ports asked for, each usable by a new owner."""
     found: dict[str, JsonObject] = {}
     for port_id in [one["port"] for one in items if one.get("port")]:
@@ -162,33 +212,65 @@ def _ports(networks: TenantNetworks, token: str, project_id: str, items: Iterabl
     return found
 
 
-def _check_network(request: Request, network_id: str, by_id: Mapping[str, JsonObject], refusals: NetworkErrors) -> None:
+def _check_network(
+    request: Request, network_id: str, by_id: Mapping[str, JsonObject], refusals: NetworkErrors
+) -> None:
     network = by_id.get(network_id)
     if network is None:
         raise refusals.unknown(f"Network {network_id} could not be found.")
-    if network.get("router:external") and not network.get("shared") and not request.allows(ATTACH_EXTERNAL):
-        raise errors.Forbidden(f"It is not allowed to create an interface on external network {network_id}")
+    if (
+        network.get("router:external")
+        and not network.get("shared")
+        and not request.allows(ATTACH_EXTERNAL)
+    ):
+        raise errors.Forbidden(
+            f"It is not allowed to create an interface on external network {network_id}"
+        )
     if not network.get("subnets"):
-        raise errors.BadRequest(f"Network {network_id} requires a subnet in order to boot instances on.")
+        raise errors.BadRequest(
+            f"Network {network_id} requires a subnet in order to boot instances on."
+        )
 
 
-def _check_addresses(networks: TenantNetworks, token: str, items: Iterable[JsonMapping],
-                     refusals: NetworkErrors) -> None:
+def _check_addresses(
+    networks: TenantNetworks, token: str, items: Iterable[JsonMapping], refusals: NetworkErrors
+) -> None:
     """Each address asked for lies in a subnet of its network, and nobody has it."""
-    wanted = [(one["uuid"], str(ipaddress.ip_address(one["fixed_ip"]))) for one in items if one.get("fixed_ip")]
-    subnets = networks.subnets(token, sorted({network_id for network_id, _ in wanted})) if wanted else []
+    wanted = [
+        (one["uuid"], str(ipaddress.ip_address(one["fixed_ip"])))
+        for one in items
+        if one.get("fixed_ip")
+    ]
+    subnets = (
+        networks.subnets(token, sorted({network_id for network_id, _ in wanted})) if wanted else []
+    )
     for number, (network_id, address) in enumerate(wanted):
         ranges = [subnet["cidr"] for subnet in subnets if subnet["network_id"] == network_id]
-        if not any(ipaddress.ip_address(address) in ipaddress.ip_network(cidr, strict=False) for cidr in ranges):
-            raise errors.BadRequest(f"Fixed IP address {address} is in no subnet of network {network_id}.")
+        if not any(
+            ipaddress.ip_address(address) in ipaddress.ip_network(cidr, strict=False)
+            for cidr in ranges
+        ):
+            raise errors.BadRequest(
+                f"Fixed IP address {address} is in no subnet of network {network_id}."
+            )
         there = networks.ports(token, network_id=network_id, fixed_ips=f"ip_address={address}")
         if there or (network_id, address) in wanted[:number]:
-            holder = f" on instance {there[0]['device_id']}" if there and there[0].get("device_id") else ""
+            holder = (
+                f" on instance {there[0]['device_id']}"
+                if there and there[0].get("device_id")
+                else ""
+            )
             raise refusals.taken(f"Fixed IP address {address} is already in use{holder}.")
 
 
-def count_within_port_quota(networks: TenantNetworks, token: str, project_id: str, requested: Iterable[JsonObject],
-                            min_count: int, max_count: int) -> int:
+def count_within_port_quota(
+    networks: TenantNetworks,
+    token: str,
+    project_id: str,
+    requested: Iterable[JsonObject],
+    min_count: int,
+    max_count: int,
+) -> int:
     """How many servers there can be ports for."""
     each = sum("port" not in one for one in requested)
     left = networks.ports_left(token, project_id) if each else -1
@@ -199,13 +281,20 @@ def count_within_port_quota(networks: TenantNetworks, token: str, project_id: st
     return min(max_count, left // each)
 
 
-def security_groups(networks: TenantNetworks, token: str, project_id: str, names: Sequence[str]) -> list[JsonObject]:
-    """The groups of these names or ids; none for the default one alone, which the network service takes by itself."""
+def security_groups(
+    networks: TenantNetworks, token: str, project_id: str, names: Sequence[str]
+) -> list[JsonObject]:
+    """The groups of these names or ids; none for the default one alone, which the network service
+    takes by itself."""
     if set(names) <= {DEFAULT_GROUP}:
         return []
     known = networks.security_groups(token, project_id)
-    return list({group["id"]: group for group in (one_group(known, name, errors.BadRequest) for name in names)
-                 }.values())
+    return list(
+        {
+            group["id"]: group
+            for group in (one_group(known, name, errors.BadRequest) for name in names)
+        }.values()
+    )
 
 
 def one_group(known: Sequence[JsonObject], name: str, missing: type[errors.Problem]) -> JsonObject:
@@ -214,10 +303,14 @@ def one_group(known: Sequence[JsonObject], name: str, missing: type[errors.Probl
     Raises:
         missing: there is none. Conflict: there are several.
     """
-    found = [group for group in known if group["id"] == name] or [group for group in known if group["name"] == name]
+    found = [group for group in known if group["id"] == name] or [
+        group for group in known if group["name"] == name
+    ]
     if not found:
         raise missing(f"Security group {name} not found.")
     if len(found) > 1:
-        raise errors.Conflict(f"Multiple security_group matches found for name '{name}', use an ID to be more "
-                              "specific.")
+        raise errors.Conflict(
+            f"Multiple security_group matches found for name '{name}', use an ID to be more "
+            "specific."
+        )
     return found[0]

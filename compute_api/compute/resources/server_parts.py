@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a create request, one small function each: pure, raising BadRequest that names the field."""
+"""The parts of a create request, one small function each: pure, raising BadRequest that names the
+field."""
+
 from __future__ import annotations
 
 import base64
@@ -15,9 +17,9 @@ from common.clients.image import Image
 from common.store.tenants.quotas import Numbers
 from compute_api.edge.json_types import JsonMapping, JsonObject
 
-GIB = 1024 ** 3
-MAX_HINTED_SERVERS = 64       # that hints name: each is looked up at every placement
-MAX_HINT_BYTES = 16384      # bytes of hints, as JSON
+GIB = 1024**3
+MAX_HINTED_SERVERS = 64  # that hints name: each is looked up at every placement
+MAX_HINT_BYTES = 16384  # bytes of hints, as JSON
 
 
 def counts(body: JsonMapping) -> tuple[int, int]:
@@ -29,30 +31,41 @@ def counts(body: JsonMapping) -> tuple[int, int]:
     if least > most:
         raise errors.BadRequest("min_count must be <= max_count")
     if most > 1000:
-        raise errors.BadRequest("max_count must be at most 1000: make the servers in several requests")
+        raise errors.BadRequest(
+            "max_count must be at most 1000: make the servers in several requests"
+        )
     return least, most
 
 
 def refuse_networks(body: JsonMapping) -> None:
-    """Without a network service servers have no interfaces: nothing, "none" and "auto" all mean that."""
+    """Without a network service servers have no interfaces: nothing, "none" and "auto" all mean
+    that."""
     networks = body.get("networks")
     if isinstance(networks, list) and networks:
-        raise errors.BadRequest("networks: this cloud has no network service; leave networks out, or ask for "
-                                "\"none\" or \"auto\".")
+        raise errors.BadRequest(
+            "networks: this cloud has no network service; leave networks out, or ask for "
+            '"none" or "auto".'
+        )
 
 
 def refuse_unsupported(body: JsonMapping) -> None:
     """What no server of this cloud can have."""
     if body.get("block_device_mapping"):
-        raise errors.BadRequest("block_device_mapping: this cloud has no volume service; boot from an image.")
+        raise errors.BadRequest(
+            "block_device_mapping: this cloud has no volume service; boot from an image."
+        )
 
 
 def check_signature(body: JsonMapping, image: Image) -> None:
-    """Certificates are kept and shown; an image whose signature they were given for is refused, not booted unseen."""
-    if body.get("trusted_image_certificates") and any(name.startswith("img_signature") for name in
-                                                      image.ref.properties):
-        raise errors.BadRequest("trusted_image_certificates: this cloud does not validate image signatures, and "
-                                f"image {image.ref.id} is signed; leave the certificates out to boot it unvalidated.")
+    """Certificates are kept and shown; an image whose signature they were given for is refused, not
+    booted unseen."""
+    if body.get("trusted_image_certificates") and any(
+        name.startswith("img_signature") for name in image.ref.properties
+    ):
+        raise errors.BadRequest(
+            "trusted_image_certificates: this cloud does not validate image signatures, and "
+            f"image {image.ref.id} is signed; leave the certificates out to boot it unvalidated."
+        )
 
 
 def access_ip(text: str | None) -> str | None:
@@ -67,7 +80,9 @@ def disk_config(body: JsonMapping) -> str:
 
 def security_groups(body: JsonMapping) -> list[dict[str, str]]:
     """The names asked for, each once; without any the default one."""
-    names = dict.fromkeys(group["name"] for group in body.get("security_groups", ()) if "name" in group)
+    names = dict.fromkeys(
+        group["name"] for group in body.get("security_groups", ()) if "name" in group
+    )
     return [{"name": name} for name in names or ("default",)]
 
 
@@ -83,13 +98,21 @@ def group_id(hints: JsonMapping) -> str | None:
 
 
 def personality(body: JsonMapping, ask: Callable[[], Numbers]) -> list[dict[str, str]]:
-    """The files to put on the config drive, within the limits, which are asked for when there are files."""
-    files = [{"path": str(item.get("path", "")), "contents": "".join(str(item.get("contents", "")).split())}
-             for item in body.get("personality", ())]
+    """The files to put on the config drive, within the limits, which are asked for when there are
+    files."""
+    files = [
+        {
+            "path": str(item.get("path", "")),
+            "contents": "".join(str(item.get("contents", "")).split()),
+        }
+        for item in body.get("personality", ())
+    ]
     if not files:
         return []
     limits = ask()
-    most, path, content = (limits.of("injected_" + name) for name in ("files", "file_path_bytes", "file_content_bytes"))
+    most, path, content = (
+        limits.of("injected_" + name) for name in ("files", "file_path_bytes", "file_content_bytes")
+    )
     if 0 <= most < len(files):
         raise errors.Forbidden(f"Quota exceeded: at most {most} injected files.")
     for item in files:
@@ -103,22 +126,28 @@ def personality(body: JsonMapping, ask: Callable[[], Numbers]) -> list[dict[str,
 
 
 def check_metadata(metadata: Mapping[str, str], ask: Callable[[], Numbers]) -> None:
-    """Within the limit of items, which is asked for when there are some. Raises Forbidden, as the API has it."""
+    """Within the limit of items, which is asked for when there are some. Raises Forbidden, as the
+    API has it."""
     if metadata and 0 <= (limit := ask().of("metadata_items")) < len(metadata):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
 
 
 def check_hints(hints: JsonMapping) -> None:
-    """Hints are stored and travel with every placement of the server: few, small, and none of our own making."""
+    """Hints are stored and travel with every placement of the server: few, small, and none of our
+    own making."""
     for name in hints:
         if name.startswith("_"):
-            raise errors.BadRequest(f"os:scheduler_hints.{name[:80]}: names that begin with _ are not for requests.")
+            raise errors.BadRequest(
+                f"os:scheduler_hints.{name[:80]}: names that begin with _ are not for requests."
+            )
     servers: set[str] = set()
     for name in ("same_host", "different_host"):
         named = hints.get(name, ())
         servers.update([named] if isinstance(named, str) else named)
         if len(servers) > MAX_HINTED_SERVERS:
-            raise errors.BadRequest(f"os:scheduler_hints.{name}: hints name at most {MAX_HINTED_SERVERS} servers.")
+            raise errors.BadRequest(
+                f"os:scheduler_hints.{name}: hints name at most {MAX_HINTED_SERVERS} servers."
+            )
     if isinstance(hints.get("group"), list) and len(hints["group"]) > 1:
         raise errors.BadRequest("os:scheduler_hints.group: a server can be in one group only.")
     if len(orjson.dumps(hints)) > MAX_HINT_BYTES:
@@ -126,31 +155,39 @@ def check_hints(hints: JsonMapping) -> None:
 
 
 def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
-    """Can a host make such a guest? Raises BadRequest that names the extra spec or the image property."""
+    """Can a host make such a guest? Raises BadRequest that names the extra spec or the image
+    property."""
     hardware.hardware(flavor, properties)
     hardware.resources(flavor, properties)
     hardware.traits(flavor, properties)
 
 
 def check_same_place(flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    """A rebuilt server keeps its place on its host, so another image must not ask for another one."""
+    """A rebuilt server keeps its place on its host, so another image must not ask for another
+    one."""
     after = _place(flavor, new)
     try:
         before = _place(flavor, old)
-    except errors.BadRequest:            # made by a version that passed over what it did not know
+    except errors.BadRequest:  # made by a version that passed over what it did not know
         before = _place(flavor, {})
     for words, wanted in after.items():
         if wanted != before[words]:
-            raise errors.BadRequest(f"imageRef: this image asks for other {words} than the server has, and a rebuild "
-                                    "keeps the server's place on its host; make a new server from it.")
+            raise errors.BadRequest(
+                f"imageRef: this image asks for other {words} than the server has, and a rebuild "
+                "keeps the server's place on its host; make a new server from it."
+            )
 
 
 def _place(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
     """What a guest holds of its host, by what it is called."""
     wanted = hardware.hardware(flavor, properties)
-    return {"resources": hardware.resources(flavor, properties), "NUMA nodes": wanted.numa_nodes,
-            "CPUs of its own": (wanted.dedicated, wanted.threads), "memory pages": wanted.page_kb,
-            "PCI devices": (wanted.devices, wanted.options.get("pci_policy"))}
+    return {
+        "resources": hardware.resources(flavor, properties),
+        "NUMA nodes": wanted.numa_nodes,
+        "CPUs of its own": (wanted.dedicated, wanted.threads),
+        "memory pages": wanted.page_kb,
+        "PCI devices": (wanted.devices, wanted.options.get("pci_policy")),
+    }
 
 
 def check_image(image: Image, flavor: models.Flavor) -> None:
@@ -162,12 +199,16 @@ def check_image(image: Image, flavor: models.Flavor) -> None:
     if flavor.root_gb == 0:
         return
     if flavor.root_gb < image.min_disk:
-        raise errors.BadRequest(f"Flavor's disk is too small for requested image. Flavor disk is "
-                                f"{flavor.root_gb * GIB} bytes, image needs at least {image.min_disk * GIB} bytes.")
+        raise errors.BadRequest(
+            f"Flavor's disk is too small for requested image. Flavor disk is "
+            f"{flavor.root_gb * GIB} bytes, image needs at least {image.min_disk * GIB} bytes."
+        )
     size = max(image.ref.size, image.virtual_size)
     if size > flavor.root_gb * GIB:
-        raise errors.BadRequest(f"Flavor's disk is too small for requested image. Flavor disk is "
-                                f"{flavor.root_gb * GIB} bytes, image is {size} bytes.")
+        raise errors.BadRequest(
+            f"Flavor's disk is too small for requested image. Flavor disk is "
+            f"{flavor.root_gb * GIB} bytes, image is {size} bytes."
+        )
 
 
 def hostname(name: str, server_id: str) -> str:

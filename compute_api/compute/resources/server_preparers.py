@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action makes of its body before it begins: arguments of its workflow, a secret, new columns.
+"""What an action makes of its body before it begins: arguments of its workflow, a secret, new
+columns.
 
-One small function for each action whose body matters; ``server_action_table`` lists them, and ``server_actions`` calls
-them once the action is allowed. They read the store, and the image service with the caller's token, and write nothing:
+One small function for each action whose body matters; ``server_action_table`` lists them, and
+``server_actions`` calls them once the action is allowed. They read the store, and the image service
+with the caller's token, and write nothing:
 ``actions.begin`` commits the result together with the action."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,14 +35,16 @@ Begin = Callable[..., str]
 class PreparedAction:
     """An action that can be begun."""
 
-    args: JsonObject = field(default_factory=dict)              #: facts for the workflow
-    password: str | None = field(default=None, repr=False)      #: kept encrypted in the action's row
-    changes: JsonObject = field(default_factory=dict)           #: columns of the server
-    answer: Callable[[], ApiResponse] | None = None             #: made when it has begun; None: an empty one
-    begin: Begin = actions.begin                                #: begins it in the store, called as ``actions.begin``
-    answer_after: str | None = None                             #: the step that the answer waits for, beside the row's
-    failure: type[errors.Problem] = errors.Conflict             #: the error that the failure of that step is
-    files: list[dict[str, str]] = field(default_factory=list, repr=False)       #: kept encrypted as the password
+    args: JsonObject = field(default_factory=dict)  #: facts for the workflow
+    password: str | None = field(default=None, repr=False)  #: kept encrypted in the action's row
+    changes: JsonObject = field(default_factory=dict)  #: columns of the server
+    answer: Callable[[], ApiResponse] | None = None  #: made when it has begun; None: an empty one
+    begin: Begin = actions.begin  #: begins it in the store, called as ``actions.begin``
+    answer_after: str | None = None  #: the step that the answer waits for, beside the row's
+    failure: type[errors.Problem] = errors.Conflict  #: the error that the failure of that step is
+    files: list[dict[str, str]] = field(
+        default_factory=list, repr=False
+    )  #: kept encrypted as the password
 
 
 #: The request, the server's row, and what stands in the body for the action.
@@ -47,14 +52,17 @@ Prepare = Callable[[Request, ServerRecord, Any], PreparedAction]
 
 
 def refuse_changed(row: ServerRecord, checked: ServerRecord) -> None:
-    """What was checked of a server without its lock, by flavor and image, must hold for its locked row.
+    """What was checked of a server without its lock, by flavor and image, must hold for its locked
+    row.
 
     Raises:
         Conflict: it has got another one meanwhile.
     """
     if (row.flavor, row.image) != (checked.flavor, checked.image):
-        raise errors.Conflict(f"Instance {checked.id} got another flavor or image while the request was checked; try "
-                              "again.")
+        raise errors.Conflict(
+            f"Instance {checked.id} got another flavor or image while the request was checked; try "
+            "again."
+        )
 
 
 def nothing(request: Request, server: ServerRecord, given: object) -> PreparedAction:
@@ -73,8 +81,10 @@ def unlock(request: Request, server: ServerRecord, given: object) -> PreparedAct
     owner = server.project_id == request.context.project_id and not request.is_admin
     if not server.locked or server.locked_by == ("owner" if owner else "admin"):
         return PreparedAction()
-    request.require(_API + "os-lock-server:unlock:unlock_override",
-                    {"project_id": server.project_id, "user_id": server.user_id})
+    request.require(
+        _API + "os-lock-server:unlock:unlock_override",
+        {"project_id": server.project_id, "user_id": server.user_id},
+    )
     return PreparedAction({"override": True})
 
 
@@ -86,37 +96,55 @@ def reset_state(request: Request, server: ServerRecord, given: JsonObject) -> Pr
 def change_password(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """The password, kept encrypted until the guest has it."""
     if request.services.vault is None:
-        raise errors.NotImplementedHere("This cloud cannot keep passwords until they are set; its operator can give it "
-                                        "a [DEFAULT] secret_key.")
+        raise errors.NotImplementedHere(
+            "This cloud cannot keep passwords until they are set; its operator can give it "
+            "a [DEFAULT] secret_key."
+        )
     return PreparedAction(password=given["adminPass"])
 
 
 def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
     """The image to boot from, which the caller must be allowed to see; none: the server's own."""
     given = given or {}
-    password, image_id, image = given.get("adminPass") or passwords.generate(), given.get("rescue_image_ref"), None
+    password, image_id, image = (
+        given.get("adminPass") or passwords.generate(),
+        given.get("rescue_image_ref"),
+        None,
+    )
     if image_id:
         found = request.services.images.show(image_id, request.context.token)
         if found.status != "active":
             raise errors.BadRequest(f"Image {image_id} is not active.")
         image = to_wire(found.ref)
-    return PreparedAction({"image": image}, password, answer=lambda: ApiResponse({"adminPass": password}, 200))
+    return PreparedAction(
+        {"image": image}, password, answer=lambda: ApiResponse({"adminPass": password}, 200)
+    )
 
 
 # --- images of servers ---
-_BEFORE_IDS = Range(until="2.44")               # answers name the image by a link, not by its id
+_BEFORE_IDS = Range(until="2.44")  # answers name the image by a link, not by its id
 _COUNTED_METADATA = Range(until="2.38")
-#: Properties of a server's image that its snapshots do not inherit: they are true of those bytes only.
+#: Properties of a server's image that its snapshots do not inherit: they are true of those bytes
+#: only.
 _NOT_INHERITED = frozenset(("cache_in_nova", "bittorrent"))
 
 
 def _properties(server: ServerRecord, given: dict[str, str], **more: str) -> dict[str, str]:
-    """What is said of an image of this server: what its own image said, the caller's words, and where it is from, which
-    nobody else can say; ``more`` likewise."""
-    inherited = {key: value for key, value in loads(server.image or "{}").get("properties", {}).items()
-                 if key not in _NOT_INHERITED and not key.startswith("img_signature")}
-    return {**inherited, **given, "instance_uuid": server.id, "user_id": server.user_id,
-            "base_image_ref": server.image_id or "", **more}
+    """What is said of an image of this server: what its own image said, the caller's words, and
+    where it is from, which nobody else can say; ``more`` likewise."""
+    inherited = {
+        key: value
+        for key, value in loads(server.image or "{}").get("properties", {}).items()
+        if key not in _NOT_INHERITED and not key.startswith("img_signature")
+    }
+    return {
+        **inherited,
+        **given,
+        "instance_uuid": server.id,
+        "user_id": server.user_id,
+        "base_image_ref": server.image_id or "",
+        **more,
+    }
 
 
 def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
@@ -124,7 +152,9 @@ def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
     metadata: dict[str, str] = given.get("metadata", {})
     taken = sorted(OWN_KEYS & set(metadata))
     if taken:
-        raise errors.BadRequest(f"metadata: an image has a field of the name {taken[0]}, which cannot be set so.")
+        raise errors.BadRequest(
+            f"metadata: an image has a field of the name {taken[0]}, which cannot be set so."
+        )
     if request.version in _COUNTED_METADATA:
         parts.check_metadata(metadata, request.limits)
     return metadata
@@ -133,31 +163,51 @@ def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
 def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
-    return ApiResponse(None, 202, {"Location": request.services.images.url(image_id)} if kept else {})
+    return ApiResponse(
+        None, 202, {"Location": request.services.images.url(image_id)} if kept else {}
+    )
 
 
 def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image, and what is said of it."""
     image_id = ids.new()
     properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
-    return PreparedAction({"image_id": image_id, "name": given["name"].strip(), "properties": properties},
-                    answer=lambda: _image_answer(request, image_id))
+    return PreparedAction(
+        {"image_id": image_id, "name": given["name"].strip(), "properties": properties},
+        answer=lambda: _image_answer(request, image_id),
+    )
 
 
 def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image beside older ones, of which the newest stay."""
     image_id, rotation = ids.new(), int(given["rotation"])
-    properties = _properties(server, _image_metadata(request, given), image_type="backup",
-                             backup_type=given["backup_type"])
-    return PreparedAction({"image_id": image_id, "name": given["name"].strip(), "properties": properties,
-                     "backup_type": given["backup_type"], "rotation": rotation},
-                    answer=lambda: _image_answer(request, image_id, kept=rotation > 0))
+    properties = _properties(
+        server,
+        _image_metadata(request, given),
+        image_type="backup",
+        backup_type=given["backup_type"],
+    )
+    return PreparedAction(
+        {
+            "image_id": image_id,
+            "name": given["name"].strip(),
+            "properties": properties,
+            "backup_type": given["backup_type"],
+            "rotation": rotation,
+        },
+        answer=lambda: _image_answer(request, image_id, kept=rotation > 0),
+    )
 
 
 def shelve(request: Request, server: ServerRecord, given: object) -> PreparedAction:
     """The image that keeps the server's disk."""
-    return PreparedAction({"image_id": ids.new(), "name": f"{server.name}-shelved",
-                     "properties": _properties(server, {}, image_type="snapshot")})
+    return PreparedAction(
+        {
+            "image_id": ids.new(),
+            "name": f"{server.name}-shelved",
+            "properties": _properties(server, {}, image_type="snapshot"),
+        }
+    )
 
 
 # --- unshelving somewhere ---
@@ -165,16 +215,25 @@ _TO_A_ZONE = Range("2.77")
 
 
 def unshelve(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """Where to: as before, or from 2.77 on in a zone that the server is then pinned to, from 2.91 on on a host."""
+    """Where to: as before, or from 2.77 on in a zone that the server is then pinned to, from 2.91
+    on on a host."""
     given = given if request.version in _TO_A_ZONE and given else {}
     host, zone = given.get("host"), given.get("availability_zone", server.pinned_availability_zone)
     if host is not None:
         request.require(_API + "os-shelve:unshelve_to_host")
     if given and server.vm_state != states.SHELVED_OFFLOADED:
-        raise errors.Conflict(f"Instance {server.id} is in vm_state {server.vm_state}; a zone or a host can be given "
-                              "only while it is in vm_state shelved_offloaded.")
-    request.read(destinations.check_unshelve, zone if "availability_zone" in given or host else None, host,
-                 request.services.settings.default_zone)
+        raise errors.Conflict(
+            f"Instance {server.id} is in vm_state {server.vm_state}; a zone or a host can be given "
+            "only while it is in vm_state shelved_offloaded."
+        )
+    request.read(
+        destinations.check_unshelve,
+        zone if "availability_zone" in given or host else None,
+        host,
+        request.services.settings.default_zone,
+    )
     pinning = "availability_zone" in given
-    return PreparedAction({**destinations.Destination(zone, host).args, "unpin": pinning and zone is None},
-                    changes={"pinned_availability_zone": zone} if pinning else {})
+    return PreparedAction(
+        {**destinations.Destination(zone, host).args, "unpin": pinning and zone is None},
+        changes={"pinned_availability_zone": zone} if pinning else {},
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rebuild makes of its body: new columns of the server, a password, and the server as the answer.
+"""What a rebuild makes of its body: new columns of the server, a password, and the server as the
+answer.
 
-The image is checked as for a new server, with the server's flavor. What the body does not name stays as it is. The row
-changes in the transaction that begins the action."""
+The image is checked as for a new server, with the server's flavor. What the body does not name
+stays as it is. The row changes in the transaction that begins the action."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -37,7 +39,15 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "accessIPv6": ("access_ip_v6", parts.access_ip),
 }
 #: Columns that no action guards, whatever is being done to the server.
-_UNGUARDED = {"name", "meta", "description", "hostname", "disk_config", "access_ip_v4", "access_ip_v6"}
+_UNGUARDED = {
+    "name",
+    "meta",
+    "description",
+    "hostname",
+    "disk_config",
+    "access_ip_v4",
+    "access_ip_v6",
+}
 
 
 def prepare(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
@@ -51,10 +61,14 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     flavor = from_wire(models.Flavor, loads(server.flavor))
     parts.check_image(image, flavor)
     parts.check_hardware(flavor, image.ref.properties)
-    parts.check_same_place(flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties)
+    parts.check_same_place(
+        flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
+    )
     kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
     parts.check_signature({**kept, **given}, image)
-    changes = {column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given}
+    changes = {
+        column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
+    }
     changes |= {"image_id": image.ref.id, "image": to_wire(image.ref), **key}
     if "user_data" in given:
         changes["user_data"] = passwords.sealed_text(request.services.vault, given["user_data"])
@@ -67,26 +81,50 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
         row = request.read(servers.show, server.id, request.scope)
         links = request.links.of("servers", server.id)
         return ApiResponse(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
-    return PreparedAction(args, password, changes, answer, _begins(server, image.ref.id, request.services.vault),
-                          files=files)
+
+    return PreparedAction(
+        args,
+        password,
+        changes,
+        answer,
+        _begins(server, image.ref.id, request.services.vault),
+        files=files,
+    )
 
 
 def _begins(server: ServerRecord, image_id: str, vault: Vault | None) -> Begin:
-    """With another image the action keeps what the row says, for when its host may not have it; and what it writes of
-    what can be changed meanwhile. User data is kept encrypted."""
-    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, *, args: JsonObject, changes: JsonObject,
-              project_id: str | None, **more: Any) -> str:
+    """With another image the action keeps what the row says, for when its host may not have it; and
+    what it writes of what can be changed meanwhile. User data is kept encrypted."""
+
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        args: JsonObject,
+        changes: JsonObject,
+        project_id: str | None,
+        **more: Any,
+    ) -> str:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)
-        refuse_changed(row, server)                 # the image service was asked since it was read
+        refuse_changed(row, server)  # the image service was asked since it was read
         if image_id != row.image_id:
             before = servers.written(row, changes)
             if vault is not None and before.get("user_data"):
                 kept = vault.open(more["secrets"]) if more["secrets"] else {}
-                more["secrets"] = vault.seal({**kept, "before": {"user_data": before.pop("user_data")}})
-            args = {**args, "before": before,
-                    "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED}}
-        return actions.begin(tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more)
+                more["secrets"] = vault.seal(
+                    {**kept, "before": {"user_data": before.pop("user_data")}}
+                )
+            args = {
+                **args,
+                "before": before,
+                "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED},
+            }
+        return actions.begin(
+            tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more
+        )
+
     return begin
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers: list, show, update, delete. Creating one is a story of its own, in ``server_create``."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,18 +24,53 @@ _TAGS = ("tags", "tags-any", "not-tags", "not-tags-any")
 _OPEN_FILTERS: dict[str, Range] = {
     **{name: Range() for name in ("reservation_id", "name", "image", "flavor", "ip")},
     "ip6": Range("2.5"),
-    **{name: Range("2.83") for name in (
-        "availability_zone", "config_drive", "key_name", "created_at", "launched_at", "terminated_at", "power_state",
-        "task_state", "vm_state", "progress", "user_id")}}
+    **{
+        name: Range("2.83")
+        for name in (
+            "availability_zone",
+            "config_drive",
+            "key_name",
+            "created_at",
+            "launched_at",
+            "terminated_at",
+            "power_state",
+            "task_state",
+            "vm_state",
+            "progress",
+            "user_id",
+        )
+    },
+}
 _LOCKED_FILTER = Range("2.73")
 _STRICT_STATUS = Range("2.38")
 #: Sort keys that tell where servers are.
 _ADMIN_SORT = ("host", "node")
 #: Parameters that are no filters on columns.
-_OTHER = {"limit", "marker", "sort_key", "sort_dir", "all_tenants", "deleted", "soft_deleted", "status",
-          "changes-since", "changes-before", "locked", "project_id", "tenant_id", *_TAGS}
-_NO_FILTER = {"block_device_mapping", "services", "metadata", "system_metadata", "info_cache", "security_groups",
-              "pci_devices"}
+_OTHER = {
+    "limit",
+    "marker",
+    "sort_key",
+    "sort_dir",
+    "all_tenants",
+    "deleted",
+    "soft_deleted",
+    "status",
+    "changes-since",
+    "changes-before",
+    "locked",
+    "project_id",
+    "tenant_id",
+    *_TAGS,
+}
+_NO_FILTER = {
+    "block_device_mapping",
+    "services",
+    "metadata",
+    "system_metadata",
+    "info_cache",
+    "security_groups",
+    "pci_devices",
+}
 
 
 def index(request: Request) -> JsonObject:
@@ -59,6 +95,7 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
         if view.shows_hosts(allowed):
             made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
         return rows
+
     rows = request.read(work)
     items = view.many(rows, made, request.version, names_only)
     return request.page("servers", path, items, rows[-1].id if rows else None)
@@ -80,10 +117,18 @@ def _wanted(request: Request, operation: str) -> ServerFilters | None:
             raise errors.Forbidden("Only administrators may list deleted instances")
         deleted = True
     return ServerFilters(
-        project_id=_project(request, operation, all_filters), deleted=deleted, filters=filters, states=listed_states,
-        tags=_tags(request), soft_deleted=_soft_deleted(request, all_filters, deleted, listed_states),
-        changed_since=since, changed_before=before,
-        sort=_sort(request), marker=request.first("marker"), limit=request.limit)
+        project_id=_project(request, operation, all_filters),
+        deleted=deleted,
+        filters=filters,
+        states=listed_states,
+        tags=_tags(request),
+        soft_deleted=_soft_deleted(request, all_filters, deleted, listed_states),
+        changed_since=since,
+        changed_before=before,
+        sort=_sort(request),
+        marker=request.first("marker"),
+        limit=request.limit,
+    )
 
 
 def _filters(request: Request, all_filters: bool) -> JsonObject:
@@ -92,7 +137,11 @@ def _filters(request: Request, all_filters: bool) -> JsonObject:
     for name, values in request.query.items():
         if name in _NO_FILTER or name.startswith("_"):
             raise errors.BadRequest(f"Invalid filter field: {name}.")
-        usable = all_filters and name in servers.COLUMNS or request.version in _OPEN_FILTERS.get(name, Range("2.9999"))
+        usable = (
+            all_filters
+            and name in servers.COLUMNS
+            or request.version in _OPEN_FILTERS.get(name, Range("2.9999"))
+        )
         if name not in _OTHER and (usable or all_filters and name in ("ip", "ip6")):
             found[name] = is_true(values[-1]) if name == "config_drive" else values[-1]
     if request.version in _LOCKED_FILTER and "locked" in request.query:
@@ -131,21 +180,35 @@ def _states(statuses: Sequence[str]) -> tuple[States | None, bool]:
 
 def _shown_otherwise(vm_state: str) -> tuple[str, ...]:
     """The task_states in which a server of this vm_state shows another status."""
-    words = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
-    return tuple(sorted(word for word in words if states.status(vm_state, word) != states.status(vm_state, None)))
+    words = {
+        value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
+    }
+    return tuple(
+        sorted(
+            word for word in words if states.status(vm_state, word) != states.status(vm_state, None)
+        )
+    )
 
 
 def _deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
-    """Servers that are gone are listed to admins who ask, and to everybody who asks what has changed."""
+    """Servers that are gone are listed to admins who ask, and to everybody who asks what has
+    changed."""
     if all_filters and "deleted" in request.query:
         return _boolean(request, "deleted")
     return None if by_time else False
 
 
-def _soft_deleted(request: Request, all_filters: bool, deleted: bool | None, listed: States | None) -> bool:
-    """Servers that can be restored are listed to who asks for them, and where the deleted ones are."""
+def _soft_deleted(
+    request: Request, all_filters: bool, deleted: bool | None, listed: States | None
+) -> bool:
+    """Servers that can be restored are listed to who asks for them, and where the deleted ones
+    are."""
     asked = all_filters and "soft_deleted" in request.query and _boolean(request, "soft_deleted")
-    return asked or deleted is not False or states.SOFT_DELETED in [vm_state for vm_state, _, _ in listed or ()]
+    return (
+        asked
+        or deleted is not False
+        or states.SOFT_DELETED in [vm_state for vm_state, _, _ in listed or ()]
+    )
 
 
 def _project(request: Request, operation: str, all_filters: bool) -> str | None:
@@ -171,7 +234,9 @@ def _sort(request: Request) -> list[tuple[str, bool]]:
                 raise errors.Forbidden(f"Only administrators can sort servers by {key}")
     directions = directions + ["desc"] * len(keys)
     keys = keys or (["created_at"] if directions else [])
-    return [(key, direction.lower() == "desc") for key, direction in zip(keys, directions, strict=False)]
+    return [
+        (key, direction.lower() == "desc") for key, direction in zip(keys, directions, strict=False)
+    ]
 
 
 def show(request: Request, server: ServerRecord) -> JsonObject:
@@ -190,19 +255,28 @@ def rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject
 
 
 def _view_of(request: Request, server: ServerRecord) -> view.ServerView:
-    made = view.ServerView(request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault)
+    made = view.ServerView(
+        request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
+    )
 
     def work(tx: Connection) -> None:
         if server.host and view.shows_hosts(made.allowed):
             made.hosts = servers.host_facts(tx, [server.host])
         made.groups = server_groups.of_server(tx, server.id)
+
     request.read(work)
     return made
 
 
-_UPDATED = {"name": "name", "description": "description", "accessIPv4": "access_ip_v4", "accessIPv6": "access_ip_v6",
-            "OS-DCF:diskConfig": "disk_config", "hostname": "hostname",
-            "pinned_availability_zone": "pinned_availability_zone"}
+_UPDATED = {
+    "name": "name",
+    "description": "description",
+    "accessIPv4": "access_ip_v4",
+    "accessIPv6": "access_ip_v6",
+    "OS-DCF:diskConfig": "disk_config",
+    "hostname": "hostname",
+    "pinned_availability_zone": "pinned_availability_zone",
+}
 
 
 def update(request: Request, server: ServerRecord) -> JsonObject:
@@ -211,33 +285,43 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
     values = {column: given[key] for key, column in _UPDATED.items() if key in given}
     if "name" in values:
         values["name"] = values["name"].strip()
-    values |= {column: parts.access_ip(values[column]) for column in ("access_ip_v4", "access_ip_v6")
-               if column in values}
+    values |= {
+        column: parts.access_ip(values[column])
+        for column in ("access_ip_v4", "access_ip_v6")
+        if column in values
+    }
     zone = given.get("pinned_availability_zone")
 
     def work(tx: Connection) -> ServerRecord:
         if values:
-            servers.update(tx, server.id, values)       # whereby it is locked, and stays where it is
+            servers.update(tx, server.id, values)  # whereby it is locked, and stays where it is
         row: ServerRecord = servers.show(tx, server.id)
         if zone is not None and zone != row.availability_zone:
-            raise errors.Conflict(f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
-                                  "pinned to that one, or with null to none.")
+            raise errors.Conflict(
+                f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
+                "pinned to that one, or with null to none."
+            )
         if zone is not None and migrations.open_of(tx, [server.id]):
-            raise errors.Conflict(f"Instance {server.id} is being moved; it can be pinned when the move has ended, or "
-                                  "was confirmed or reverted.")
+            raise errors.Conflict(
+                f"Instance {server.id} is being moved; it can be pinned when the move has ended, or "
+                "was confirmed or reverted."
+            )
         return row
+
     return body_of(request, request.write(work), change=True)
 
 
-SOFT_DELETE, DELETE = (next(row for row in states.ACTIONS if row.key == key) for key in ("softDelete", "delete"))
+SOFT_DELETE, DELETE = (
+    next(row for row in states.ACTIONS if row.key == key) for key in ("softDelete", "delete")
+)
 
 
 def delete(request: Request, server: ServerRecord) -> None:
     """DELETE /servers/{id}: always wins over what is being done to the server.
 
-    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of something, is on no
-    host or was never whole, goes at once. A server that is kept already stays so: the same request changes nothing
-    twice.
+    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of
+    something, is on no host or was never whole, goes at once. A server that is kept already stays
+    so: the same request changes nothing twice.
     """
     if request.services.settings.reclaim_interval == 0:
         rows: tuple[states.Action, ...] = (DELETE,)
@@ -245,13 +329,20 @@ def delete(request: Request, server: ServerRecord) -> None:
         return request.check(DELETE, server)
     else:
         rows = (SOFT_DELETE, DELETE)
-    request.begin(_begin_first if len(rows) == 1 or server.vm_state != states.ERROR else _begin_broken, rows, server.id)
+    request.begin(
+        _begin_first if len(rows) == 1 or server.vm_state != states.ERROR else _begin_broken,
+        rows,
+        server.id,
+    )
     request.services.wakeup.wake()
     return None
 
 
-def _begin_broken(tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any) -> str:
-    """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and could not."""
+def _begin_broken(
+    tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any
+) -> str:
+    """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and
+    could not."""
     row = actions.take_lock(tx, server_id, named["project_id"])
     last = actions.list_for(tx, server_id, limit=1)
     failed = last and (last[0].workflow, last[0].state) == ("soft_delete", "failed")
@@ -259,7 +350,9 @@ def _begin_broken(tx: Connection, rows: Sequence[states.Action], server_id: str,
     return _begin_first(tx, rows if kept else rows[-1:], server_id, **named)
 
 
-def _begin_first(tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any) -> str:
+def _begin_first(
+    tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any
+) -> str:
     """Begin the first row that the server's state allows; the last one's refusal counts."""
     *others, last = rows
     for row in others:

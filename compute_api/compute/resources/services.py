@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services: who is there, taking a host out of use, declaring it down, and removing what is no more."""
+"""Services: who is there, taking a host out of use, declaring it down, and removing what is no
+more."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -46,11 +48,13 @@ FIELDS: tuple[Field, ...] = (
 
 def index(request: Request) -> JsonObject:
     """GET /os-services"""
+
     def work(tx: Connection) -> list[JsonObject]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
         rows = services.list_all(tx, host=request.first("host"), binary=request.first("binary"))
         getters = visible_fields(FIELDS, request.version)
         return [render(getters, row, zones) for row in rows]
+
     return {"services": request.read(work)}
 
 
@@ -60,8 +64,12 @@ _FORCED = Range("2.11", "2.52")
 def update_by_host(request: Request, service_id: str) -> JsonObject:
     """PUT /os-services/{enable, disable, disable-log-reason, force-down} (before 2.53)."""
     given = request.body
-    known = {"enable": _enable, "disable": _disable, "disable-log-reason": _disable_with_reason,
-             **({"force-down": _force_down} if request.version in _FORCED else {})}
+    known = {
+        "enable": _enable,
+        "disable": _disable,
+        "disable-log-reason": _disable_with_reason,
+        **({"force-down": _force_down} if request.version in _FORCED else {}),
+    }
     if service_id not in known:
         raise errors.NotFound("Unknown action")
     changes, shown = known[service_id](given)
@@ -69,8 +77,11 @@ def update_by_host(request: Request, service_id: str) -> JsonObject:
     def work(tx: Connection) -> None:
         rows = services.list_all(tx, host=given["host"], binary=given["binary"])
         if not rows:
-            raise errors.NotFound(f"Could not find binary {given['binary']} on host {given['host']}.")
+            raise errors.NotFound(
+                f"Could not find binary {given['binary']} on host {given['host']}."
+            )
         services.set_state(tx, rows[0].uuid, **changes)
+
     request.write(work)
     request.services.wakeup.wake()
     return {"service": {"host": given["host"], "binary": given["binary"], **shown}}
@@ -91,7 +102,10 @@ def _disable_with_reason(given: JsonObject) -> Change:
     if "disabled_reason" not in given:
         raise errors.BadRequest("Missing disabled reason field")
     reason = given["disabled_reason"]
-    return {"disabled": True, "disabled_reason": reason}, {"status": "disabled", "disabled_reason": reason}
+    return {"disabled": True, "disabled_reason": reason}, {
+        "status": "disabled",
+        "disabled_reason": reason,
+    }
 
 
 def _force_down(given: JsonObject) -> Change:
@@ -112,11 +126,14 @@ def update(request: Request, service_id: str) -> JsonObject:
         if row is None:
             raise errors.NotFound(f"Service {service_id} could not be found.")
         if row.binary != services.COMPUTE:
-            raise errors.BadRequest(f"Updating a {row.binary} service is not supported. Only nova-compute services "
-                                    "can be updated.")
+            raise errors.BadRequest(
+                f"Updating a {row.binary} service is not supported. Only nova-compute services "
+                "can be updated."
+            )
         services.set_state(tx, service_id, **changes)
         zones = aggregates.zones(tx, request.services.settings.default_zone)
         return render(visible_fields(FIELDS, request.version), services.show(tx, service_id), zones)
+
     shown = request.write(work)
     request.services.wakeup.wake()
     return {"service": shown}
@@ -124,13 +141,20 @@ def update(request: Request, service_id: str) -> JsonObject:
 
 def _changes(given: JsonObject) -> JsonObject:
     if not {"status", "forced_down"} & set(given):
-        raise errors.BadRequest("No updates were requested. Fields 'status' or 'forced_down' should be specified.")
+        raise errors.BadRequest(
+            "No updates were requested. Fields 'status' or 'forced_down' should be specified."
+        )
     changes: JsonObject = {}
     if "disabled_reason" in given and given.get("status") != "disabled":
-        raise errors.BadRequest("Specifying disabled_reason requires that status is set to disabled.")
+        raise errors.BadRequest(
+            "Specifying disabled_reason requires that status is set to disabled."
+        )
     if "status" in given:
         disabled = given["status"] == "disabled"
-        changes |= {"disabled": disabled, "disabled_reason": given.get("disabled_reason") if disabled else None}
+        changes |= {
+            "disabled": disabled,
+            "disabled_reason": given.get("disabled_reason") if disabled else None,
+        }
     if "forced_down" in given:
         changes["forced_down"] = is_true(given["forced_down"])
     return changes
@@ -152,7 +176,9 @@ def delete(request: Request, service_id: str) -> None:
 
 
 def _delete(request: Request, shown: str, **key: Any) -> None:
-    """A compute service goes with all that is known of its host; one that still runs comes back as a new one."""
+    """A compute service goes with all that is known of its host; one that still runs comes back as
+    a new one."""
+
     def work(tx: Connection) -> None:
         row = services.show(tx, **key)
         if row is None:
@@ -161,4 +187,5 @@ def _delete(request: Request, shown: str, **key: Any) -> None:
             hosts.remove(tx, row, shown)
         else:
             services.remove(tx, row)
+
     request.write(work)

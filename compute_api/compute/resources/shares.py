@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/shares: shares of the shared file system service that a server has, one more or less of them.
+"""/servers/{id}/shares: shares of the shared file system service that a server has, one more or
+less of them.
 
-A share is looked at with the caller's token before anything is accepted. Attaching and detaching are actions; a second
-one waits until the first has ended, and both are answered at once.
+A share is looked at with the caller's token before anything is accepted. Attaching and detaching
+are actions; a second one waits until the first has ended, and both are answered at once.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,7 +32,9 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 def show(request: Request, server: ServerRecord, share_id: str) -> JsonObject:
     """GET …/shares/{share_id}"""
-    return {"share": view.of(request.read(shares.show, server.id, share_id), server, request.is_admin)}
+    return {
+        "share": view.of(request.read(shares.show, server.id, share_id), server, request.is_admin)
+    }
 
 
 def attach(request: Request, server: ServerRecord) -> JsonObject:
@@ -38,23 +42,33 @@ def attach(request: Request, server: ServerRecord) -> JsonObject:
     given = request.body["share"]
     request.check(ATTACH, server, waits=True)
     share = _usable(request, given["share_id"])
-    wanted = {"share_id": share.id, "tag": given.get("tag", share.id), "protocol": share.protocol,
-              "export_location": share.export_location}
+    wanted = {
+        "share_id": share.id,
+        "tag": given.get("tag", share.id),
+        "protocol": share.protocol,
+        "export_location": share.export_location,
+    }
     _in_turn(request, partial(request.begin, shares.attach, ATTACH, server.id, share=wanted))
-    return {"share": view.of(request.read(shares.show, server.id, share.id), server, request.is_admin)}
+    return {
+        "share": view.of(request.read(shares.show, server.id, share.id), server, request.is_admin)
+    }
 
 
 def _usable(request: Request, share_id: str) -> Share:
     """The share, if a host could mount it."""
     service = request.services.shares
     if service is None or not service.has_service():
-        raise errors.NotImplementedHere("This cloud has no shared file system service, so servers cannot have shares.")
+        raise errors.NotImplementedHere(
+            "This cloud has no shared file system service, so servers cannot have shares."
+        )
     try:
         share = service.share(request.context.token, share_id)
     except (errors.NotFound, errors.BadRequest) as problem:
         raise errors.NotFound(f"Share {share_id} could not be found.") from problem
     if share.status != AVAILABLE:
-        raise errors.Conflict(f"Share {share.id} is in '{share.status}' instead of '{AVAILABLE}' status.")
+        raise errors.Conflict(
+            f"Share {share.id} is in '{share.status}' instead of '{AVAILABLE}' status."
+        )
     if not share.export_location:
         raise errors.Conflict(f"Share {share.id} export location is missing.")
     if share.protocol.upper() not in PROTOCOLS:
@@ -71,5 +85,8 @@ def detach(request: Request, server: ServerRecord, share_id: str) -> None:
 def _in_turn(request: Request, begin: Callable[[], str]) -> None:
     """Begin when the action before has ended, if that is soon."""
     with action_waits.slot(request.services.wait_slots) as is_free:
-        action_waits.for_turn(begin, timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0)
+        action_waits.for_turn(
+            begin,
+            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
+        )
     request.services.wakeup.wake()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/os-simple-tenant-usage: hours of servers, CPUs, memory and disks of projects in a period.
 
-The database adds up the sums of all projects. Single servers are read only where they are shown, in pages since
-2.40."""
+The database adds up the sums of all projects. Single servers are read only where they are shown, in
+pages since 2.40."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -26,7 +27,8 @@ _HOUR = 3600 * SECOND
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-simple-tenant-usage: of every project, in one period; ``detailed`` with its servers."""
+    """GET /os-simple-tenant-usage: of every project, in one period; ``detailed`` with its
+    servers."""
     detailed = request.first("detailed") == "1"
     items, marker = _usages(request, None, detailed)
     if request.version not in _PAGED:
@@ -52,7 +54,9 @@ def _paged(request: Request, name: str, path: str, content: Any, marker: str | N
     return body
 
 
-def _usages(request: Request, project_id: str | None, detailed: bool) -> tuple[list[JsonObject], str | None]:
+def _usages(
+    request: Request, project_id: str | None, detailed: bool
+) -> tuple[list[JsonObject], str | None]:
     paged = request.version in _PAGED
 
     def work(tx: Connection) -> tuple[list[JsonObject], str | None]:
@@ -61,11 +65,20 @@ def _usages(request: Request, project_id: str | None, detailed: bool) -> tuple[l
         if not (paged or detailed):
             used = list(usage.sums(tx, period, project_id))
         else:
-            used = list(usage.of_servers(tx, period, project_id, *((request.first("marker"), request.limit)
-                                                                   if paged else ())))
+            used = list(
+                usage.of_servers(
+                    tx,
+                    period,
+                    project_id,
+                    *((request.first("marker"), request.limit) if paged else ()),
+                )
+            )
         full = paged and bool(used) and len(used) == request.limit
-        return [_usage(project, list(mine), period, detailed, now)
-                for project, mine in groupby(used, lambda one: one.project_id)], used[-1].id if full else None
+        return [
+            _usage(project, list(mine), period, detailed, now)
+            for project, mine in groupby(used, lambda one: one.project_id)
+        ], used[-1].id if full else None
+
     return request.read(work)
 
 
@@ -73,7 +86,9 @@ def _period(request: Request, now: int) -> Period:
     """By default the moment at which it is asked."""
     since, until = (_time(request.first(name), now) for name in ("start", "end"))
     if since >= until and (request.first("start") or request.first("end")):
-        raise errors.BadRequest("Invalid start time. The start time cannot occur after the end time.")
+        raise errors.BadRequest(
+            "Invalid start time. The start time cannot occur after the end time."
+        )
     return Period(since, until)
 
 
@@ -85,16 +100,24 @@ def _time(text: str | None, now: int) -> int:
             return clock.parse(datetime.strptime(text, form).replace(tzinfo=UTC).isoformat())
         except ValueError:
             continue
-    raise errors.BadRequest(f"Invalid datetime string: {text[:80]}; a time is written like 2026-01-31T23:59:59.")
+    raise errors.BadRequest(
+        f"Invalid datetime string: {text[:80]}; a time is written like 2026-01-31T23:59:59."
+    )
 
 
 def _usage(project: str, used: list[Used], period: Period, detailed: bool, now: int) -> JsonObject:
     """What a project has used."""
     more = {"server_usages": [_server(one, now) for one in used]} if detailed else {}
-    return {"tenant_id": project, "start": fraction(period.since), "stop": fraction(period.until),
-            "total_hours": _hours(used), "total_memory_mb_usage": _hours(used, lambda flavor: flavor.memory_mb),
-            "total_vcpus_usage": _hours(used, lambda flavor: flavor.vcpus),
-            "total_local_gb_usage": _hours(used, _local_gb), **more}
+    return {
+        "tenant_id": project,
+        "start": fraction(period.since),
+        "stop": fraction(period.until),
+        "total_hours": _hours(used),
+        "total_memory_mb_usage": _hours(used, lambda flavor: flavor.memory_mb),
+        "total_vcpus_usage": _hours(used, lambda flavor: flavor.vcpus),
+        "total_local_gb_usage": _hours(used, _local_gb),
+        **more,
+    }
 
 
 def _local_gb(flavor: Any) -> int:
@@ -107,9 +130,17 @@ def _hours(used: Iterable[Used], of: Any = lambda flavor: 1) -> float:
 
 
 def _server(one: Used, now: int) -> JsonObject:
-    return {"instance_id": one.id, "name": one.name, "tenant_id": one.project_id, "flavor": one.flavor.name,
-            "hours": one.micros / _HOUR, "vcpus": one.flavor.vcpus, "memory_mb": one.flavor.memory_mb,
-            "local_gb": _local_gb(one.flavor), "started_at": fraction(one.launched_at),
-            "ended_at": fraction(one.terminated_at),
-            "state": one.vm_state if one.terminated_at is None else "terminated",
-            "uptime": ((one.terminated_at or now) - one.launched_at) // SECOND}
+    return {
+        "instance_id": one.id,
+        "name": one.name,
+        "tenant_id": one.project_id,
+        "flavor": one.flavor.name,
+        "hours": one.micros / _HOUR,
+        "vcpus": one.flavor.vcpus,
+        "memory_mb": one.flavor.memory_mb,
+        "local_gb": _local_gb(one.flavor),
+        "started_at": fraction(one.launched_at),
+        "ended_at": fraction(one.terminated_at),
+        "state": one.vm_state if one.terminated_at is None else "terminated",
+        "uptime": ((one.terminated_at or now) - one.launched_at) // SECOND,
+    }

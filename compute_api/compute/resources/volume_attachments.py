@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The volumes of a server: none, as long as the cloud has no volume service."""
+
 from __future__ import annotations
 
 from common import errors

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bodies and queries may hold: one module a noun, as JSON Schema with its changes by microversion."""
+"""What bodies and queries may hold: one module a noun, as JSON Schema with its changes by
+microversion."""

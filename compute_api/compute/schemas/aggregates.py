@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies of aggregates, their actions by key, and of the images that their hosts fetch ahead."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import HOST, NAME, UUID, record, wrapped
@@ -9,18 +10,39 @@ _ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255,
 #: White space around a name is taken off.
 _NEW_NAME: Document = {**NAME, "format": "printable", "pattern": r"\S"}
 _METADATA: Document = {
-    "type": "object", "additionalProperties": False,
-    "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": ["string", "null"], "maxLength": 255}}}
+    "type": "object",
+    "additionalProperties": False,
+    "patternProperties": {
+        "^[a-zA-Z0-9_:. -]{1,255}$": {"type": ["string", "null"], "maxLength": 255}
+    },
+}
 _HOST = record({"host": HOST}, ("host",))
 
-CREATE = VersionedSchema(wrapped("aggregate", record({"name": NAME, "availability_zone": _ZONE}, ("name",))))
-UPDATE = VersionedSchema(wrapped("aggregate", record({"name": _NEW_NAME, "availability_zone": _ZONE}, minProperties=1)))
+CREATE = VersionedSchema(
+    wrapped("aggregate", record({"name": NAME, "availability_zone": _ZONE}, ("name",)))
+)
+UPDATE = VersionedSchema(
+    wrapped("aggregate", record({"name": _NEW_NAME, "availability_zone": _ZONE}, minProperties=1))
+)
 #: Any body: the handler looks at its key first.
 ACTION = VersionedSchema({"type": "object"})
 BY_KEY: dict[str, VersionedSchema] = {
     "add_host": VersionedSchema(wrapped("add_host", _HOST)),
     "remove_host": VersionedSchema(wrapped("remove_host", _HOST)),
-    "set_metadata": VersionedSchema(wrapped("set_metadata", record({"metadata": _METADATA}, ("metadata",)))),
+    "set_metadata": VersionedSchema(
+        wrapped("set_metadata", record({"metadata": _METADATA}, ("metadata",)))
+    ),
 }
-IMAGES = VersionedSchema(record({"cache": {"type": "array", "minItems": 1, "maxItems": 100,
-                                     "items": record({"id": UUID}, ("id",))}}, ("cache",)))
+IMAGES = VersionedSchema(
+    record(
+        {
+            "cache": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 100,
+                "items": record({"id": UUID}, ("id",)),
+            }
+        },
+        ("cache",),
+    )
+)

@@ -1,22 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that many schemas share, as the Compute API has them, and the queries that every list takes."""
+"""The parts that many schemas share, as the Compute API has them, and the queries that every list
+takes."""
+
 from __future__ import annotations
 
 from typing import Any
 
 from compute_api.edge.validation import Document, VersionedSchema, strict
 
-MAX_INT = 2 ** 31 - 1
-BOOLEAN: Document = {"enum": [True, "True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes",
-                              False, "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no"]}
+MAX_INT = 2**31 - 1
+BOOLEAN: Document = {
+    "enum": [
+        True,
+        "True",
+        "TRUE",
+        "true",
+        "1",
+        "ON",
+        "On",
+        "on",
+        "YES",
+        "Yes",
+        "yes",
+        False,
+        "False",
+        "FALSE",
+        "false",
+        "0",
+        "OFF",
+        "Off",
+        "off",
+        "NO",
+        "No",
+        "no",
+    ]
+}
 NAME: Document = {"type": "string", "minLength": 1, "maxLength": 255, "format": "name"}
 UUID: Document = {"type": "string", "format": "uuid"}
-DESCRIPTION: Document = {"type": ["string", "null"], "minLength": 0, "maxLength": 255, "format": "printable"}
-HOST: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[a-zA-Z0-9._-]*$"}
+DESCRIPTION: Document = {
+    "type": ["string", "null"],
+    "minLength": 0,
+    "maxLength": 255,
+    "format": "printable",
+}
+HOST: Document = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 255,
+    "pattern": "^[a-zA-Z0-9._-]*$",
+}
 IPV4: Document = {"type": "string", "format": "ipv4"}
 IPV6: Document = {"type": "string", "format": "ipv6"}
-METADATA: Document = {"type": "object", "additionalProperties": False,
-                      "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": "string", "maxLength": 255}}}
+METADATA: Document = {
+    "type": "object",
+    "additionalProperties": False,
+    "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": "string", "maxLength": 255}},
+}
 TAG: Document = {"type": "string", "minLength": 1, "maxLength": 60, "pattern": "^[^,/]*$"}
 DISK_CONFIG: Document = {"enum": ["AUTO", "MANUAL"]}
 ANY: Document = {}
@@ -25,14 +64,23 @@ ANY: Document = {}
 def integer(minimum: int) -> Document:
     """A number, or its decimal digits as text, in the same range. minimum: -1, 0 or 1."""
     digits = {-1: "-1|[0-9]+", 0: "[0-9]+", 1: "0*[1-9][0-9]*"}[minimum]
-    return {"anyOf": [{"type": "integer", "minimum": minimum, "maximum": MAX_INT},
-                      {"type": "string", "pattern": f"^({digits})$", "format": "int32"}]}
+    return {
+        "anyOf": [
+            {"type": "integer", "minimum": minimum, "maximum": MAX_INT},
+            {"type": "string", "pattern": f"^({digits})$", "format": "int32"},
+        ]
+    }
 
 
 def record(properties: Document, required: tuple[str, ...] = (), **more: Any) -> Document:
     """An object with these keys and no others."""
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False,
-            **more}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        **more,
+    }
 
 
 def wrapped(name: str, content: Document) -> Document:

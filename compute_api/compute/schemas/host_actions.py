@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of actions on hosts, an extension of Kilonova's own."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, query, record, repeated
@@ -10,7 +11,13 @@ _FLAG: Document = {"type": "boolean"}
 _PARALLEL: Document = {"type": "integer", "minimum": 1, "maximum": MAX_PARALLEL}
 
 LIST = VersionedSchema(query({"limit": repeated(COUNT)}), ("2.75", strict))
-CREATE = VersionedSchema(record({
-    "drain": record({"cold": _FLAG, "parallel": _PARALLEL, "wait": _FLAG}),
-    "evacuate": record({"parallel": _PARALLEL, "force": _FLAG}),
-}, minProperties=1, maxProperties=1))
+CREATE = VersionedSchema(
+    record(
+        {
+            "drain": record({"cold": _FLAG, "parallel": _PARALLEL, "wait": _FLAG}),
+            "evacuate": record({"parallel": _PARALLEL, "force": _FLAG}),
+        },
+        minProperties=1,
+        maxProperties=1,
+    )
+)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The query and the body of hosts (until 2.42)."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import query, record, repeated

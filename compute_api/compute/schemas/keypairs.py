@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of key pairs."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, NAME, query, record, repeated, wrapped
@@ -13,8 +14,12 @@ CREATE = VersionedSchema(
     wrapped("keypair", record({"name": _OLD_NAME, "public_key": _KEY}, ("name",))),
     ("2.2", put("keypair/type", {"enum": ["ssh", "x509"]})),
     ("2.10", put("keypair/user_id", {"type": "string", "minLength": 1, "maxLength": 255})),
-    ("2.92", put("keypair/name", _NAME), require("keypair/public_key")))
+    ("2.92", put("keypair/name", _NAME), require("keypair/public_key")),
+)
 LIST = VersionedSchema(
-    query(), ("2.10", put("user_id", repeated())),
-    ("2.35", put("limit", repeated(COUNT)), put("marker", repeated())), ("2.75", strict))
+    query(),
+    ("2.10", put("user_id", repeated())),
+    ("2.35", put("limit", repeated(COUNT)), put("marker", repeated())),
+    ("2.75", strict),
+)
 SHOW = VersionedSchema(query(), ("2.10", put("user_id", repeated())), ("2.75", strict))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of quota sets, quota class sets and limits; which resources each version knows."""
+"""Bodies and queries of quota sets, quota class sets and limits; which resources each version
+knows."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import BOOLEAN, integer, query, record, repeated, wrapped
@@ -9,30 +11,49 @@ from compute_api.edge.validation import Change, Document, VersionedSchema, put, 
 
 #: Every limited resource: from when until when it is in quota sets.
 RESOURCES: dict[str, Range] = {
-    "instances": Range(), "cores": Range(), "ram": Range(), "floating_ips": Range(until="2.35"),
-    "fixed_ips": Range(until="2.35"), "metadata_items": Range(), "injected_files": Range(until="2.56"),
-    "injected_file_content_bytes": Range(until="2.56"), "injected_file_path_bytes": Range(until="2.56"),
-    "security_groups": Range(until="2.35"), "security_group_rules": Range(until="2.35"), "key_pairs": Range(),
-    "server_groups": Range(), "server_group_members": Range()}
+    "instances": Range(),
+    "cores": Range(),
+    "ram": Range(),
+    "floating_ips": Range(until="2.35"),
+    "fixed_ips": Range(until="2.35"),
+    "metadata_items": Range(),
+    "injected_files": Range(until="2.56"),
+    "injected_file_content_bytes": Range(until="2.56"),
+    "injected_file_path_bytes": Range(until="2.56"),
+    "security_groups": Range(until="2.35"),
+    "security_group_rules": Range(until="2.35"),
+    "key_pairs": Range(),
+    "server_groups": Range(),
+    "server_group_members": Range(),
+}
 #: Those of the network service, which nobody limits here.
 UNLIMITED = ("floating_ips", "fixed_ips", "security_groups", "security_group_rules")
 #: In quota class sets the groups came late.
 _GROUPS = ("server_groups", "server_group_members")
 CLASS_RESOURCES: dict[str, Range] = {
-    **RESOURCES, **dict.fromkeys(UNLIMITED, Range(until="2.49")), **dict.fromkeys(_GROUPS, Range("2.50"))}
+    **RESOURCES,
+    **dict.fromkeys(UNLIMITED, Range(until="2.49")),
+    **dict.fromkeys(_GROUPS, Range("2.50")),
+}
 _LIMIT: Document = integer(-1)
 
 
 def _body(name: str, resources: dict[str, Range], more: JsonObject) -> VersionedSchema:
     """A body with the resources of each version."""
+
     def known(version: str) -> Document:
         at = int(version.partition(".")[2])
-        return record({**{key: _LIMIT for key, versions in resources.items() if at in versions}, **more})
+        return record(
+            {**{key: _LIMIT for key, versions in resources.items() if at in versions}, **more}
+        )
 
     def replaced(version: str) -> Change:
         return put(name, known(version))
-    edges = sorted({edge for versions in resources.values() for edge in _edges(versions)} - {"2.1"},
-                   key=lambda edge: int(edge[2:]))
+
+    edges = sorted(
+        {edge for versions in resources.values() for edge in _edges(versions)} - {"2.1"},
+        key=lambda edge: int(edge[2:]),
+    )
     return VersionedSchema(wrapped(name, known("2.1")), *((edge, replaced(edge)) for edge in edges))
 
 
@@ -45,4 +66,6 @@ UPDATE = _body("quota_set", RESOURCES, {"force": BOOLEAN})
 #: They could be set before they were shown.
 UPDATE_CLASS = _body("quota_class_set", {**CLASS_RESOURCES, **dict.fromkeys(_GROUPS, Range())}, {})
 SHOW = VersionedSchema(query({"user_id": repeated()}), ("2.75", strict))
-LIMITS = VersionedSchema(query({"tenant_id": repeated()}), ("2.57", put("reserved", repeated())), ("2.75", strict))
+LIMITS = VersionedSchema(
+    query({"tenant_id": repeated()}), ("2.57", put("reserved", repeated())), ("2.75", strict)
+)

@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of server groups."""
+
 from __future__ import annotations
 
-from compute_api.compute.schemas.common import COUNT, NAME, integer, query, record, repeated, wrapped
+from compute_api.compute.schemas.common import (
+    COUNT,
+    NAME,
+    integer,
+    query,
+    record,
+    repeated,
+    wrapped,
+)
 from compute_api.edge.validation import Document, VersionedSchema, put, strict
 
 _HARD = ["anti-affinity", "affinity"]
@@ -14,10 +23,26 @@ def _policies(words: list[str]) -> Document:
 
 
 CREATE = VersionedSchema(
-    wrapped("server_group", record({"name": NAME, "policies": _policies(_HARD)}, ("name", "policies"))),
+    wrapped(
+        "server_group", record({"name": NAME, "policies": _policies(_HARD)}, ("name", "policies"))
+    ),
     ("2.15", put("server_group/policies", _policies(_SOFT))),
-    ("2.64", put("server_group", record({
-        "name": NAME, "policy": {"enum": _SOFT},
-        "rules": record({"max_server_per_host": integer(1)})}, ("name", "policy")))))
+    (
+        "2.64",
+        put(
+            "server_group",
+            record(
+                {
+                    "name": NAME,
+                    "policy": {"enum": _SOFT},
+                    "rules": record({"max_server_per_host": integer(1)}),
+                },
+                ("name", "policy"),
+            ),
+        ),
+    ),
+)
 LIST = VersionedSchema(
-    query({"all_projects": repeated(), "limit": repeated(COUNT), "offset": repeated(COUNT)}), ("2.75", strict))
+    query({"all_projects": repeated(), "limit": repeated(COUNT), "offset": repeated(COUNT)}),
+    ("2.75", strict),
+)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies of a server's metadata and tags."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import METADATA, TAG, wrapped

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of services."""
+
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import BOOLEAN, HOST, query, record, repeated
@@ -11,8 +12,20 @@ _REASON: Document = {"type": "string", "minLength": 1, "maxLength": 255}
 LIST = VersionedSchema(query({"host": repeated(), "binary": repeated()}), ("2.75", strict))
 #: Before 2.53 the path says what is done; the keys that each needs are asked for by the handler.
 BY_HOST = VersionedSchema(
-    record({"host": HOST, "binary": _BINARY, "disabled_reason": _REASON}, ("host", "binary")))
+    record({"host": HOST, "binary": _BINARY, "disabled_reason": _REASON}, ("host", "binary"))
+)
 BY_HOST_FORCED = VersionedSchema(
-    record({"host": HOST, "binary": _BINARY, "disabled_reason": _REASON, "forced_down": BOOLEAN}, ("host", "binary")))
-BY_UUID = VersionedSchema(record({"status": {"enum": ["enabled", "disabled"]}, "disabled_reason": _REASON,
-                            "forced_down": BOOLEAN}))
+    record(
+        {"host": HOST, "binary": _BINARY, "disabled_reason": _REASON, "forced_down": BOOLEAN},
+        ("host", "binary"),
+    )
+)
+BY_UUID = VersionedSchema(
+    record(
+        {
+            "status": {"enum": ["enabled", "disabled"]},
+            "disabled_reason": _REASON,
+            "forced_down": BOOLEAN,
+        }
+    )
+)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregates as answers. ``view`` is the list of the aggregate's hosts."""
+
 from __future__ import annotations
 
 from common.store.hosts.aggregates import ZONE
@@ -8,7 +9,8 @@ from compute_api.compute.views.servers import fraction
 from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
-#: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own yet.
+#: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own
+#: yet.
 NEW: tuple[Field, ...] = (
     Field("id", "id"),
     Field("name", "name"),
@@ -26,7 +28,9 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
-def one(row: StoreRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS) -> JsonObject:
+def one(
+    row: StoreRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
+) -> JsonObject:
     """One aggregate's body."""
     return {"aggregate": render(visible_fields(fields, version), row, hosts)}
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flavors as answers. ``view`` is the request's Links."""
+
 from __future__ import annotations
 
 from compute_api.compute.fields import Field, render, visible_fields
@@ -36,8 +37,9 @@ def one(row: StoreRow, links: Links, version: int, allowed: frozenset[str]) -> J
     return {"flavor": render(visible_fields(FIELDS, version, allowed), row, links)}
 
 
-def many(rows: list[StoreRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
-         ) -> list[JsonObject]:
+def many(
+    rows: list[StoreRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
+) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
     return [render(getters, row, links) for row in rows]
@@ -45,4 +47,6 @@ def many(rows: list[StoreRow], links: Links, version: int, allowed: frozenset[st
 
 def access(row: StoreRow, projects: list[str]) -> JsonObject:
     """Who may use a flavor that is not public."""
-    return {"flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]}
+    return {
+        "flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]
+    }

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypervisors as answers: hosts with their stock and what is used of it.
 
-Rows are those of ``store.hosts``; ``view`` maps hosts to their servers, or is None when these were not asked for.
+Rows are those of ``store.hosts``; ``view`` maps hosts to their servers, or is None when these were
+not asked for.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,6 +39,7 @@ def _used(resource: str) -> Get:
     def get(row: JsonMapping, view: Any) -> int:
         found = stock(row, resource)
         return found["used"] + found["reserved"]
+
     return get
 
 
@@ -44,6 +47,7 @@ def _free(resource: str) -> Get:
     def get(row: JsonMapping, view: Any) -> int:
         found = stock(row, resource)
         return found["total"] - found["used"] - found["reserved"]
+
     return get
 
 
@@ -90,16 +94,31 @@ FIELDS: tuple[Field, ...] = (
     Field("current_workload", lambda row, view: 0, until="2.87"),
     Field("uptime", lambda row, view: row["uptime"], since=WITH_UPTIME.since),
 )
-_SUMMED = ("vcpus", "vcpus_used", "memory_mb", "memory_mb_used", "free_ram_mb", "local_gb", "local_gb_used",
-           "free_disk_gb", "disk_available_least", "running_vms", "current_workload")
+_SUMMED = (
+    "vcpus",
+    "vcpus_used",
+    "memory_mb",
+    "memory_mb_used",
+    "free_ram_mb",
+    "local_gb",
+    "local_gb_used",
+    "free_disk_gb",
+    "disk_available_least",
+    "running_vms",
+    "current_workload",
+)
 
 
-def one(row: JsonMapping, version: int, servers: object, fields: tuple[Field, ...] = FIELDS) -> JsonObject:
+def one(
+    row: JsonMapping, version: int, servers: object, fields: tuple[Field, ...] = FIELDS
+) -> JsonObject:
     """One hypervisor."""
     return render(visible_fields(fields, version), row, servers)
 
 
-def many(rows: Sequence[JsonMapping], version: int, servers: object, fields: tuple[Field, ...]) -> list[JsonObject]:
+def many(
+    rows: Sequence[JsonMapping], version: int, servers: object, fields: tuple[Field, ...]
+) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(fields, version)
     return [render(getters, row, servers) for row in rows]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instance actions and their events as answers: the journal in the API's words.
 
-An event of the API is a step that was begun: when it ended and how comes from the later entry of the same attempt.
+An event of the API is a step that was begun: when it ended and how comes from the later entry of
+the same attempt.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class ActionEvent:
-    """One step of the journal: its first entry and, when it is over, its last. A step that was in hand when its action
-    was ended by a later one has no last entry: it ended with its action."""
+    """One step of the journal: its first entry and, when it is over, its last. A step that was in
+    hand when its action was ended by a later one has no last entry: it ended with its action."""
 
     action: Any
     begun: Any
@@ -45,7 +47,9 @@ class ActionEvent:
 
     @property
     def failed(self) -> bool:
-        return self.cut_off or self.ended is not None and self.ended.event in ("failed", "undo_failed")
+        return (
+            self.cut_off or self.ended is not None and self.ended.event in ("failed", "undo_failed")
+        )
 
 
 def _finish(row: ActionEvent, view: Any) -> str | None:
@@ -69,14 +73,20 @@ EVENT_FIELDS: tuple[Field, ...] = (
     Field("start_time", lambda row, view: fraction(row.begun.at)),
     Field("finish_time", _finish),
     Field("result", _result),
-    Field("traceback", lambda row, view: row.ended.details if row.failed and row.ended else None, rule=TRACES),
+    Field(
+        "traceback",
+        lambda row, view: row.ended.details if row.failed and row.ended else None,
+        rule=TRACES,
+    ),
     Field("hostId", lambda row, view: host_id(row.action.project_id, row.begun.host), since="2.62"),
     Field("host", lambda row, view: row.begun.host or "", since="2.62", rule=TRACES),
     Field("details", _details, since="2.84", rule=DETAILS),
 )
 #: Who sees the events at all.
-EVENTS = (Field("events", lambda row, view: view, until="2.50", rule=TRACES),
-          Field("events", lambda row, view: view, since="2.51"))
+EVENTS = (
+    Field("events", lambda row, view: view, until="2.50", rule=TRACES),
+    Field("events", lambda row, view: view, since="2.51"),
+)
 
 
 def action(row: StoreRow, version: int) -> JsonObject:
@@ -84,11 +94,16 @@ def action(row: StoreRow, version: int) -> JsonObject:
     return render(visible_fields(FIELDS, version), row)
 
 
-def action_with_events(row: StoreRow, journal: list[StoreRow], version: int, allowed: frozenset[str]) -> JsonObject:
+def action_with_events(
+    row: StoreRow, journal: list[StoreRow], version: int, allowed: frozenset[str]
+) -> JsonObject:
     """One action with what happened in it, newest first."""
     getters = visible_fields(EVENT_FIELDS, version, allowed)
     rendered = [render(getters, event) for event in reversed(events(row, journal))]
-    return {**action(row, version), **render(visible_fields(EVENTS, version, allowed), row, rendered)}
+    return {
+        **action(row, version),
+        **render(visible_fields(EVENTS, version, allowed), row, rendered),
+    }
 
 
 def events(row: StoreRow, journal: list[StoreRow]) -> list[ActionEvent]:
@@ -96,6 +111,10 @@ def events(row: StoreRow, journal: list[StoreRow]) -> list[ActionEvent]:
     found: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
         event = found.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
-        if entry.event in ("succeeded", "failed", "undo_failed") or event.begun is entry and entry.event == "undone":
+        if (
+            entry.event in ("succeeded", "failed", "undo_failed")
+            or event.begun is entry
+            and entry.event == "undone"
+        ):
             event.ended = entry
     return list(found.values())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key pairs as answers."""
+
 from __future__ import annotations
 
 from compute_api.compute.fields import OMITTED, Field, render, visible_fields

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations as answers: in the list of all of them, and below their server while they are on their way.
+"""Migrations as answers: in the list of all of them, and below their server while they are on their
+way.
 
 Rows are those of ``store.migrations``. For callers who may not know hosts these fields are null.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +24,8 @@ ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
 
 @dataclass
 class MigrationView:
-    """What the rows of one answer share. with_hosts: may the caller know them? numbers: flavor id to its number,
-    where the row does not say it."""
+    """What the rows of one answer share. with_hosts: may the caller know them? numbers: flavor id
+    to its number, where the row does not say it."""
 
     links: Links
     with_hosts: bool = False
@@ -40,9 +42,11 @@ def _host(column: str) -> Callable[[StoreRow, MigrationView], object]:
 
 
 def _number(column: str) -> Callable[[StoreRow, MigrationView], int | None]:
-    """As it was frozen into the server: a flavor that is gone keeps its number. Flavors that were frozen by earlier
-    releases are looked up, as long as they are there."""
-    return lambda row, view: getattr(row, column).get("number") or view.numbers.get(getattr(row, column)["id"])
+    """As it was frozen into the server: a flavor that is gone keeps its number. Flavors that were
+    frozen by earlier releases are looked up, as long as they are there."""
+    return lambda row, view: (
+        getattr(row, column).get("number") or view.numbers.get(getattr(row, column)["id"])
+    )
 
 
 def _bytes(name: str) -> Callable[[StoreRow, MigrationView], int | None]:
@@ -51,7 +55,11 @@ def _bytes(name: str) -> Callable[[StoreRow, MigrationView], int | None]:
 
 
 def _links(row: StoreRow, view: MigrationView) -> Any:
-    return view.links.of(f"servers/{row.server_id}/migrations", str(row.id)) if is_on_its_way(row) else OMITTED
+    return (
+        view.links.of(f"servers/{row.server_id}/migrations", str(row.id))
+        if is_on_its_way(row)
+        else OMITTED
+    )
 
 
 _COMMON: tuple[Field, ...] = (
@@ -79,8 +87,17 @@ FIELDS: tuple[Field, ...] = (
 BELOW_SERVER: tuple[Field, ...] = (
     *_COMMON,
     Field("server_uuid", "server_id"),
-    *(Field(f"{name}_bytes", _bytes(name)) for name in (
-        "memory_total", "memory_processed", "memory_remaining", "disk_total", "disk_processed", "disk_remaining")),
+    *(
+        Field(f"{name}_bytes", _bytes(name))
+        for name in (
+            "memory_total",
+            "memory_processed",
+            "memory_remaining",
+            "disk_total",
+            "disk_processed",
+            "disk_remaining",
+        )
+    ),
 )
 
 

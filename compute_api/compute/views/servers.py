@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers as answers: one row a field.
 
-``ServerView`` holds what a page needs besides its rows, read once. A list of a thousand must cost milliseconds: JSON
-columns are embedded as the text they are, and what repeats (flavor, image, times) is made once.
+``ServerView`` holds what a page needs besides its rows, read once. A list of a thousand must cost
+milliseconds: JSON columns are embedded as the text they are, and what repeats (flavor, image,
+times) is made once.
 """
+
 from __future__ import annotations
 
 import functools
@@ -21,7 +23,15 @@ from common.hardware.options import OWN
 from common.instance_data import group_names
 from common.store.servers.servers import HostFacts, loads
 from common.vault import Vault
-from compute_api.compute.fields import OMITTED, Field, Get, VisibleFields, render, rules, visible_fields
+from compute_api.compute.fields import (
+    OMITTED,
+    Field,
+    Get,
+    VisibleFields,
+    render,
+    rules,
+    visible_fields,
+)
 from compute_api.compute.links import Links
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import addresses
@@ -33,7 +43,9 @@ ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
 USER_DATA = "OS-EXT-SRV-ATTR:user_data"
 EXTRA_SPECS = _API + "servers:show:flavor-extra-specs"
-_PROGRESS = frozenset(("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"))
+_PROGRESS = frozenset(
+    ("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING")
+)
 _FAULTY = frozenset(("ERROR", "DELETED"))
 
 
@@ -43,17 +55,23 @@ class ServerView:
 
     links: Links
     is_admin: bool = False
-    allowed: frozenset[str] = frozenset()                               #: policy rules that hold for the caller
-    hosts: dict[str, HostFacts] = field(default_factory=dict)           #: by name, for admins
-    groups: list[str] = field(default_factory=list)                     #: of the one server shown
-    vault: Vault | None = None                                          #: decrypts user data
-    made: dict[tuple[str, str | None], Any] = field(default_factory=dict)       #: parts that several servers have
+    allowed: frozenset[str] = frozenset()  #: policy rules that hold for the caller
+    hosts: dict[str, HostFacts] = field(default_factory=dict)  #: by name, for admins
+    groups: list[str] = field(default_factory=list)  #: of the one server shown
+    vault: Vault | None = None  #: decrypts user data
+    made: dict[tuple[str, str | None], Any] = field(
+        default_factory=dict
+    )  #: parts that several servers have
 
 
 @functools.lru_cache(maxsize=8192)
 def seconds(micros: int | None) -> str | None:
     """2026-01-02T03:04:05Z"""
-    return None if micros is None else datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (
+        None
+        if micros is None
+        else datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    )
 
 
 @functools.lru_cache(maxsize=8192)
@@ -61,7 +79,10 @@ def fraction(micros: int | None) -> str | None:
     """2026-01-02T03:04:05.000000"""
     if micros is None:
         return None
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{micros % 1_000_000:06d}"
+    return (
+        datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
+        + f"{micros % 1_000_000:06d}"
+    )
 
 
 @functools.lru_cache(maxsize=8192)
@@ -81,8 +102,10 @@ def _user_data(row: ServerRecord, view: ServerView) -> str | None:
 
 
 def _links(row: ServerRecord, view: ServerView) -> list[dict[str, str]]:
-    return [{"rel": "self", "href": f"{view.links.root}servers/{row.id}"},
-            {"rel": "bookmark", "href": f"{view.links.bookmark_root}servers/{row.id}"}]
+    return [
+        {"rel": "self", "href": f"{view.links.root}servers/{row.id}"},
+        {"rel": "bookmark", "href": f"{view.links.bookmark_root}servers/{row.id}"},
+    ]
 
 
 def _flavor_link(row: ServerRecord, view: ServerView) -> object:
@@ -93,11 +116,20 @@ def _flavor(row: ServerRecord, view: ServerView) -> object:
     key = ("flavor", row.flavor)
     if key not in view.made:
         flavor = loads(row.flavor)
-        body = {"vcpus": flavor["vcpus"], "ram": flavor["memory_mb"], "disk": flavor["root_gb"],
-                "ephemeral": flavor["ephemeral_gb"], "swap": flavor["swap_mb"], "original_name": flavor["name"]}
+        body = {
+            "vcpus": flavor["vcpus"],
+            "ram": flavor["memory_mb"],
+            "disk": flavor["root_gb"],
+            "ephemeral": flavor["ephemeral_gb"],
+            "swap": flavor["swap_mb"],
+            "original_name": flavor["name"],
+        }
         if EXTRA_SPECS in view.allowed:
-            body["extra_specs"] = {key: value for key, value in flavor["extra_specs"].items()
-                                   if not key.startswith(OWN)}
+            body["extra_specs"] = {
+                key: value
+                for key, value in flavor["extra_specs"].items()
+                if not key.startswith(OWN)
+            }
         view.made[key] = orjson.Fragment(orjson.dumps(body))
     return view.made[key]
 
@@ -137,13 +169,18 @@ def _progress(row: ServerRecord, view: ServerView) -> object:
 
 
 def _fault(row: ServerRecord, view: ServerView) -> object:
-    """Of what has failed; and, while an action is stuck, why it is, whatever the server's status."""
+    """Of what has failed; and, while an action is stuck, why it is, whatever the server's
+    status."""
     if row.fault is None or (row.action is None and status(row) not in _FAULTY):
         return OMITTED
     fault = loads(row.fault)
     if status(row) not in _FAULTY and fault.get("action") != row.action:
         return OMITTED
-    body = {"code": fault["code"], "created": seconds(fault["created"]), "message": fault["message"]}
+    body = {
+        "code": fault["code"],
+        "created": seconds(fault["created"]),
+        "message": fault["message"],
+    }
     if fault.get("details") and (view.is_admin or fault["code"] != 500):
         body["details"] = fault["details"]
     return body
@@ -152,6 +189,7 @@ def _fault(row: ServerRecord, view: ServerView) -> object:
 def _property(name: str) -> Get:
     def get(row: ServerRecord, view: ServerView) -> object:
         return loads(row.image or "{}").get("properties", {}).get(name, "")
+
     return get
 
 
@@ -178,7 +216,7 @@ def _groups(row: ServerRecord, view: ServerView) -> object:
     return _group_list(row.interfaces or "[]", row.security_groups) or OMITTED
 
 
-LATER = "2.75"           # answers to PUT and rebuild say everything only from here on
+LATER = "2.75"  # answers to PUT and rebuild say everything only from here on
 _NONE: list[object] = []
 
 #: Every field of a server, in the order of the API's documents.
@@ -196,65 +234,132 @@ FIELDS: tuple[Field, ...] = (
     Field("flavor", _flavor, since="2.47"),
     Field("created", lambda row, view: seconds(row.created_at)),
     Field("updated", lambda row, view: seconds(row.updated_at)),
-    Field("addresses", lambda row, view: addresses.of_server(row.interfaces), in_updates_since=LATER,
-          in_update=lambda row, view: addresses.grouped(row.interfaces)),
+    Field(
+        "addresses",
+        lambda row, view: addresses.of_server(row.interfaces),
+        in_updates_since=LATER,
+        in_update=lambda row, view: addresses.grouped(row.interfaces),
+    ),
     Field("accessIPv4", lambda row, view: row.access_ip_v4 or ""),
     Field("accessIPv6", lambda row, view: row.access_ip_v6 or ""),
     Field("links", _links),
     Field("OS-DCF:diskConfig", "disk_config"),
     Field("progress", _progress, optional=True),
     Field("fault", _fault, optional=True),
-    Field("OS-EXT-AZ:availability_zone", lambda row, view: row.availability_zone or row.pinned_availability_zone or "",
-          in_updates_since=LATER),
-    Field("config_drive", lambda row, view: "True" if row.config_drive else "", in_updates_since=LATER),
+    Field(
+        "OS-EXT-AZ:availability_zone",
+        lambda row, view: row.availability_zone or row.pinned_availability_zone or "",
+        in_updates_since=LATER,
+    ),
+    Field(
+        "config_drive", lambda row, view: "True" if row.config_drive else "", in_updates_since=LATER
+    ),
     Field("key_name", "key_name", in_updates_since=LATER),
-    Field("OS-SRV-USG:launched_at", lambda row, view: fraction(row.launched_at), in_updates_since=LATER),
-    Field("OS-SRV-USG:terminated_at", lambda row, view: fraction(row.terminated_at), in_updates_since=LATER),
+    Field(
+        "OS-SRV-USG:launched_at",
+        lambda row, view: fraction(row.launched_at),
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-SRV-USG:terminated_at",
+        lambda row, view: fraction(row.terminated_at),
+        in_updates_since=LATER,
+    ),
     Field("security_groups", _groups, optional=True, in_updates_since=LATER),
     Field("OS-EXT-STS:task_state", "task_state", in_updates_since=LATER),
     Field("OS-EXT-STS:vm_state", "vm_state", in_updates_since=LATER),
     Field("OS-EXT-STS:power_state", "power_state", in_updates_since=LATER),
     Field("os-extended-volumes:volumes_attached", lambda row, view: _NONE, in_updates_since=LATER),
     Field("OS-EXT-SRV-ATTR:host", "host", rule=ATTRIBUTES, in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:instance_name", lambda row, view: "instance-" + row.id, rule=ATTRIBUTES,
-          in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:hypervisor_hostname", _hypervisor, rule=ATTRIBUTES, in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:reservation_id", "reservation_id", since="2.3", rule=ATTRIBUTES,
-          in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:launch_index", "launch_index", since="2.3", rule=ATTRIBUTES,
-          in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:kernel_id", _property("kernel_id"), since="2.3", rule=ATTRIBUTES,
-          in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:ramdisk_id", _property("ramdisk_id"), since="2.3", rule=ATTRIBUTES,
-          in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:root_device_name", "root_device_name", since="2.3", rule=ATTRIBUTES,
-          in_updates_since=LATER),
+    Field(
+        "OS-EXT-SRV-ATTR:instance_name",
+        lambda row, view: "instance-" + row.id,
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:hypervisor_hostname", _hypervisor, rule=ATTRIBUTES, in_updates_since=LATER
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:reservation_id",
+        "reservation_id",
+        since="2.3",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:launch_index",
+        "launch_index",
+        since="2.3",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:kernel_id",
+        _property("kernel_id"),
+        since="2.3",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:ramdisk_id",
+        _property("ramdisk_id"),
+        since="2.3",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
+    Field(
+        "OS-EXT-SRV-ATTR:root_device_name",
+        "root_device_name",
+        since="2.3",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
     Field(USER_DATA, _user_data, since="2.3", rule=ATTRIBUTES, in_updates_since=LATER),
-    Field("OS-EXT-SRV-ATTR:hostname", "hostname", since="2.3", until="2.89", rule=ATTRIBUTES,
-          in_updates_since=LATER),
+    Field(
+        "OS-EXT-SRV-ATTR:hostname",
+        "hostname",
+        since="2.3",
+        until="2.89",
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
+    ),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since="2.90"),
     Field("locked", "locked", since="2.9"),
     Field("host_status", _host_status, since="2.16", rule=HOST_STATUS, in_updates_since=LATER),
     Field("description", "description", since="2.19"),
     Field("tags", lambda row, view: _raw(row.tags), since="2.26"),
-    Field("trusted_image_certificates", lambda row, view: _raw(row.trusted_image_certificates), since="2.63"),
+    Field(
+        "trusted_image_certificates",
+        lambda row, view: _raw(row.trusted_image_certificates),
+        since="2.63",
+    ),
     Field("locked_reason", "locked_reason", since="2.73"),
     Field("pinned_availability_zone", "pinned_availability_zone", since="2.96"),
     Field("scheduler_hints", lambda row, view: _raw(row.scheduler_hints), since="2.100"),
 )
 #: A single server says its group too.
-ONE: tuple[Field, ...] = (*FIELDS, Field("server_groups", lambda row, view: view.groups, since="2.71"))
+ONE: tuple[Field, ...] = (
+    *FIELDS,
+    Field("server_groups", lambda row, view: view.groups, since="2.71"),
+)
 #: The answer to a rebuild says these as well, also before an answer to a change said everything.
 REBUILT: tuple[Field, ...] = (
     Field("key_name", "key_name", since="2.54"),
     Field("user_data", _user_data, since="2.57"),
 )
-NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"),
-                            Field("links", _links))
+NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"), Field("links", _links))
 #: What can be said of a server whose record cannot be read.
-_PARTIAL = visible_fields((Field("id", "id"), Field("status", lambda row, view: "UNKNOWN"),
-                           Field("tenant_id", "project_id"),
-                Field("created", lambda row, view: seconds(row.created_at)), Field("links", _links)), 1)
+_PARTIAL = visible_fields(
+    (
+        Field("id", "id"),
+        Field("status", lambda row, view: "UNKNOWN"),
+        Field("tenant_id", "project_id"),
+        Field("created", lambda row, view: seconds(row.created_at)),
+        Field("links", _links),
+    ),
+    1,
+)
 RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 
@@ -276,21 +381,31 @@ def one(row: ServerRecord, view: ServerView, version: int, change: bool = False)
 def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) -> JsonObject:
     """The body that answers a rebuild, the only one with its password."""
     server = one(row, view, version, change=True)["server"]
-    server.pop(USER_DATA, None)                                # said to everybody, under the name in REBUILT
-    return {"server": {**server, **render(visible_fields(REBUILT, version), row, view), "adminPass": password}}
+    server.pop(USER_DATA, None)  # said to everybody, under the name in REBUILT
+    return {
+        "server": {
+            **server,
+            **render(visible_fields(REBUILT, version), row, view),
+            "adminPass": password,
+        }
+    }
 
 
-def many(rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False) -> list[JsonObject]:
+def many(
+    rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False
+) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, view.allowed)
     return [_shown(getters, row, view) for row in rows]
 
 
 def _shown(getters: VisibleFields, row: ServerRecord, view: ServerView) -> JsonObject:
-    """A server; of one whose record cannot be read only what Nova says of a server that it cannot reach
-    (microversion 2.69), so that it can be seen, and hides no other one."""
+    """A server; of one whose record cannot be read only what Nova says of a server that it cannot
+    reach (microversion 2.69), so that it can be seen, and hides no other one."""
     try:
         return render(getters, row, view)
     except Exception:
-        log.exception("the record of server %s cannot be shown; see its row in the table servers", row.id)
+        log.exception(
+            "the record of server %s cannot be shown; see its row in the table servers", row.id
+        )
         return render(_PARTIAL, row, view)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of a server as answers."""
+
 from __future__ import annotations
 
 from common import states
@@ -15,6 +16,12 @@ _RUNS = (states.RUNNING, states.POWER_PAUSED)
 
 def of(mapping: StoreRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
     """One; where it is mounted from is for admins."""
-    status = ACTIVE if mapping.status == INACTIVE and server.power_state in _RUNS else mapping.status
+    status = (
+        ACTIVE if mapping.status == INACTIVE and server.power_state in _RUNS else mapping.status
+    )
     shown = {"share_id": mapping.share_id, "status": status, "tag": mapping.tag}
-    return {**shown, "uuid": mapping.uuid, "export_location": mapping.export_location} if is_admin else shown
+    return (
+        {**shown, "uuid": mapping.uuid, "export_location": mapping.export_location}
+        if is_admin
+        else shown
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do for themselves: /v3/users/{user}/password and /v3/users/{user}/application_credentials.
+"""What users do for themselves: /v3/users/{user}/password and
+/v3/users/{user}/application_credentials.
 
-An application credential delegates some of the roles of the token that made it, in that token's project. One
-that is not `unrestricted` cannot make or remove further ones.
+An application credential delegates some of the roles of the token that made it, in that token's
+project. One that is not `unrestricted` cannot make or remove further ones.
 """
 
 import secrets
@@ -26,13 +27,31 @@ from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, mapping, n
 from deploy.standalone.web import answer, read_object
 
 SECRET = text(4096, pattern=NOT_EMPTY)
-PASSWORDS = BodySchema(mapping({"original_password": SECRET, "password": SECRET}, "original_password", "password"))
-CREDENTIAL = BodySchema(mapping({
-    "name": text(pattern=NOT_EMPTY), "description": nullable(text(4096)), "secret": nullable(SECRET),
-    "expires_at": nullable(text(40)), "unrestricted": nullable(BOOLEAN), "project_id": nullable(text()),
-    "roles": nullable({"type": "array", "maxItems": 100,
-                       "items": mapping({"id": text(), "name": text()}, others=True)}),
-    "access_rules": nullable({"type": "array", "maxItems": 0})}, "name", others=True))
+PASSWORDS = BodySchema(
+    mapping({"original_password": SECRET, "password": SECRET}, "original_password", "password")
+)
+CREDENTIAL = BodySchema(
+    mapping(
+        {
+            "name": text(pattern=NOT_EMPTY),
+            "description": nullable(text(4096)),
+            "secret": nullable(SECRET),
+            "expires_at": nullable(text(40)),
+            "unrestricted": nullable(BOOLEAN),
+            "project_id": nullable(text()),
+            "roles": nullable(
+                {
+                    "type": "array",
+                    "maxItems": 100,
+                    "items": mapping({"id": text(), "name": text()}, others=True),
+                }
+            ),
+            "access_rules": nullable({"type": "array", "maxItems": 0}),
+        },
+        "name",
+        others=True,
+    )
+)
 
 
 class Password:
@@ -46,7 +65,9 @@ class Password:
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         body = PASSWORDS.checked(read_object(req, "user"), "user")
         with self._service.database.read() as connection:
-            stored = connection.execute(select(users.c.password_hash).where(users.c.id == key)).scalar()
+            stored = connection.execute(
+                select(users.c.password_hash).where(users.c.id == key)
+            ).scalar()
         attempts = self._service.throttle.attempts(req.remote_addr)
         if not attempts.matches(("user", key), stored, body["original_password"]):
             raise unauthorized()
@@ -76,9 +97,13 @@ class ApplicationCredentials:
         caller: Token = req.context.caller
         require(caller.user_id == key)
         _require_unrestricted(caller)
-        body = CREDENTIAL.checked(read_object(req, "application_credential"), "application_credential")
+        body = CREDENTIAL.checked(
+            read_object(req, "application_credential"), "application_credential"
+        )
         if not caller.row.project_id:
-            raise falcon.HTTPBadRequest(description="An application credential needs a token with a project.")
+            raise falcon.HTTPBadRequest(
+                description="An application credential needs a token with a project."
+            )
         lent = _delegated_roles(caller, body.get("roles"))
         secret = body.get("secret") or secrets.token_hex(32)
         values = {
@@ -94,24 +119,44 @@ class ApplicationCredentials:
         try:
             with self._service.database.write() as connection:
                 connection.execute(insert(table).values(values))
-                connection.execute(insert(delegated), [
-                    {"application_credential_id": values["id"], "role_id": role["id"]} for role in lent])
+                connection.execute(
+                    insert(delegated),
+                    [
+                        {"application_credential_id": values["id"], "role_id": role["id"]}
+                        for role in lent
+                    ],
+                )
                 shown = _view(connection, req, _row(connection, key, values["id"]))
         except IntegrityError as error:
-            raise falcon.HTTPConflict(description="You have an application credential of this name.") from error
+            raise falcon.HTTPConflict(
+                description="You have an application credential of this name."
+            ) from error
         resp.status = falcon.HTTP_201
         answer(resp, {"application_credential": shown | {"secret": secret}})
 
-    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, credential: str) -> None:
+    def on_get_one(
+        self, req: falcon.Request, resp: falcon.Response, key: str, credential: str
+    ) -> None:
         _require_self_or_admin(req, key)
         with self._service.database.read() as connection:
-            answer(resp, {"application_credential": _view(connection, req, _row(connection, key, credential))})
+            answer(
+                resp,
+                {
+                    "application_credential": _view(
+                        connection, req, _row(connection, key, credential)
+                    )
+                },
+            )
 
-    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, credential: str) -> None:
+    def on_delete_one(
+        self, req: falcon.Request, resp: falcon.Response, key: str, credential: str
+    ) -> None:
         _require_self_or_admin(req, key)
         _require_unrestricted(req.context.caller)
         with self._service.database.write() as connection:
-            connection.execute(delete(table).where(table.c.id == _row(connection, key, credential).id))
+            connection.execute(
+                delete(table).where(table.c.id == _row(connection, key, credential).id)
+            )
         resp.status = falcon.HTTP_204
 
 
@@ -121,21 +166,28 @@ def _require_self_or_admin(req: falcon.Request, user_id: str) -> None:
 
 def _require_unrestricted(caller: Token) -> None:
     if caller.row.application_credential_id and not caller.row.unrestricted:
-        raise falcon.HTTPForbidden(description="A restricted application credential cannot manage others.")
+        raise falcon.HTTPForbidden(
+            description="A restricted application credential cannot manage others."
+        )
 
 
 def _delegated_roles(caller: Token, requested: list[Any] | None) -> list[Named]:
-    """The roles to delegate: all of the caller's unless some are requested. Raises 400 for one that is not
-    theirs.
+    """The roles to delegate: all of the caller's unless some are requested. Raises 400 for one that
+    is not theirs.
     """
     if not requested:
         return caller.roles
     found = {}
     for role in requested:
-        mine = [held for held in caller.roles
-                if held["id"] == role.get("id") or held["name"] == role.get("name")]
+        mine = [
+            held
+            for held in caller.roles
+            if held["id"] == role.get("id") or held["name"] == role.get("name")
+        ]
         if not mine:
-            raise falcon.HTTPBadRequest(description="'application_credential.roles' names a role that you lack.")
+            raise falcon.HTTPBadRequest(
+                description="'application_credential.roles' names a role that you lack."
+            )
         found[mine[0]["id"]] = mine[0]
     return list(found.values())
 
@@ -143,22 +195,37 @@ def _delegated_roles(caller: Token, requested: list[Any] | None) -> list[Named]:
 def _moment(text: str | None) -> str | None:
     try:
         moment = datetime.fromisoformat(text) if text else None
-        return tokens.text_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC)) if moment else None
+        return (
+            tokens.text_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+            if moment
+            else None
+        )
     except (ValueError, OverflowError) as error:
         raise falcon.HTTPBadRequest(
-            description="'application_credential.expires_at' must be a time in ISO 8601.") from error
+            description="'application_credential.expires_at' must be a time in ISO 8601."
+        ) from error
 
 
 def _row(connection: Connection, user: str, key: str) -> Row[Any]:
-    row = connection.execute(select(table).where(table.c.id == key, table.c.user_id == user)).first()
+    row = connection.execute(
+        select(table).where(table.c.id == key, table.c.user_id == user)
+    ).first()
     if row is None:
         raise falcon.HTTPNotFound(description=f"Could not find application credential: {key[:64]}.")
     return row
 
 
 def _view(connection: Connection, req: falcon.Request, row: Row[Any]) -> dict[str, Any]:
-    lent = connection.execute(select(roles.c.id, roles.c.name).join(delegated).where(
-        delegated.c.application_credential_id == row.id).order_by(roles.c.name))
+    lent = connection.execute(
+        select(roles.c.id, roles.c.name)
+        .join(delegated)
+        .where(delegated.c.application_credential_id == row.id)
+        .order_by(roles.c.name)
+    )
     body = {name: value for name, value in row._mapping.items() if name != "secret_hash"}
     link = f"{req.prefix}/v3/users/{row.user_id}/application_credentials/{row.id}"
-    return body | {"roles": [dict(role._mapping) for role in lent], "system": None, "links": {"self": link}}
+    return body | {
+        "roles": [dict(role._mapping) for role in lent],
+        "system": None,
+        "links": {"self": link},
+    }

@@ -21,20 +21,32 @@ SYSTEM = "system"
 
 
 class Assignments:
-    """The roles of users in one kind of target: "projects", "domains", or the "system", which needs no key."""
+    """The roles of users in one kind of target: "projects", "domains", or the "system", which needs
+    no key."""
 
     def __init__(self, service: IdentityService, targets: str) -> None:
-        self._service, self._targets, self._table = service, targets, {**HELD, SYSTEM: schema.system_roles}[targets]
+        self._service, self._targets, self._table = (
+            service,
+            targets,
+            {**HELD, SYSTEM: schema.system_roles}[targets],
+        )
 
-    def on_put(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
+    def on_put(
+        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
+    ) -> None:
         require(req.context.caller.is_admin)
         with self._service.change() as change:
             require_rows(change, {**self._target_keys(key), "users": user, "roles": role})
-            change.connection.execute(insert(self._table).values(
-                self._columns(key, user_id=user, role_id=role)).on_conflict_do_nothing())
+            change.connection.execute(
+                insert(self._table)
+                .values(self._columns(key, user_id=user, role_id=role))
+                .on_conflict_do_nothing()
+            )
         resp.status = falcon.HTTP_204
 
-    def on_delete(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
+    def on_delete(
+        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
+    ) -> None:
         require(req.context.caller.is_admin)
         query = delete(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
         with self._service.change() as change:
@@ -42,7 +54,9 @@ class Assignments:
                 raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
 
-    def on_head(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
+    def on_head(
+        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
+    ) -> None:
         require(req.context.caller.is_admin)
         query = select(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
         with self._service.database.read() as connection:
@@ -50,28 +64,35 @@ class Assignments:
                 raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
 
-    def on_get(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
+    def on_get(
+        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
+    ) -> None:
         self.on_head(req, resp, user, role, key)
 
-    def on_get_all(self, req: falcon.Request, resp: falcon.Response, user: str, key: str = "") -> None:
+    def on_get_all(
+        self, req: falcon.Request, resp: falcon.Response, user: str, key: str = ""
+    ) -> None:
         require(req.context.caller.is_admin)
         ids = select(self._table.c.role_id).filter_by(**self._columns(key, user_id=user))
         with self._service.database.read() as connection:
             require_rows(Transaction(connection), {**self._target_keys(key), "users": user})
             rows = connection.execute(
-                select(schema.roles).where(schema.roles.c.id.in_(ids)).order_by(schema.roles.c.name)).all()
+                select(schema.roles).where(schema.roles.c.id.in_(ids)).order_by(schema.roles.c.name)
+            ).all()
         answer(resp, listing(req, RESOURCES["roles"], rows))
 
     def _columns(self, key: str, **columns: str) -> dict[str, str]:
-        return {f"{plural[:-1]}_id": value for plural, value in self._target_keys(key).items()} | columns
+        return {
+            f"{plural[:-1]}_id": value for plural, value in self._target_keys(key).items()
+        } | columns
 
     def _target_keys(self, key: str) -> dict[str, str]:
         return {} if self._targets == SYSTEM else {self._targets: key}
 
 
 class RoleAssignments:
-    """GET /v3/role_assignments with user.id, role.id, scope.project.id, scope.domain.id, scope.system,
-    effective, include_names.
+    """GET /v3/role_assignments with user.id, role.id, scope.project.id, scope.domain.id,
+    scope.system, effective, include_names.
     """
 
     def __init__(self, service: IdentityService) -> None:
@@ -80,23 +101,34 @@ class RoleAssignments:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         require(req.context.caller.is_admin)
         with self._service.database.read() as connection:
-            rows = [dict(row._mapping) for row in connection.execute(
-                union_all(_held("projects"), _held("domains"), _of_system()))]
+            rows = [
+                dict(row._mapping)
+                for row in connection.execute(
+                    union_all(_held("projects"), _held("domains"), _of_system())
+                )
+            ]
             roles = {row.name: row.id for row in connection.execute(select(schema.roles))}
         if _flag(req, "effective"):
             rows = _effective(rows, roles)
         for parameter, column in (("user.id", "user_id"), ("role.id", "role_id")):
             if (wanted := req.get_param(parameter)) is not None:
                 rows = [row for row in rows if row[column] == wanted]
-        for parameter, targets in (("scope.project.id", "projects"), ("scope.domain.id", "domains")):
+        for parameter, targets in (
+            ("scope.project.id", "projects"),
+            ("scope.domain.id", "domains"),
+        ):
             if (wanted := req.get_param(parameter)) is not None:
-                rows = [row for row in rows if (row["targets"], row["target_id"]) == (targets, wanted)]
+                rows = [
+                    row for row in rows if (row["targets"], row["target_id"]) == (targets, wanted)
+                ]
         if req.has_param("scope.system"):
             rows = [row for row in rows if row["targets"] == SYSTEM]
         if req.has_param("group.id"):
             rows = []  # There are no groups, hence no such assignment.
         names = _flag(req, "include_names")
-        answer(resp, {"role_assignments": [_view(req, row, names) for row in rows]} | list_links(req))
+        answer(
+            resp, {"role_assignments": [_view(req, row, names) for row in rows]} | list_links(req)
+        )
 
 
 def _flag(req: falcon.Request, name: str) -> bool:
@@ -106,24 +138,39 @@ def _flag(req: falcon.Request, name: str) -> bool:
 def _held(targets: str) -> Select[Any]:
     held, target, home = HELD[targets], RESOURCES[targets].table, schema.domains.alias()
     parent = target.c.domain_id if targets == "projects" else target.c.id
-    columns = [literal(targets).label("targets"), target.c.id.label("target_id"), target.c.name.label("target_name"),
-               home.c.id.label("home_id"), home.c.name.label("home_name")]
+    columns = [
+        literal(targets).label("targets"),
+        target.c.id.label("target_id"),
+        target.c.name.label("target_name"),
+        home.c.id.label("home_id"),
+        home.c.name.label("home_name"),
+    ]
     return _with_user_and_role(columns, held.join(target).join(home, home.c.id == parent), held)
 
 
 def _of_system() -> Select[Any]:
-    columns = [literal(SYSTEM).label("targets"),
-               *(literal("").label(name) for name in ("target_id", "target_name", "home_id", "home_name"))]
+    columns = [
+        literal(SYSTEM).label("targets"),
+        *(literal("").label(name) for name in ("target_id", "target_name", "home_id", "home_name")),
+    ]
     return _with_user_and_role(columns, schema.system_roles, schema.system_roles)
 
 
 def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) -> Select[Any]:
     users, roles, home = schema.users, schema.roles, schema.domains.alias()
-    return select(*columns, users.c.id.label("user_id"), users.c.name.label("user_name"),
-                  home.c.id.label("user_home_id"), home.c.name.label("user_home_name"),
-                  roles.c.id.label("role_id"), roles.c.name.label("role_name")).select_from(
-        held_in.join(users, users.c.id == held.c.user_id).join(home, home.c.id == users.c.domain_id).join(
-            roles, roles.c.id == held.c.role_id))
+    return select(
+        *columns,
+        users.c.id.label("user_id"),
+        users.c.name.label("user_name"),
+        home.c.id.label("user_home_id"),
+        home.c.name.label("user_home_name"),
+        roles.c.id.label("role_id"),
+        roles.c.name.label("role_name"),
+    ).select_from(
+        held_in.join(users, users.c.id == held.c.user_id)
+        .join(home, home.c.id == users.c.domain_id)
+        .join(roles, roles.c.id == held.c.role_id)
+    )
 
 
 def _effective(rows: list[dict[str, Any]], roles: dict[str, str]) -> list[dict[str, Any]]:
@@ -143,9 +190,16 @@ def _view(req: falcon.Request, row: dict[str, Any], names: bool) -> dict[str, An
         return {"id": row[key], "name": row[name]} | domain
 
     targets = row["targets"]
-    path = f"{targets}/{row['target_id']}/users/{row['user_id']}/roles/{row['role_id']}".replace("//", "/")
-    scope: dict[str, Any] = {"system": {"all": True}} if targets == SYSTEM else {
-        targets[:-1]: shown("target_id", "target_name", "home" if targets == "projects" else "")}
+    path = f"{targets}/{row['target_id']}/users/{row['user_id']}/roles/{row['role_id']}".replace(
+        "//", "/"
+    )
+    scope: dict[str, Any] = (
+        {"system": {"all": True}}
+        if targets == SYSTEM
+        else {
+            targets[:-1]: shown("target_id", "target_name", "home" if targets == "projects" else "")
+        }
+    )
     return {
         "role": shown("role_id", "role_name"),
         "user": shown("user_id", "user_name", "user_home"),

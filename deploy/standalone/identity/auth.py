@@ -94,17 +94,29 @@ class OwnScopes:
         caller: Token = req.context.caller
         with self._service.database.read() as connection:
             held = tokens.system_roles_of(connection, caller.user_id)
-        answer(resp, {"system": [{"all": True}] if held else [], "links": {"self": f"{req.prefix}/v3/auth/system"}})
+        answer(
+            resp,
+            {
+                "system": [{"all": True}] if held else [],
+                "links": {"self": f"{req.prefix}/v3/auth/system"},
+            },
+        )
 
     def on_get_user_projects(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         require(req.context.caller.is_admin or req.context.caller.user_id == key)
         self._answer_scopes(req, resp, key, "projects", schema.project_roles)
 
-    def _answer_scopes(self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str,
-                       held: Table) -> None:
-        resource, target = RESOURCES[plural], held.c.project_id if plural == "projects" else held.c.domain_id
+    def _answer_scopes(
+        self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str, held: Table
+    ) -> None:
+        resource, target = (
+            RESOURCES[plural],
+            held.c.project_id if plural == "projects" else held.c.domain_id,
+        )
         table = resource.table
-        query = select(table).where(table.c.enabled, table.c.id.in_(select(target).where(held.c.user_id == user_id)))
+        query = select(table).where(
+            table.c.enabled, table.c.id.in_(select(target).where(held.c.user_id == user_id))
+        )
         with self._service.database.read() as connection:
             rows = connection.execute(query.order_by(table.c.name)).all()
         answer(resp, listing(req, resource, rows))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of POST /v3/auth/tokens to a grant: who proves to be whom, by which methods, for which scope.
+"""From the body of POST /v3/auth/tokens to a grant: who proves to be whom, by which methods, for
+which scope.
 
-`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401 that says
-nothing), and then finds the scope. Whether the user may have that scope is checked where the token is issued, by the
-rule that checks it later. No transaction is open while a password is verified, for that takes its time.
+`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401
+that says nothing), and then finds the scope. Whether the user may have that scope is checked where
+the token is issued, by the rule that checks it later. No transaction is open while a password is
+verified, for that takes its time.
 """
 
 from datetime import datetime
@@ -21,17 +23,42 @@ from deploy.standalone.schemas import BodySchema, mapping, one_of, text
 METHODS = ("password", "token", "application_credential")
 DOMAIN = mapping({"id": text(), "name": text()}, others=True)
 OWNED = {"id": text(), "name": text(), "domain": DOMAIN}
-AUTH = BodySchema(mapping({
-    "identity": mapping({
-        "methods": {"type": "array", "minItems": 1, "maxItems": 8},
-        "password": mapping({"user": mapping({**OWNED, "password": text(4096)}, "password")}, "user"),
-        "token": mapping({"id": text()}, "id"),
-        "application_credential": mapping({
-            "id": text(), "name": text(), "secret": text(4096), "user": mapping(OWNED)}, "secret")},
-        "methods", others=True),
-    "scope": {"anyOf": [one_of("unscoped"), mapping(
-        {"project": mapping(OWNED, others=True), "domain": DOMAIN, "system": {}}, others=True)]},
-}, "identity"))
+AUTH = BodySchema(
+    mapping(
+        {
+            "identity": mapping(
+                {
+                    "methods": {"type": "array", "minItems": 1, "maxItems": 8},
+                    "password": mapping(
+                        {"user": mapping({**OWNED, "password": text(4096)}, "password")}, "user"
+                    ),
+                    "token": mapping({"id": text()}, "id"),
+                    "application_credential": mapping(
+                        {
+                            "id": text(),
+                            "name": text(),
+                            "secret": text(4096),
+                            "user": mapping(OWNED),
+                        },
+                        "secret",
+                    ),
+                },
+                "methods",
+                others=True,
+            ),
+            "scope": {
+                "anyOf": [
+                    one_of("unscoped"),
+                    mapping(
+                        {"project": mapping(OWNED, others=True), "domain": DOMAIN, "system": {}},
+                        others=True,
+                    ),
+                ]
+            },
+        },
+        "identity",
+    )
+)
 
 
 def unauthorized(
@@ -42,16 +69,20 @@ def unauthorized(
 
 
 def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts) -> Grant:
-    """Verify the `auth` object of a request. Raises 400 for its shape, 401 for what it fails to prove and 429 after
-    too many failures."""
+    """Verify the `auth` object of a request. Raises 400 for its shape, 401 for what it fails to
+    prove and 429 after too many failures."""
     body = AUTH.checked(auth, "auth")
     identity, methods = body["identity"], body["identity"]["methods"]
     proofs: dict[str, Grant] = {}
     for method in methods:
         if method not in METHODS:
-            raise unauthorized("Only the methods password, token and application_credential are offered.")
+            raise unauthorized(
+                "Only the methods password, token and application_credential are offered."
+            )
         if method not in identity:
-            raise falcon.HTTPBadRequest(description=f"'auth.identity.{method}' is a required property.")
+            raise falcon.HTTPBadRequest(
+                description=f"'auth.identity.{method}' is a required property."
+            )
         if method not in proofs:
             proofs[method] = _PROVE[method](database, identity[method], now, attempts)
     if len({proof.user_id for proof in proofs.values()}) != 1:
@@ -69,10 +100,16 @@ def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: 
     else:
         system = isinstance(scope, dict) and set(scope) == {"system"}
         project_id, domain_id = _find_scope(database, first.user_id, scope)
-    return Grant(first.user_id, sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
-                 project_id, domain_id, first.application_credential_id,
-                 parent.parent_audit_id if parent else None, parent.expires_at if parent else None,
-                 system)
+    return Grant(
+        first.user_id,
+        sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
+        project_id,
+        domain_id,
+        first.application_credential_id,
+        parent.parent_audit_id if parent else None,
+        parent.expires_at if parent else None,
+        system,
+    )
 
 
 def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | None, str | None]:
@@ -90,22 +127,30 @@ def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | Non
             description="'auth.scope' must hold exactly one of project, domain, system, unscoped."
         )
     if "domain" in scope:
-        return None, _required(_find(database, schema.domains, scope["domain"], "auth.scope.domain")).id
-    return _required(_find(database, schema.projects, scope["project"], "auth.scope.project")).id, None
+        return None, _required(
+            _find(database, schema.domains, scope["domain"], "auth.scope.domain")
+        ).id
+    return _required(
+        _find(database, schema.projects, scope["project"], "auth.scope.project")
+    ).id, None
 
 
 def _default_project(database: Database, user_id: str) -> str | None:
     with database.read() as connection:
         project_id = connection.execute(
-            select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)).scalar()
-        # A default project that the user may no longer enter gives an unscoped token, as in Keystone.
+            select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)
+        ).scalar()
+        # A default project that the user may no longer enter gives an unscoped token, as in
+        # Keystone.
         return project_id if tokens.roles_of(connection, user_id, project_id, None) else None
 
 
 def _prove_password(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     user = body["user"]
     row = _find(database, schema.users, user, "auth.identity.password.user")
-    if not attempts.matches(_name_of("user", user), row.password_hash if row else None, user["password"]):
+    if not attempts.matches(
+        _name_of("user", user), row.password_hash if row else None, user["password"]
+    ):
         raise unauthorized()
     return Grant(_required(row).id, ["password"])
 
@@ -116,9 +161,15 @@ def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempt
     if token is None:
         raise unauthorized()
     if token.row.application_credential_id:
-        raise falcon.HTTPForbidden(description="A token of an application credential cannot be exchanged.")
-    return Grant(token.user_id, token.row.methods, parent_audit_id=token.row.audit_ids[-1],
-                 expires_at=token.row.expires_at)
+        raise falcon.HTTPForbidden(
+            description="A token of an application credential cannot be exchanged."
+        )
+    return Grant(
+        token.user_id,
+        token.row.methods,
+        parent_audit_id=token.row.audit_ids[-1],
+        expires_at=token.row.expires_at,
+    )
 
 
 def _prove_credential(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
@@ -132,15 +183,24 @@ def _prove_credential(database: Database, body: Any, now: datetime, attempts: At
     else:
         raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
     row = _one(database, table, rule)
-    if not attempts.matches(_name_of("credential", body), row.secret_hash if row else None, body["secret"]):
+    if not attempts.matches(
+        _name_of("credential", body), row.secret_hash if row else None, body["secret"]
+    ):
         raise unauthorized()
     found = _required(row)
     return Grant(
-        found.user_id, ["application_credential"], found.project_id, application_credential_id=found.id
+        found.user_id,
+        ["application_credential"],
+        found.project_id,
+        application_credential_id=found.id,
     )
 
 
-_PROVE = {"password": _prove_password, "token": _prove_token, "application_credential": _prove_credential}
+_PROVE = {
+    "password": _prove_password,
+    "token": _prove_token,
+    "application_credential": _prove_credential,
+}
 
 
 def _name_of(kind: str, body: Any) -> tuple[str, str]:
@@ -159,8 +219,11 @@ def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] |
     if "domain" not in body:
         raise falcon.HTTPBadRequest(description=f"'{where}.domain' is required with a name.")
     domain = _find(database, schema.domains, body["domain"], f"{where}.domain")
-    return _one(database, table, (table.c.name == body["name"]) &
-                (table.c.domain_id == (domain.id if domain else None)))
+    return _one(
+        database,
+        table,
+        (table.c.name == body["name"]) & (table.c.domain_id == (domain.id if domain else None)),
+    )
 
 
 def _one(database: Database, table: Table, rule: ColumnElement[bool]) -> Row[Any] | None:

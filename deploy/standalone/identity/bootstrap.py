@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first rows of an identity service, so that an admin can log in and services can find each other.
+"""The first rows of an identity service, so that an admin can log in and services can find each
+other.
 
-`bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the endpoints'
-URLs to what it is given, removes the endpoints of services that are no more, and leaves everything else as it is.
+`bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the
+endpoints' URLs to what it is given, removes the endpoints of services that are no more, and leaves
+everything else as it is.
 """
 
 import uuid
@@ -16,38 +18,67 @@ from deploy.standalone.identity import passwords, schema
 
 REGION = "RegionOne"
 ROLES = ("admin", "manager", "member", "reader", "service")
-SERVICES = {"identity": "keystone", "compute": "kilonova", "image": "glance", "network": "neutron",
-            "block-storage": "cinder", "placement": "placement"}
+SERVICES = {
+    "identity": "keystone",
+    "compute": "kilonova",
+    "image": "glance",
+    "network": "neutron",
+    "block-storage": "cinder",
+    "placement": "placement",
+}
 USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
 """(user, project, roles in that project)."""
 IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
 """user -> role in the whole cloud; services read limits so."""
 
 
-def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: Mapping[str, str],
-              without: Sequence[str] = ()) -> None:
-    """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints exist.
+def bootstrap(
+    database: Database,
+    user_passwords: Mapping[str, str],
+    endpoints: Mapping[str, str],
+    without: Sequence[str] = (),
+) -> None:
+    """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints
+    exist.
 
-    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one; those of the types in
-    `without` are removed, so that the catalogue does not name them.
+    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one;
+    those of the types in `without` are removed, so that the catalogue does not name them.
     """
     with database.read() as connection:
-        stored = {row.name: row.password_hash for row in connection.execute(
-            select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN))}
-    hashes = {name: stored[name] if name in stored and passwords.matches(stored[name], password)
-              else passwords.digest(password) for name, password in user_passwords.items()}
+        stored = {
+            row.name: row.password_hash
+            for row in connection.execute(
+                select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
+            )
+        }
+    hashes = {
+        name: stored[name]
+        if name in stored and passwords.matches(stored[name], password)
+        else passwords.digest(password)
+        for name, password in user_passwords.items()
+    }
     with database.write() as connection:
         _ensure(connection, schema.domains, {"name": "Default"}, {"id": schema.DEFAULT_DOMAIN})
         _ensure(connection, schema.regions, {"id": REGION})
         roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
         for user, project, names in USERS:
-            key = _ensure_user(connection, user, hashes[user], project, [roles[name] for name in names])
-            _ensure_row(connection, schema.system_roles, {"user_id": key, "role_id": roles[IN_SYSTEM[user]]})
+            key = _ensure_user(
+                connection, user, hashes[user], project, [roles[name] for name in names]
+            )
+            _ensure_row(
+                connection, schema.system_roles, {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
+            )
         for kind, url in endpoints.items():
-            service = _ensure(connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)})
+            service = _ensure(
+                connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)}
+            )
             for interface in ("public", "internal", "admin"):
-                key = _ensure(connection, schema.endpoints, {
-                    "service_id": service, "region_id": REGION, "interface": interface}, {"url": url})
+                key = _ensure(
+                    connection,
+                    schema.endpoints,
+                    {"service_id": service, "region_id": REGION, "interface": interface},
+                    {"url": url},
+                )
                 connection.execute(
                     update(schema.endpoints).where(schema.endpoints.c.id == key).values(url=url)
                 )
@@ -60,13 +91,18 @@ def _ensure_user(
 ) -> str:
     home = {"domain_id": schema.DEFAULT_DOMAIN}
     project_id = _ensure(connection, schema.projects, home | {"name": project})
-    user_id = _ensure(connection, schema.users, home | {"name": name}, {"password_hash": password_hash})
+    user_id = _ensure(
+        connection, schema.users, home | {"name": name}, {"password_hash": password_hash}
+    )
     connection.execute(
         update(schema.users).where(schema.users.c.id == user_id).values(password_hash=password_hash)
     )
     for role_id in roles:
-        _ensure_row(connection, schema.project_roles,
-                    {"project_id": project_id, "user_id": user_id, "role_id": role_id})
+        _ensure_row(
+            connection,
+            schema.project_roles,
+            {"project_id": project_id, "user_id": user_id, "role_id": role_id},
+        )
     return user_id
 
 
@@ -75,8 +111,12 @@ def _ensure_row(connection: Connection, table: Table, key: Mapping[str, Any]) ->
         connection.execute(insert(table).values(key))
 
 
-def _ensure(connection: Connection, table: Table, key: Mapping[str, Any],
-            rest: Mapping[str, Any] | None = None) -> str:
+def _ensure(
+    connection: Connection,
+    table: Table,
+    key: Mapping[str, Any],
+    rest: Mapping[str, Any] | None = None,
+) -> str:
     """The id of the row with `key`; made with `rest` added when there is none."""
     found = connection.execute(select(table.c.id).filter_by(**key)).scalar()
     if found is None:

@@ -14,9 +14,15 @@ MEDIA = [{"base": "application/json", "type": "application/vnd.openstack.identit
 
 
 def version(base: str) -> dict[str, Any]:
-    """Keystone's v3 as clients discover it; `base` is the URL under which this service was asked."""
-    return {"id": "v3.14", "status": "stable", "updated": "2020-04-07T00:00:00Z", "media-types": MEDIA,
-            "links": [{"rel": "self", "href": f"{base}/v3/"}]}
+    """Keystone's v3 as clients discover it; `base` is the URL under which this service was
+    asked."""
+    return {
+        "id": "v3.14",
+        "status": "stable",
+        "updated": "2020-04-07T00:00:00Z",
+        "media-types": MEDIA,
+        "links": [{"rel": "self", "href": f"{base}/v3/"}],
+    }
 
 
 class IdentityVersions:
@@ -35,24 +41,44 @@ class IdentityVersions:
 def catalogue_for(connection: Connection, token: Token) -> list[dict[str, Any]]:
     """The enabled services with their enabled endpoints, ids filled into the URLs."""
     rows = connection.execute(
-        select(services.c.id, services.c.type, services.c.name, endpoints.c.id.label("endpoint_id"),
-               endpoints.c.interface, endpoints.c.region_id, endpoints.c.url)
+        select(
+            services.c.id,
+            services.c.type,
+            services.c.name,
+            endpoints.c.id.label("endpoint_id"),
+            endpoints.c.interface,
+            endpoints.c.region_id,
+            endpoints.c.url,
+        )
         .join(endpoints, endpoints.c.service_id == services.c.id)
         .where(services.c.enabled, endpoints.c.enabled)
-        .order_by(services.c.type, services.c.id, endpoints.c.region_id, endpoints.c.interface))
+        .order_by(services.c.type, services.c.id, endpoints.c.region_id, endpoints.c.interface)
+    )
     entries: dict[str, dict[str, Any]] = {}
     for row in rows:
         if (url := _filled(row.url, token)) is not None:
             entry = entries.setdefault(
-                row.id, {"id": row.id, "type": row.type, "name": row.name, "endpoints": []})
-            entry["endpoints"].append({"id": row.endpoint_id, "interface": row.interface, "url": url,
-                                       "region": row.region_id, "region_id": row.region_id})
+                row.id, {"id": row.id, "type": row.type, "name": row.name, "endpoints": []}
+            )
+            entry["endpoints"].append(
+                {
+                    "id": row.endpoint_id,
+                    "interface": row.interface,
+                    "url": url,
+                    "region": row.region_id,
+                    "region_id": row.region_id,
+                }
+            )
     return list(entries.values())
 
 
 def _filled(url: str, token: Token) -> str | None:
     """`url` with $(project_id)s and the like filled in; None when the token cannot fill it."""
-    known = {"project_id": token.row.project_id, "tenant_id": token.row.project_id, "user_id": token.user_id}
+    known = {
+        "project_id": token.row.project_id,
+        "tenant_id": token.row.project_id,
+        "user_id": token.user_id,
+    }
     for name, value in known.items():
         for mark in (f"$({name})s", f"%({name})s"):
             if mark in url and value is None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/registered_limits, /v3/limits and /v3/limits/model: what projects may have of the services' resources.
+"""/v3/registered_limits, /v3/limits and /v3/limits/model: what projects may have of the services'
+resources.
 
-A registered limit is the default of a service's resource, in one region or in all; a limit is another number for one
-project or domain, and stands on a registered one, which meanwhile can neither be changed nor removed. The model is
-"flat": no limit looks at another. Admins write; a caller sees the limits of their own project, and those who may read
-the whole cloud see all.
+A registered limit is the default of a service's resource, in one region or in all; a limit is
+another number for one project or domain, and stands on a registered one, which meanwhile can
+neither be changed nor removed. The model is "flat": no limit looks at another. Admins write; a
+caller sees the limits of their own project, and those who may read the whole cloud see all.
 """
 
 import uuid
@@ -12,7 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.resources import DESCRIPTION, ID, NAME, IdentityResource
@@ -22,8 +34,11 @@ from deploy.standalone.resource import Body, Item, Transaction
 from deploy.standalone.schemas import integer, nullable
 from deploy.standalone.web import answer
 
-MODEL = {"name": "flat", "description": "Limits of projects and domains are compared with nothing but what they "
-                                        "themselves use."}
+MODEL = {
+    "name": "flat",
+    "description": "Limits of projects and domains are compared with nothing but what they "
+    "themselves use.",
+}
 KEY = {"service_id": ID, "region_id": nullable(ID), "resource_name": NAME}
 LIMIT = integer(-1)
 
@@ -35,8 +50,11 @@ class _LimitResource(IdentityResource):
         return True
 
     def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
-        return {"id": row["id"], **{name: row[name] for name in self.fields},
-                "links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"}}
+        return {
+            "id": row["id"],
+            **{name: row[name] for name in self.fields},
+            "links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"},
+        }
 
 
 class RegisteredLimits(_LimitResource):
@@ -57,41 +75,65 @@ class RegisteredLimits(_LimitResource):
         if any(new[name] != row._mapping[name] for name in KEY):
             self._require_unused(change, row)
             self._check_key(change.connection, new)
-        change.connection.execute(update(registered_limits).where(registered_limits.c.id == row.id).values(new))
+        change.connection.execute(
+            update(registered_limits).where(registered_limits.c.id == row.id).values(new)
+        )
 
     def delete(self, change: Transaction, caller: Token, row: Row[Any]) -> None:
         self._require_unused(change, row)
         super().delete(change, caller, row)
 
     def _check_key(self, connection: Connection, values: Mapping[str, Any]) -> None:
-        """Raises 400 without its service or region, 409 when another one is of the same resource."""
+        """Raises 400 without its service or region, 409 when another one is of the same
+        resource."""
         _require(connection, values, service_id=schema.services, region_id=schema.regions)
         found = _registered(connection, values)
         if found is not None and found.id != values["id"]:
-            raise falcon.HTTPConflict(description=f"A registered limit of {values['resource_name']} exists already for "
-                                                  "this service and region.")
+            raise falcon.HTTPConflict(
+                description=f"A registered limit of {values['resource_name']} exists already for "
+                "this service and region."
+            )
 
     def _require_unused(self, change: Transaction, row: Row[Any]) -> None:
-        if change.connection.execute(select(limits.c.id).where(limits.c.registered_limit_id == row.id)).first():
-            raise falcon.HTTPForbidden(description=f"Unable to update or delete registered limit {row.id} because there"
-                                                   " are project limits associated with it.")
+        if change.connection.execute(
+            select(limits.c.id).where(limits.c.registered_limit_id == row.id)
+        ).first():
+            raise falcon.HTTPForbidden(
+                description=f"Unable to update or delete registered limit {row.id} because there"
+                " are project limits associated with it."
+            )
 
 
 class ProjectLimits(_LimitResource):
     """Limits of projects and domains."""
 
     name, plural, table = "limit", "limits", limits
-    fields = {**KEY, "resource_limit": LIMIT, "description": DESCRIPTION, "project_id": nullable(ID),
-              "domain_id": nullable(ID)}
-    required, filters = ("service_id", "resource_name", "resource_limit"), (*KEY, "project_id", "domain_id")
+    fields = {
+        **KEY,
+        "resource_limit": LIMIT,
+        "description": DESCRIPTION,
+        "project_id": nullable(ID),
+        "domain_id": nullable(ID),
+    }
+    required, filters = (
+        ("service_id", "resource_name", "resource_limit"),
+        (*KEY, "project_id", "domain_id"),
+    )
 
     def select(self) -> Select[Any]:
         return select(limits, *(registered_limits.c[name] for name in KEY)).join(registered_limits)
 
     def visible(self, caller: Token) -> ColumnElement[bool]:
         row = caller.row
-        return true() if caller.reads_all else or_(
-            limits.c.domain_id == row.domain_id if row.domain_id else limits.c.project_id == row.project_id)
+        return (
+            true()
+            if caller.reads_all
+            else or_(
+                limits.c.domain_id == row.domain_id
+                if row.domain_id
+                else limits.c.project_id == row.project_id
+            )
+        )
 
     def checked(self, caller: Token, body: object, *, new: bool) -> Body:
         found = super().checked(caller, body, new=new)
@@ -100,22 +142,40 @@ class ProjectLimits(_LimitResource):
         return found
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
-        connection, target = change.connection, {name: body.get(name) for name in ("project_id", "domain_id")}
+        connection, target = (
+            change.connection,
+            {name: body.get(name) for name in ("project_id", "domain_id")},
+        )
         if (target["project_id"] is None) == (target["domain_id"] is None):
-            raise falcon.HTTPBadRequest(description="'limits' must hold exactly one of project_id and domain_id.")
+            raise falcon.HTTPBadRequest(
+                description="'limits' must hold exactly one of project_id and domain_id."
+            )
         _require(connection, body, project_id=schema.projects, domain_id=schema.domains)
         found = _registered(connection, body)
         if found is None:
             raise falcon.HTTPForbidden(
-                description="Unable to create a limit that has no corresponding registered limit.")
-        if connection.execute(select(limits.c.id).where(limits.c.registered_limit_id == found.id, *(
-                limits.c[name].is_not_distinct_from(value) for name, value in target.items()))).first():
-            raise falcon.HTTPConflict(description=f"A limit of {body['resource_name']} exists already for this project "
-                                                  "or domain.")
+                description="Unable to create a limit that has no corresponding registered limit."
+            )
+        if connection.execute(
+            select(limits.c.id).where(
+                limits.c.registered_limit_id == found.id,
+                *(limits.c[name].is_not_distinct_from(value) for name, value in target.items()),
+            )
+        ).first():
+            raise falcon.HTTPConflict(
+                description=f"A limit of {body['resource_name']} exists already for this project "
+                "or domain."
+            )
         key = uuid.uuid4().hex
-        connection.execute(insert(limits).values(
-            id=key, registered_limit_id=found.id, resource_limit=body["resource_limit"],
-            description=body.get("description"), **target))
+        connection.execute(
+            insert(limits).values(
+                id=key,
+                registered_limit_id=found.id,
+                resource_limit=body["resource_limit"],
+                description=body.get("description"),
+                **target,
+            )
+        )
         return key
 
     def update(self, change: Transaction, caller: Token, row: Row[Any], body: Body) -> None:
@@ -142,13 +202,21 @@ class LimitModel:
 
 def _registered(connection: Connection, key: Mapping[str, Any]) -> Row[Any] | None:
     """The registered limit of a service's resource in a region."""
-    return connection.execute(select(registered_limits).where(
-        *(registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY))).first()
+    return connection.execute(
+        select(registered_limits).where(
+            *(registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY)
+        )
+    ).first()
 
 
 def _require(connection: Connection, body: Mapping[str, Any], **tables: Table) -> None:
     """What the body names must be there. Raises 400."""
     for name, table in tables.items():
         wanted = body.get(name)
-        if wanted is not None and connection.execute(select(table.c.id).where(table.c.id == wanted)).first() is None:
-            raise falcon.HTTPBadRequest(description=f"'{name}': there is no {table.name[:-1]} {wanted[:64]}.")
+        if (
+            wanted is not None
+            and connection.execute(select(table.c.id).where(table.c.id == wanted)).first() is None
+        ):
+            raise falcon.HTTPBadRequest(
+                description=f"'{name}': there is no {table.name[:-1]} {wanted[:64]}."
+            )

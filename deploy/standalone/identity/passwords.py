@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hashes of passwords and of application credentials' secrets: Argon2id, sized for one box.
 
-9 MiB and 4 passes are OWASP's smallest-memory setting but one: about 25 ms on a core. `matches` takes as long
-for a user who doesn't exist (hash None) as for a wrong password, so that the time of an answer doesn't tell
-who exists.
+9 MiB and 4 passes are OWASP's smallest-memory setting but one: about 25 ms on a core. `matches`
+takes as long for a user who doesn't exist (hash None) as for a wrong password, so that the time of
+an answer doesn't tell who exists.
 """
 
 import secrets

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Domains, projects, users, roles, services, regions and endpoints: each a class, with what is its own.
+"""Domains, projects, users, roles, services, regions and endpoints: each a class, with what is its
+own.
 
-Admins write. Others read what `is_shown_to` says of a list, and of one row `is_own`. What a client adds to the
-attributes of a resource is kept in `extra` and shown again.
+Admins write. Others read what `is_shown_to` says of a list, and of one row `is_own`. What a client
+adds to the attributes of a resource is kept in `extra` and shown again.
 """
 
 import uuid
@@ -17,7 +18,16 @@ from deploy.standalone.identity import passwords, schema, tokens
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Token
 from deploy.standalone.resource import Body, Item, Resource, Transaction
-from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, Document, mapping, nullable, one_of, text
+from deploy.standalone.schemas import (
+    BOOLEAN,
+    NOT_EMPTY,
+    BodySchema,
+    Document,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
 
 NAME, DESCRIPTION, ID = text(pattern=NOT_EMPTY), nullable(text(4096)), text(64)
 NEW_ID = text(64, pattern=r"^[A-Za-z0-9_.:-]+$")
@@ -33,9 +43,9 @@ class IdentityResource(Resource):
 
     fields: Mapping[str, Document] = {}
     required: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()            #: columns
-    fixed: tuple[str, ...] = ()              #: attributes that cannot be changed
-    takes_others: bool = True                #: whether clients may add attributes
+    filters: tuple[str, ...] = ()  #: columns
+    fixed: tuple[str, ...] = ()  #: attributes that cannot be changed
+    takes_others: bool = True  #: whether clients may add attributes
 
     def __init__(self) -> None:
         self._new = BodySchema(mapping(self.fields, *self.required, others=self.takes_others))
@@ -59,15 +69,23 @@ class IdentityResource(Resource):
                 require(caller.is_admin)
 
     def not_found(self, key: str) -> falcon.HTTPError:
-        return falcon.HTTPNotFound(description=f"Could not find {self.name.replace('_', ' ')}: {key[:64]}.")
+        return falcon.HTTPNotFound(
+            description=f"Could not find {self.name.replace('_', ' ')}: {key[:64]}."
+        )
 
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
         if action == "delete":
             return falcon.HTTPConflict(description=f"This {self.name} is in use.")
         if "FOREIGN KEY" in str(error.orig):
-            named = ", ".join(f"'{self.name}.{name}'" for name in self.fields if name.endswith("_id"))
-            return falcon.HTTPBadRequest(description=f"One of {named} names something that does not exist.")
-        return falcon.HTTPConflict(description=f"A {self.name} with this name or id exists already.")
+            named = ", ".join(
+                f"'{self.name}.{name}'" for name in self.fields if name.endswith("_id")
+            )
+            return falcon.HTTPBadRequest(
+                description=f"One of {named} names something that does not exist."
+            )
+        return falcon.HTTPConflict(
+            description=f"A {self.name} with this name or id exists already."
+        )
 
     def checked(self, caller: Token, body: object, *, new: bool) -> Body:
         found: Body = (self._new if new else self._changed).checked(body, self.name)
@@ -80,8 +98,10 @@ class IdentityResource(Resource):
         columns = query.selected_columns
         for name in self.filters:
             if (value := req.get_param(name)) is not None:
-                query = query.where(columns[name] == (
-                    value.lower() not in ("false", "0") if name == "enabled" else value))
+                query = query.where(
+                    columns[name]
+                    == (value.lower() not in ("false", "0") if name == "enabled" else value)
+                )
         with service.database.read() as connection:
             order = next(name for name in ("name", "resource_name", "id") if name in columns)
             rows = connection.execute(query.order_by(columns[order], columns.id)).all()
@@ -89,7 +109,11 @@ class IdentityResource(Resource):
 
     def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
         shown = {name: value for name, value in row.items() if name != "extra"}
-        return (row.get("extra") or {}) | shown | {"links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"}}
+        return (
+            (row.get("extra") or {})
+            | shown
+            | {"links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"}}
+        )
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         values = {"id": uuid.uuid4().hex} | self._columns(body, {})
@@ -100,16 +124,25 @@ class IdentityResource(Resource):
         for name in self.fixed:
             if body.setdefault(name, row._mapping[name]) != row._mapping[name]:
                 raise falcon.HTTPBadRequest(description=f"'{self.name}.{name}' cannot be changed.")
-        change.connection.execute(update(self.table).where(self.table.c.id == row.id).values(
-            self._columns(body, row._mapping.get("extra") or {})))
+        change.connection.execute(
+            update(self.table)
+            .where(self.table.c.id == row.id)
+            .values(self._columns(body, row._mapping.get("extra") or {}))
+        )
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
         """The columns for a checked body; what has no field is kept in `extra`."""
-        values = {name: value for name, value in body.items() if name in self.fields and name in self.table.c}
+        values = {
+            name: value
+            for name, value in body.items()
+            if name in self.fields and name in self.table.c
+        }
         reserved = {*self.fields, *self.table.c.keys(), "options", "links"}
         if values.get("description", "") is None and not self.table.c.description.nullable:
             values["description"] = ""
-        return values | {"extra": {**extra, **{name: body[name] for name in body.keys() - reserved}}}
+        return values | {
+            "extra": {**extra, **{name: body[name] for name in body.keys() - reserved}}
+        }
 
 
 class IdentityItem(Item):
@@ -134,7 +167,9 @@ class IdentityDomains(IdentityResource):
 
     def delete(self, change: Transaction, caller: Token, row: Row[Any]) -> None:
         if row.enabled:
-            raise falcon.HTTPForbidden(description="A domain must be disabled before it is deleted.")
+            raise falcon.HTTPForbidden(
+                description="A domain must be disabled before it is deleted."
+            )
         super().delete(change, caller, row)
 
 
@@ -142,21 +177,32 @@ class IdentityProjects(IdentityResource):
     """Projects; they cannot be nested."""
 
     name, plural, table = "project", "projects", schema.projects
-    fields = {"name": NAME, "domain_id": ID, "parent_id": nullable(text()), "is_domain": BOOLEAN,
-              "description": DESCRIPTION, "enabled": BOOLEAN,
-              "tags": {"type": "array", "maxItems": 80, "items": text()}}
+    fields = {
+        "name": NAME,
+        "domain_id": ID,
+        "parent_id": nullable(text()),
+        "is_domain": BOOLEAN,
+        "description": DESCRIPTION,
+        "enabled": BOOLEAN,
+        "tags": {"type": "array", "maxItems": 80, "items": text()},
+    }
     required, filters, fixed = ("name",), ("name", "domain_id", "enabled"), ("domain_id",)
 
     def is_own(self, token: Token, key: str) -> bool:
         return bool(key == token.row.project_id)
 
     def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
-        return super().show(req, row) | {"parent_id": row["domain_id"], "is_domain": False, "options": {}}
+        return super().show(req, row) | {
+            "parent_id": row["domain_id"],
+            "is_domain": False,
+            "options": {},
+        }
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
         if body.get("is_domain") or body.get("parent_id") not in (None, body["domain_id"]):
             raise falcon.HTTPBadRequest(
-                description="'project.parent_id' and 'project.is_domain': projects cannot be nested here.")
+                description="'project.parent_id' and 'project.is_domain': projects cannot be nested here."
+            )
         return super()._columns(body, extra)
 
 
@@ -164,8 +210,15 @@ class IdentityUsers(IdentityResource):
     """Users; whose password changes loses all tokens."""
 
     name, plural, table = "user", "users", schema.users
-    fields = {"name": NAME, "domain_id": ID, "description": DESCRIPTION, "email": nullable(text()), "enabled": BOOLEAN,
-              "password": nullable(text(4096)), "default_project_id": nullable(ID)}
+    fields = {
+        "name": NAME,
+        "domain_id": ID,
+        "description": DESCRIPTION,
+        "email": nullable(text()),
+        "enabled": BOOLEAN,
+        "password": nullable(text(4096)),
+        "default_project_id": nullable(ID),
+    }
     required, filters, fixed = ("name",), ("name", "domain_id", "enabled"), ("domain_id",)
 
     def is_own(self, token: Token, key: str) -> bool:
@@ -179,7 +232,7 @@ class IdentityUsers(IdentityResource):
     def checked(self, caller: Token, body: object, *, new: bool) -> Body:
         found = super().checked(caller, body, new=new)
         found.pop("password_hash", None)
-        if "password" in found:       # now, for it takes its time: no transaction is open yet
+        if "password" in found:  # now, for it takes its time: no transaction is open yet
             password = found.pop("password")
             found["password_hash"] = None if password is None else passwords.digest(password)
         return found
@@ -191,7 +244,9 @@ class IdentityUsers(IdentityResource):
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
         found = super()._columns(body, extra)
-        return found | {"password_hash": body["password_hash"]} if "password_hash" in body else found
+        return (
+            found | {"password_hash": body["password_hash"]} if "password_hash" in body else found
+        )
 
 
 class IdentityRoles(IdentityResource):
@@ -231,9 +286,15 @@ class CatalogueEndpoints(IdentityResource):
     """Endpoints of services; `region` is the old name of `region_id`."""
 
     name, plural, table = "endpoint", "endpoints", schema.endpoints
-    fields = {"service_id": text(), "region_id": nullable(text()), "region": nullable(text()), "enabled": BOOLEAN,
-              "name": DESCRIPTION, "url": text(1024, pattern=NOT_EMPTY),
-              "interface": one_of("public", "internal", "admin")}
+    fields = {
+        "service_id": text(),
+        "region_id": nullable(text()),
+        "region": nullable(text()),
+        "enabled": BOOLEAN,
+        "name": DESCRIPTION,
+        "url": text(1024, pattern=NOT_EMPTY),
+        "interface": one_of("public", "internal", "admin"),
+    }
     required, filters = ("service_id", "url", "interface"), ("service_id", "region_id", "interface")
 
     def is_shown_to(self, token: Token) -> bool:
@@ -249,9 +310,18 @@ class CatalogueEndpoints(IdentityResource):
         return found
 
 
-RESOURCES: dict[str, IdentityResource] = {one.plural: one for one in (
-    IdentityDomains(), IdentityProjects(), IdentityUsers(), IdentityRoles(), CatalogueServices(), CatalogueRegions(),
-    CatalogueEndpoints())}
+RESOURCES: dict[str, IdentityResource] = {
+    one.plural: one
+    for one in (
+        IdentityDomains(),
+        IdentityProjects(),
+        IdentityUsers(),
+        IdentityRoles(),
+        CatalogueServices(),
+        CatalogueRegions(),
+        CatalogueEndpoints(),
+    )
+}
 
 
 def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[Row[Any]]) -> Body:
@@ -263,5 +333,9 @@ def require_rows(change: Transaction, keys: Mapping[str, str | None]) -> None:
     """Raises 404 for a key (by its resource's plural) that names nothing."""
     for plural, key in keys.items():
         table = RESOURCES[plural].table
-        if key is not None and change.connection.execute(select(table.c.id).where(table.c.id == key)).first() is None:
+        if (
+            key is not None
+            and change.connection.execute(select(table.c.id).where(table.c.id == key)).first()
+            is None
+        ):
             raise RESOURCES[plural].not_found(key)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the identity service, and the roles that other roles imply.
 
-Deleting a row takes what hangs on it along (foreign keys cascade): a deleted user leaves no token, role
-assignment or application credential. Times are ISO 8601 in UTC with microseconds, so that they compare as
-text. `extra` holds the attributes that clients add and the service only keeps.
+Deleting a row takes what hangs on it along (foreign keys cascade): a deleted user leaves no token,
+role assignment or application credential. Times are ISO 8601 in UTC with microseconds, so that they
+compare as text. `extra` holds the attributes that clients add and the service only keeps.
 """
 
 from typing import Any
@@ -41,16 +41,25 @@ def _to(column: str, **options: Any) -> Column[Any]:
 
 
 domains = _table(
-    "domains", Column("id", String, primary_key=True), Column("name", String, nullable=False, unique=True),
+    "domains",
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
     Column("description", Text, nullable=False, default=""),
-    Column("enabled", Boolean, nullable=False, server_default=true()), Column("extra", JSON, default=dict))
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("extra", JSON, default=dict),
+)
 
 projects = _table(
-    "projects", Column("id", String, primary_key=True), Column("name", String, nullable=False),
-    _to("domains.id", nullable=False), Column("description", Text, nullable=False, default=""),
+    "projects",
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    _to("domains.id", nullable=False),
+    Column("description", Text, nullable=False, default=""),
     Column("enabled", Boolean, nullable=False, server_default=true()),
-    Column("tags", JSON, nullable=False, default=list), Column("extra", JSON, default=dict),
-    UniqueConstraint("domain_id", "name"))
+    Column("tags", JSON, nullable=False, default=list),
+    Column("extra", JSON, default=dict),
+    UniqueConstraint("domain_id", "name"),
+)
 
 users = _table(
     "users",
@@ -67,24 +76,43 @@ users = _table(
 )
 
 roles = _table(
-    "roles", Column("id", String, primary_key=True), Column("name", String, nullable=False, unique=True),
-    Column("description", Text), Column("extra", JSON, default=dict))
+    "roles",
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("description", Text),
+    Column("extra", JSON, default=dict),
+)
 
 project_roles = _table(
-    "project_roles", _to("projects.id", primary_key=True), _to("users.id", primary_key=True),
-    _to("roles.id", primary_key=True), Index("project_roles_by_user", "user_id"))
+    "project_roles",
+    _to("projects.id", primary_key=True),
+    _to("users.id", primary_key=True),
+    _to("roles.id", primary_key=True),
+    Index("project_roles_by_user", "user_id"),
+)
 
 domain_roles = _table(
-    "domain_roles", _to("domains.id", primary_key=True), _to("users.id", primary_key=True),
-    _to("roles.id", primary_key=True), Index("domain_roles_by_user", "user_id"))
+    "domain_roles",
+    _to("domains.id", primary_key=True),
+    _to("users.id", primary_key=True),
+    _to("roles.id", primary_key=True),
+    Index("domain_roles_by_user", "user_id"),
+)
 
 #: Who has which role in the whole of the cloud.
-system_roles = _table("system_roles", _to("users.id", primary_key=True), _to("roles.id", primary_key=True))
+system_roles = _table(
+    "system_roles", _to("users.id", primary_key=True), _to("roles.id", primary_key=True)
+)
 
 services = _table(
-    "services", Column("id", String, primary_key=True), Column("type", String, nullable=False),
-    Column("name", String, nullable=False, default=""), Column("description", Text),
-    Column("enabled", Boolean, nullable=False, server_default=true()), Column("extra", JSON, default=dict))
+    "services",
+    Column("id", String, primary_key=True),
+    Column("type", String, nullable=False),
+    Column("name", String, nullable=False, default=""),
+    Column("description", Text),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("extra", JSON, default=dict),
+)
 
 regions = _table(
     "regions",
@@ -95,21 +123,36 @@ regions = _table(
 )
 
 endpoints = _table(
-    "endpoints", Column("id", String, primary_key=True), _to("services.id", nullable=False),
-    Column("region_id", ForeignKey("regions.id")), Column("interface", String, nullable=False),
-    Column("url", String, nullable=False), Column("enabled", Boolean, nullable=False, server_default=true()),
-    Column("extra", JSON, default=dict))
+    "endpoints",
+    Column("id", String, primary_key=True),
+    _to("services.id", nullable=False),
+    Column("region_id", ForeignKey("regions.id")),
+    Column("interface", String, nullable=False),
+    Column("url", String, nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("extra", JSON, default=dict),
+)
 
 #: Defaults of services' resources, and what projects and domains may have instead.
 registered_limits = _table(
-    "registered_limits", Column("id", String, primary_key=True), _to("services.id", nullable=False),
-    _to("regions.id"), Column("resource_name", String, nullable=False),
-    Column("default_limit", Integer, nullable=False), Column("description", Text))
+    "registered_limits",
+    Column("id", String, primary_key=True),
+    _to("services.id", nullable=False),
+    _to("regions.id"),
+    Column("resource_name", String, nullable=False),
+    Column("default_limit", Integer, nullable=False),
+    Column("description", Text),
+)
 
 limits = _table(
-    "limits", Column("id", String, primary_key=True), _to("registered_limits.id", nullable=False, index=True),
-    _to("projects.id", index=True), _to("domains.id"), Column("resource_limit", Integer, nullable=False),
-    Column("description", Text))
+    "limits",
+    Column("id", String, primary_key=True),
+    _to("registered_limits.id", nullable=False, index=True),
+    _to("projects.id", index=True),
+    _to("domains.id"),
+    Column("resource_limit", Integer, nullable=False),
+    Column("description", Text),
+)
 
 application_credentials = _table(
     "application_credentials",
@@ -125,15 +168,26 @@ application_credentials = _table(
 )
 
 application_credential_roles = _table(
-    "application_credential_roles", _to("application_credentials.id", primary_key=True),
-    _to("roles.id", primary_key=True))
+    "application_credential_roles",
+    _to("application_credentials.id", primary_key=True),
+    _to("roles.id", primary_key=True),
+)
 
 tokens = _table(
-    "tokens", Column("digest", String, primary_key=True), _to("users.id", nullable=False, index=True),
-    _to("projects.id"), _to("domains.id"), _to("application_credentials.id"),
-    Column("methods", JSON, nullable=False), Column("audit_ids", JSON, nullable=False),
-    Column("issued_at", String, nullable=False), Column("expires_at", String, nullable=False, index=True))
+    "tokens",
+    Column("digest", String, primary_key=True),
+    _to("users.id", nullable=False, index=True),
+    _to("projects.id"),
+    _to("domains.id"),
+    _to("application_credentials.id"),
+    Column("methods", JSON, nullable=False),
+    Column("audit_ids", JSON, nullable=False),
+    Column("issued_at", String, nullable=False),
+    Column("expires_at", String, nullable=False, index=True),
+)
 
 #: The tokens whose scope is the whole of the cloud.
 system_tokens = _table(
-    "system_tokens", Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True))
+    "system_tokens",
+    Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True),
+)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the resources of the identity service work on, and the caller of a request.
 
-Two kinds of right exist: an admin (the role, in any project or domain) may do everything; everybody else may do what
-concerns themselves. Other services validate tokens with the role service, and read limits with the role reader in the
-whole cloud.
+Two kinds of right exist: an admin (the role, in any project or domain) may do everything; everybody
+else may do what concerns themselves. Other services validate tokens with the role service, and read
+limits with the role reader in the whole cloud.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,12 +52,15 @@ class IdentityService:
 
 
 class TokenAuthentication:
-    """Falcon middleware: `req.context.caller` is the token of the request. A resource names its `open_methods`."""
+    """Falcon middleware: `req.context.caller` is the token of the request. A resource names its
+    `open_methods`."""
 
     def __init__(self, service: IdentityService) -> None:
         self._service = service
 
-    def process_resource(self, req: falcon.Request, resp: falcon.Response, resource: object, params: Any) -> None:
+    def process_resource(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: Any
+    ) -> None:
         if req.method in getattr(resource, "open_methods", ()):
             return
         secret = req.get_header("X-Auth-Token")
@@ -70,4 +73,6 @@ class TokenAuthentication:
 def require(allowed: bool) -> None:
     """Raises 403 unless it is allowed."""
     if not allowed:
-        raise falcon.HTTPForbidden(description="You are not authorized to perform the requested action.")
+        raise falcon.HTTPForbidden(
+            description="You are not authorized to perform the requested action."
+        )

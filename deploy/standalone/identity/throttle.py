@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often wrong passwords may be tried: a leaky bucket takes each failure, and a full one refuses.
+"""How often wrong passwords may be tried: a leaky bucket takes each failure, and a full one
+refuses.
 
-There is one for each address and user, and one for each address. A user who does not exist has one too, and a failed
-proof takes as long for them, so that neither tells who exists. Nobody is locked out from elsewhere. Thread-safe.
+There is one for each address and user, and one for each address. A user who does not exist has one
+too, and a failed proof takes as long for them, so that neither tells who exists. Nobody is locked
+out from elsewhere. Thread-safe.
 """
 
 import threading
@@ -62,7 +64,8 @@ class Attempts:
         self._throttle, self._address = throttle, address
 
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
-        """As `passwords.matches`; `who` is what the request calls them. Raises 429 after too many failures."""
+        """As `passwords.matches`; `who` is what the request calls them. Raises 429 after too many
+        failures."""
         buckets = (((self._address, who), *USER_LIMIT), (self._address, *ADDRESS_LIMIT))
         wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in buckets)
         if wait > 0:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens: opaque random strings whose SHA-256 is stored; what one is worth is read from the rows of this
-moment.
+"""Tokens: opaque random strings whose SHA-256 is stored; what one is worth is read from the rows of
+this moment.
 
-`issue` writes a token, `load` reads it back with two SELECTs, `view` words it as Keystone does. `load`
-answers None, and so the token is worthless, when it is expired or revoked, when its user, project, domain or
-application credential is gone or disabled, or when a scoped token has no role left.
+`issue` writes a token, `load` reads it back with two SELECTs, `view` words it as Keystone does.
+`load` answers None, and so the token is worthless, when it is expired or revoked, when its user,
+project, domain or application credential is gone or disabled, or when a scoped token has no role
+left.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class Token:
-    """A valid token: its row joined with user, scope and application credential, and the roles it carries."""
+    """A valid token: its row joined with user, scope and application credential, and the roles it
+    carries."""
 
     row: Row[Any]
     roles: list[Named]
@@ -59,8 +61,13 @@ class Token:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the bearer may read what concerns others: admins, and readers of the whole cloud."""
-        return self.is_admin or bool(self.row.system) and any(role["name"] == "reader" for role in self.roles)
+        """Whether the bearer may read what concerns others: admins, and readers of the whole
+        cloud."""
+        return (
+            self.is_admin
+            or bool(self.row.system)
+            and any(role["name"] == "reader" for role in self.roles)
+        )
 
     @property
     def user_id(self) -> str:
@@ -80,15 +87,27 @@ def digest(secret: str) -> str:
 def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
     """Store a token for `grant` and return its secret; also forgets tokens that have expired.
 
-    It is hexadecimal, as every secret that people hand to a command: a "-" in front would be read as an option.
+    It is hexadecimal, as every secret that people hand to a command: a "-" in front would be read
+    as an option.
     """
     secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
-    audit_ids = [secrets.token_urlsafe(16)] + ([grant.parent_audit_id] if grant.parent_audit_id else [])
-    connection.execute(insert(tokens).values(
-        digest=digest(secret), user_id=grant.user_id, project_id=grant.project_id, domain_id=grant.domain_id,
-        application_credential_id=grant.application_credential_id, methods=grant.methods, audit_ids=audit_ids,
-        issued_at=text_of(now), expires_at=grant.expires_at or text_of(now + lifetime)))
+    audit_ids = [secrets.token_urlsafe(16)] + (
+        [grant.parent_audit_id] if grant.parent_audit_id else []
+    )
+    connection.execute(
+        insert(tokens).values(
+            digest=digest(secret),
+            user_id=grant.user_id,
+            project_id=grant.project_id,
+            domain_id=grant.domain_id,
+            application_credential_id=grant.application_credential_id,
+            methods=grant.methods,
+            audit_ids=audit_ids,
+            issued_at=text_of(now),
+            expires_at=grant.expires_at or text_of(now + lifetime),
+        )
+    )
     if grant.system:
         connection.execute(insert(system_tokens).values(digest=digest(secret)))
     return secret
@@ -100,8 +119,13 @@ def load(connection: Connection, secret: str, now: datetime) -> Token | None:
     if row is None or row.expires_at <= text_of(now) or not _stands(row, now):
         return None
     scoped = row.project_id or row.domain_id or row.system
-    held = (system_roles_of(connection, row.user_id) if row.system else
-            roles_of(connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id))
+    held = (
+        system_roles_of(connection, row.user_id)
+        if row.system
+        else roles_of(
+            connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id
+        )
+    )
     return Token(row, held) if held or not scoped else None
 
 
@@ -115,36 +139,65 @@ def revoke_all(connection: Connection, user_id: str) -> None:
     connection.execute(delete(tokens).where(tokens.c.user_id == user_id))
 
 
-def roles_of(connection: Connection, user_id: str, project_id: str | None, domain_id: str | None,
-             credential_id: str | None = None) -> list[Named]:
-    """The roles of a user in a project or domain, implied ones included, cut down to what a credential
-    delegates.
+def roles_of(
+    connection: Connection,
+    user_id: str,
+    project_id: str | None,
+    domain_id: str | None,
+    credential_id: str | None = None,
+) -> list[Named]:
+    """The roles of a user in a project or domain, implied ones included, cut down to what a
+    credential delegates.
     """
     if not (project_id or domain_id):
         return []
     table = schema.project_roles if project_id else schema.domain_roles
     target = table.c.project_id == project_id if project_id else table.c.domain_id == domain_id
     delegated = schema.application_credential_roles
-    held = select(true()).where(target, table.c.user_id == user_id, table.c.role_id == roles.c.id).exists()
-    lent = select(true()).where(delegated.c.application_credential_id == credential_id,
-                                delegated.c.role_id == roles.c.id).exists()
-    rows = connection.execute(select(roles.c.id, roles.c.name, held.label("held"), lent.label("lent"))).all()
+    held = (
+        select(true())
+        .where(target, table.c.user_id == user_id, table.c.role_id == roles.c.id)
+        .exists()
+    )
+    lent = (
+        select(true())
+        .where(
+            delegated.c.application_credential_id == credential_id,
+            delegated.c.role_id == roles.c.id,
+        )
+        .exists()
+    )
+    rows = connection.execute(
+        select(roles.c.id, roles.c.name, held.label("held"), lent.label("lent"))
+    ).all()
     mine = implied({row.name for row in rows if row.held})
     if credential_id:
         mine &= implied({row.name for row in rows if row.lent})
     return [
-        {"id": row.id, "name": row.name} for row in sorted(rows, key=lambda row: row.name) if row.name in mine
+        {"id": row.id, "name": row.name}
+        for row in sorted(rows, key=lambda row: row.name)
+        if row.name in mine
     ]
 
 
 def system_roles_of(connection: Connection, user_id: str) -> list[Named]:
     """The roles of a user in the whole of the cloud, implied ones included."""
     table = schema.system_roles
-    rows = connection.execute(select(roles.c.id, roles.c.name, select(true()).where(
-        table.c.user_id == user_id, table.c.role_id == roles.c.id).exists().label("held"))).all()
+    rows = connection.execute(
+        select(
+            roles.c.id,
+            roles.c.name,
+            select(true())
+            .where(table.c.user_id == user_id, table.c.role_id == roles.c.id)
+            .exists()
+            .label("held"),
+        )
+    ).all()
     mine = implied({row.name for row in rows if row.held})
     return [
-        {"id": row.id, "name": row.name} for row in sorted(rows, key=lambda row: row.name) if row.name in mine
+        {"id": row.id, "name": row.name}
+        for row in sorted(rows, key=lambda row: row.name)
+        if row.name in mine
     ]
 
 
@@ -174,16 +227,22 @@ def view(token: Token, catalogue: list[dict[str, Any]] | None) -> dict[str, Any]
         },
     }
     if row.project_id:
-        body["project"] = {"id": row.project_id, "name": row.project_name,
-                           "domain": {"id": row.project_domain_id, "name": row.project_domain_name}}
+        body["project"] = {
+            "id": row.project_id,
+            "name": row.project_name,
+            "domain": {"id": row.project_domain_id, "name": row.project_domain_name},
+        }
         body["is_domain"] = False
     if row.domain_id:
         body["domain"] = {"id": row.domain_id, "name": row.scope_domain_name}
     if row.system:
         body["system"] = {"all": True}
     if row.application_credential_id:
-        body["application_credential"] = {"id": row.application_credential_id, "name": row.credential_name,
-                                          "restricted": not row.unrestricted}
+        body["application_credential"] = {
+            "id": row.application_credential_id,
+            "name": row.credential_name,
+            "restricted": not row.unrestricted,
+        }
     if token.roles:
         body["roles"] = token.roles
         if catalogue is not None:
@@ -197,7 +256,9 @@ def _stands(row: Row[Any], now: datetime) -> bool:
         enabled += [row.project_enabled, row.project_domain_enabled]
     if row.domain_id:
         enabled.append(row.scope_domain_enabled)
-    return all(enabled) and (row.credential_expires_at is None or row.credential_expires_at > text_of(now))
+    return all(enabled) and (
+        row.credential_expires_at is None or row.credential_expires_at > text_of(now)
+    )
 
 
 _FULL_ROW = select(

@@ -21,13 +21,19 @@ def main() -> None:
     """Parse the command line and do what it says."""
     parser = argparse.ArgumentParser(prog="python -m deploy.standalone.image", description=__doc__)
     serving = parser.add_subparsers(required=True).add_parser("serve", help="serve until SIGTERM")
-    serving.add_argument("--data", type=Path, required=True, help="the folder for images.db and the images")
+    serving.add_argument(
+        "--data", type=Path, required=True, help="the folder for images.db and the images"
+    )
     add_options(serving, "127.0.0.1:9292")
     serving.add_argument("--max-megabytes", type=int, default=102400, help="of one image")
     add_identity_options(serving)
     options = parser.parse_args()
     identity = identity_of(options)
-    serve(lambda: guarded(build(_store(options)), identity, is_open), options, lambda: _recover(options))
+    serve(
+        lambda: guarded(build(_store(options)), identity, is_open),
+        options,
+        lambda: _recover(options),
+    )
 
 
 def _store(options: argparse.Namespace) -> ImageStore:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes of images: their schema, how JSON patches change them, and how an image is shown. Pure functions.
+"""The attributes of images: their schema, how JSON patches change them, and how an image is shown.
+Pure functions.
 
-`checked` and `patched` return the columns to store; custom properties are strings and live in one JSON column. Both
-raise the API's errors: 400 for a bad value, 403 for what is not the caller's to set, 409 for a path that is missing.
+`checked` and `patched` return the columns to store; custom properties are strings and live in one
+JSON column. Both raise the API's errors: 400 for a bad value, 403 for what is not the caller's to
+set, 409 for a path that is missing.
 """
 
 from collections.abc import Mapping
@@ -12,7 +14,16 @@ import falcon
 
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.resource import Body
-from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, integer, mapping, nullable, one_of, text
+from deploy.standalone.schemas import (
+    BOOLEAN,
+    NOT_EMPTY,
+    BodySchema,
+    integer,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
 
 TAG, PROPERTY, MAX_PROPERTIES = text(pattern=NOT_EMPTY), text(65535), 128
 ATTRIBUTES = {
@@ -22,21 +33,68 @@ ATTRIBUTES = {
     "os_hidden": BOOLEAN,
     "visibility": one_of("public", "private", "shared", "community"),
     "container_format": nullable(one_of("ami", "ari", "aki", "bare", "ovf", "ova", "docker")),
-    "disk_format": nullable(one_of("ami", "ari", "aki", "vhd", "vhdx", "vmdk", "raw", "qcow2", "vdi", "iso", "ploop",
-                                   "gpt", "qed")),
+    "disk_format": nullable(
+        one_of(
+            "ami",
+            "ari",
+            "aki",
+            "vhd",
+            "vhdx",
+            "vmdk",
+            "raw",
+            "qcow2",
+            "vdi",
+            "iso",
+            "ploop",
+            "gpt",
+            "qed",
+        )
+    ),
     "min_disk": integer(),
     "min_ram": integer(),
     "tags": {"type": "array", "items": TAG, "maxItems": 128},
 }
-READ_ONLY = ("id", "status", "size", "virtual_size", "checksum", "os_hash_algo", "os_hash_value", "created_at",
-             "updated_at", "self", "file", "schema", "direct_url", "locations", "stores", "deleted", "deleted_at")
+READ_ONLY = (
+    "id",
+    "status",
+    "size",
+    "virtual_size",
+    "checksum",
+    "os_hash_algo",
+    "os_hash_value",
+    "created_at",
+    "updated_at",
+    "self",
+    "file",
+    "schema",
+    "direct_url",
+    "locations",
+    "stores",
+    "deleted",
+    "deleted_at",
+)
 IMAGE = {"type": "object", "properties": ATTRIBUTES, "additionalProperties": PROPERTY}
 IMAGE_SCHEMA, TAG_SCHEMA = BodySchema(IMAGE), BodySchema(TAG)
 PATH = r"^/[^/]+$"
-OPERATIONS = BodySchema({"type": "array", "items": {"oneOf": [
-    mapping({"op": one_of("add", "replace"), "path": text(pattern=PATH), "value": {}}, "op", "path", "value",
-            others=True),
-    mapping({"op": one_of("remove"), "path": text(pattern=PATH)}, "op", "path", others=True)]}})
+OPERATIONS = BodySchema(
+    {
+        "type": "array",
+        "items": {
+            "oneOf": [
+                mapping(
+                    {"op": one_of("add", "replace"), "path": text(pattern=PATH), "value": {}},
+                    "op",
+                    "path",
+                    "value",
+                    others=True,
+                ),
+                mapping(
+                    {"op": one_of("remove"), "path": text(pattern=PATH)}, "op", "path", others=True
+                ),
+            ]
+        },
+    }
+)
 
 
 def checked(body: object, caller: ImageCaller) -> Body:
@@ -47,9 +105,13 @@ def checked(body: object, caller: ImageCaller) -> Body:
     found: Body = IMAGE_SCHEMA.checked(body, "image")
     properties = {name: value for name, value in found.items() if name not in ATTRIBUTES}
     if len(properties) > MAX_PROPERTIES:
-        raise falcon.HTTPContentTooLarge(description=f"An image has at most {MAX_PROPERTIES} properties.")
+        raise falcon.HTTPContentTooLarge(
+            description=f"An image has at most {MAX_PROPERTIES} properties."
+        )
     if not all(0 < len(name) <= 255 for name in properties):
-        raise falcon.HTTPBadRequest(description="The name of a property must have 1 to 255 characters.")
+        raise falcon.HTTPBadRequest(
+            description="The name of a property must have 1 to 255 characters."
+        )
     columns = {name: found[name] for name in ATTRIBUTES if name in found}
     if "tags" in columns:
         columns["tags"] = sorted(set(columns["tags"]))
@@ -86,10 +148,13 @@ def patched(image: Mapping[Any, Any], operations: object, caller: ImageCaller) -
 
 
 def converted(operations: object) -> object:
-    """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; other values stay, and are
-    refused."""
-    return [_converted(one) if isinstance(one, dict) else one for one in operations] if isinstance(
-        operations, list) else operations
+    """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; other
+    values stay, and are refused."""
+    return (
+        [_converted(one) if isinstance(one, dict) else one for one in operations]
+        if isinstance(operations, list)
+        else operations
+    )
 
 
 def _converted(operation: Body) -> Body:
@@ -104,4 +169,10 @@ def view(image: Mapping[Any, Any]) -> Body:
     """A row as the API shows it."""
     own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
     path = f"/v2/images/{image['id']}"
-    return {**image["properties"], **own, "self": path, "file": f"{path}/file", "schema": "/v2/schemas/image"}
+    return {
+        **image["properties"],
+        **own,
+        "self": path,
+        "file": f"{path}/file",
+        "schema": "/v2/schemas/image",
+    }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The caller, as keystonemiddleware found out, and what they may do with an image.
 
-The middleware validates the token and puts the outcome into headers, after it has removed those that the
-client sent. Version documents are open; everything else needs a valid token, and writing needs a project and
-the role member.
+The middleware validates the token and puts the outcome into headers, after it has removed those
+that the client sent. Version documents are open; everything else needs a valid token, and writing
+needs a project and the role member.
 """
 
 from dataclasses import dataclass
@@ -34,17 +34,23 @@ class ImageCaller:
         return "admin" in self.roles
 
     def sees(self) -> ColumnElement[bool]:
-        """Which images this caller may show: public, community, owned, and shared with the project."""
+        """Which images this caller may show: public, community, owned, and shared with the
+        project."""
         if self.is_admin:
             return true()
         shared = select(members.c.image_id).where(members.c.member_id == self.project_id)
-        return or_(images.c.visibility.in_(("public", "community")), images.c.owner == self.project_id,
-                   (images.c.visibility == "shared") & images.c.id.in_(shared))
+        return or_(
+            images.c.visibility.in_(("public", "community")),
+            images.c.owner == self.project_id,
+            (images.c.visibility == "shared") & images.c.id.in_(shared),
+        )
 
     def require_writer(self) -> None:
         """Raises 403 for who may only read."""
         if not self.roles & {"admin", "member"} or not self.project_id:
-            raise falcon.HTTPForbidden(description="You need the role member in a project to change images.")
+            raise falcon.HTTPForbidden(
+                description="You need the role member in a project to change images."
+            )
 
     def require_owner(self, image: Row[Any]) -> None:
         """Raises 403 unless the image is the caller's to change."""

@@ -7,10 +7,21 @@ from deploy.standalone.image.attributes import ATTRIBUTES, READ_ONLY
 from deploy.standalone.web import answer
 
 NEWEST_MINOR = 9
-IMAGE = {"name": "image", "additionalProperties": {"type": "string"}, "properties": {
-    name: {"type": ["null", "string", "integer"], "readOnly": True} for name in READ_ONLY} | ATTRIBUTES}
-MEMBER = {"name": "member", "properties": {name: {"type": "string"} for name in (
-    "image_id", "member_id", "status", "created_at", "updated_at", "schema")}}
+IMAGE = {
+    "name": "image",
+    "additionalProperties": {"type": "string"},
+    "properties": {
+        name: {"type": ["null", "string", "integer"], "readOnly": True} for name in READ_ONLY
+    }
+    | ATTRIBUTES,
+}
+MEMBER = {
+    "name": "member",
+    "properties": {
+        name: {"type": "string"}
+        for name in ("image_id", "member_id", "status", "created_at", "updated_at", "schema")
+    },
+}
 SCHEMAS = {one["name"]: one for one in (IMAGE, MEMBER)}
 
 
@@ -20,9 +31,19 @@ class ImageVersions:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         links = [{"rel": "self", "href": f"{req.prefix}/v2/"}]
         resp.status = falcon.HTTP_200 if req.path == "/versions" else falcon.HTTP_300
-        answer(resp, {"versions": [
-            {"id": f"v2.{minor}", "status": "CURRENT" if minor == NEWEST_MINOR else "SUPPORTED", "links": links}
-            for minor in range(NEWEST_MINOR, -1, -1)]})
+        answer(
+            resp,
+            {
+                "versions": [
+                    {
+                        "id": f"v2.{minor}",
+                        "status": "CURRENT" if minor == NEWEST_MINOR else "SUPPORTED",
+                        "links": links,
+                    }
+                    for minor in range(NEWEST_MINOR, -1, -1)
+                ]
+            },
+        )
 
 
 class ImageSchemas:
@@ -31,7 +52,9 @@ class ImageSchemas:
     def on_get(self, req: falcon.Request, resp: falcon.Response, noun: str) -> None:
         singular = noun.removesuffix("s")
         if singular not in SCHEMAS:
-            raise falcon.HTTPNotFound(description="The schemas are image, images, member and members.")
+            raise falcon.HTTPNotFound(
+                description="The schemas are image, images, member and members."
+            )
         many = {noun: {"type": "array", "items": SCHEMAS[singular]}, "schema": {"type": "string"}}
         answer(resp, SCHEMAS[noun] if noun in SCHEMAS else {"name": noun, "properties": many})
 
@@ -43,5 +66,13 @@ class StoreInfo:
         answer(resp, {"stores": [{"id": "file", "default": "true"}]})
 
     def on_get_import(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(resp, {"import-methods": {
-            "description": "Import methods available.", "type": "array", "value": []}})
+        answer(
+            resp,
+            {
+                "import-methods": {
+                    "description": "Import methods available.",
+                    "type": "array",
+                    "value": [],
+                }
+            },
+        )

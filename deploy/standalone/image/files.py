@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image data on disk: one file per finished upload, named by the upload's own UUID, in one folder.
 
-An upload streams into `NAME.part`, hashing as it goes, is synced and then renamed. What must stay true: a
-file without ".part" is whole, no name is ever used twice, and none comes from a client. A file counts only
-while a row names it, so a crash leaves at most files that nobody names, which `sweep` removes.
+An upload streams into `NAME.part`, hashing as it goes, is synced and then renamed. What must stay
+true: a file without ".part" is whole, no name is ever used twice, and none comes from a client. A
+file counts only while a row names it, so a crash leaves at most files that nobody names, which
+`sweep` removes.
 """
 
 import hashlib
@@ -41,9 +42,14 @@ class ImageFiles:
         self._folder, self._limit = folder, limit
 
     def receive(
-        self, name: str, disk_format: str | None, announced: int | None, read: Callable[[int], bytes]
+        self,
+        name: str,
+        disk_format: str | None,
+        announced: int | None,
+        read: Callable[[int], bytes],
     ) -> Upload:
-        """Stream a body to disk. Raises 413 above the limit, 400 when it breaks off; nothing is left then."""
+        """Stream a body to disk. Raises 413 above the limit, 400 when it breaks off; nothing is
+        left then."""
         if announced is not None and announced > self._limit:
             raise self._too_large()
         part = self._folder / f"{name}.part"
@@ -61,8 +67,13 @@ class ImageFiles:
         finally:
             part.unlink(missing_ok=True)
 
-    def _stream(self, file: BinaryIO, disk_format: str | None, announced: int | None,
-                read: Callable[[int], bytes]) -> Upload:
+    def _stream(
+        self,
+        file: BinaryIO,
+        disk_format: str | None,
+        announced: int | None,
+        read: Callable[[int], bytes],
+    ) -> Upload:
         md5, sha512, size = hashlib.md5(usedforsecurity=False), hashlib.sha512(), 0
         inspector = format_inspector.QcowInspector() if disk_format == "qcow2" else None
         while block := read(BLOCK):
@@ -75,7 +86,9 @@ class ImageFiles:
             if inspector and not inspector.complete:
                 inspector.eat_chunk(block)
         if announced is not None and size != announced:
-            raise falcon.HTTPBadRequest(description=f"The body ended after {size} of {announced} bytes.")
+            raise falcon.HTTPBadRequest(
+                description=f"The body ended after {size} of {announced} bytes."
+            )
         file.flush()
         os.fsync(file.fileno())
         virtual = size if disk_format == "raw" else None
@@ -106,4 +119,6 @@ class ImageFiles:
             os.close(folder)
 
     def _too_large(self) -> falcon.HTTPContentTooLarge:
-        return falcon.HTTPContentTooLarge(description=f"An image may have at most {self._limit} bytes here.")
+        return falcon.HTTPContentTooLarge(
+            description=f"An image may have at most {self._limit} bytes here."
+        )

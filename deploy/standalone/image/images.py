@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of /v2/images: the collection, one image, its data, its tasks, its two switches and its tags."""
+"""The resources of /v2/images: the collection, one image, its data, its tasks, its two switches and
+its tags."""
 
 import uuid
 from typing import Any
@@ -14,7 +15,9 @@ from deploy.standalone.image.listing import matching, page
 from deploy.standalone.image.store import ImageStore
 from deploy.standalone.web import answer, read_bytes, read_json
 
-PATCH_TYPE, OLD_PATCH_TYPE = (f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0))
+PATCH_TYPE, OLD_PATCH_TYPE = (
+    f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0)
+)
 
 
 class ImageCollection:
@@ -25,17 +28,26 @@ class ImageCollection:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: ImageCaller = req.context.caller
-        marker = self._store.find(caller, req.get_param("marker", default="")) if req.has_param("marker") else None
+        marker = (
+            self._store.find(caller, req.get_param("marker", default=""))
+            if req.has_param("marker")
+            else None
+        )
         query, limit = page(req.params, matching(req.params, caller), marker)
         with self._store.database.read() as connection:
             rows = connection.execute(query).all() if limit else []
-        body: dict[str, Any] = {"images": [view(row._mapping) for row in rows[:limit]],
-                                "first": "/v2/images", "schema": "/v2/schemas/images"}
+        body: dict[str, Any] = {
+            "images": [view(row._mapping) for row in rows[:limit]],
+            "first": "/v2/images",
+            "schema": "/v2/schemas/images",
+        }
         kept = {name: value for name, value in req.params.items() if name != "marker"}
         if kept:
             body["first"] += f"?{urlencode(kept, doseq=True)}"
         if len(rows) > limit:
-            body["next"] = f"/v2/images?{urlencode(kept | {'marker': rows[limit - 1].id}, doseq=True)}"
+            body["next"] = (
+                f"/v2/images?{urlencode(kept | {'marker': rows[limit - 1].id}, doseq=True)}"
+            )
         answer(resp, body)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -50,7 +62,8 @@ class ImageCollection:
 
 
 def _new_id(requested: object) -> str:
-    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file). Raises 400."""
+    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file).
+    Raises 400."""
     if requested is None:
         return str(uuid.uuid4())
     try:
@@ -58,12 +71,14 @@ def _new_id(requested: object) -> str:
             return requested
     except ValueError:
         pass
-    raise falcon.HTTPBadRequest(description="'image.id' must be a UUID, in lower case and with hyphens.")
+    raise falcon.HTTPBadRequest(
+        description="'image.id' must be a UUID, in lower case and with hyphens."
+    )
 
 
 class ImageItem:
-    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and DELETE
-    .../tags/{tag}."""
+    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and
+    DELETE .../tags/{tag}."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -74,8 +89,10 @@ class ImageItem:
     def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         form = (req.content_type or "").partition(";")[0].strip()
         if form not in (PATCH_TYPE, OLD_PATCH_TYPE):
-            raise falcon.HTTPUnsupportedMediaType(description=f"Send {PATCH_TYPE}.", headers={
-                "Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"})
+            raise falcon.HTTPUnsupportedMediaType(
+                description=f"Send {PATCH_TYPE}.",
+                headers={"Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"},
+            )
         operations = read_json(req)
         if form == OLD_PATCH_TYPE:
             operations = converted(operations)
@@ -86,33 +103,41 @@ class ImageItem:
 
     def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._store.find(req.context.caller, key)
-        answer(resp, {"tasks": []})     # tasks are those of imports, and there is no way to import
+        answer(resp, {"tasks": []})  # tasks are those of imports, and there is no way to import
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._store.remove(self._owned(req, key))
         resp.status = falcon.HTTP_204
 
-    def on_post_switch(self, req: falcon.Request, resp: falcon.Response, key: str, switch: str) -> None:
+    def on_post_switch(
+        self, req: falcon.Request, resp: falcon.Response, key: str, switch: str
+    ) -> None:
         states = {"deactivate": ("active", "deactivated"), "reactivate": ("deactivated", "active")}
         if switch not in states:
             raise falcon.HTTPNotFound(description="The actions are deactivate and reactivate.")
         image, (before, after) = self._owned(req, key), states[switch]
         req.context.caller.require_admin(f"{switch} an image")
         if image.status not in (before, after):
-            raise falcon.HTTPForbidden(description=f"An image that is {image.status} cannot {switch}.")
+            raise falcon.HTTPForbidden(
+                description=f"An image that is {image.status} cannot {switch}."
+            )
         self._store.change(key, {"status": after}, status=before)
         resp.status = falcon.HTTP_204
 
     def on_put_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
         image = self._owned(req, key)
-        self._change(image, {"tags": sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})}, tags=image.tags)
+        self._change(
+            image, {"tags": sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})}, tags=image.tags
+        )
         resp.status = falcon.HTTP_204
 
     def on_delete_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
         image = self._owned(req, key)
         if tag not in image.tags:
             raise falcon.HTTPNotFound(description="The image has no such tag.")
-        self._change(image, {"tags": [other for other in image.tags if other != tag]}, tags=image.tags)
+        self._change(
+            image, {"tags": [other for other in image.tags if other != tag]}, tags=image.tags
+        )
         resp.status = falcon.HTTP_204
 
     def _owned(self, req: falcon.Request, key: str) -> Row[Any]:
@@ -122,7 +147,9 @@ class ImageItem:
 
     def _change(self, image: Row[Any], columns: dict[str, Any], **seen: Any) -> None:
         if not self._store.change(image.id, columns, **seen):
-            raise falcon.HTTPConflict(description="The image was changed or deleted meanwhile: read it and try again.")
+            raise falcon.HTTPConflict(
+                description="The image was changed or deleted meanwhile: read it and try again."
+            )
 
 
 class ImageFile:

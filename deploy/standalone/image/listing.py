@@ -14,9 +14,29 @@ from deploy.standalone.image.schema import images, members
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
 
 DEFAULT_LIMIT, MAX_LIMIT = 25, 1000
-SORTABLE = ("name", "status", "container_format", "disk_format", "size", "id", "created_at", "updated_at")
-PLAIN = ("id", "name", "status", "owner", "container_format", "disk_format", "checksum", "os_hash_value", "min_disk",
-         "min_ram", "size")
+SORTABLE = (
+    "name",
+    "status",
+    "container_format",
+    "disk_format",
+    "size",
+    "id",
+    "created_at",
+    "updated_at",
+)
+PLAIN = (
+    "id",
+    "name",
+    "status",
+    "owner",
+    "container_format",
+    "disk_format",
+    "checksum",
+    "os_hash_value",
+    "min_disk",
+    "min_ram",
+    "size",
+)
 NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status", "visibility")
 
 
@@ -25,14 +45,23 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
     rules = [_visibility(query, caller)]
     if "os_hidden" not in query:
         rules.append(images.c.os_hidden.is_(False))
-    rules += [_filter(name, value) for name in query if name not in NOT_FILTERS for value in values_of(query, name)]
+    rules += [
+        _filter(name, value)
+        for name in query
+        if name not in NOT_FILTERS
+        for value in values_of(query, name)
+    ]
     return rules
 
 
-def page(query: Query, rules: list[ColumnElement[bool]], marker: Row[Any] | None) -> tuple[Select[Any], int]:
+def page(
+    query: Query, rules: list[ColumnElement[bool]], marker: Row[Any] | None
+) -> tuple[Select[Any], int]:
     """The SELECT for one page, one row longer than its limit, and the limit. Raises 400."""
     limit = min(number_of("limit", value_of(query, "limit", str(DEFAULT_LIMIT)), 2**31), MAX_LIMIT)
-    return paged(select(images).where(*rules), images, _sort_keys(query), marker).limit(limit + 1), limit
+    return paged(select(images).where(*rules), images, _sort_keys(query), marker).limit(
+        limit + 1
+    ), limit
 
 
 def _filter(name: str, value: str) -> ColumnElement[bool]:
@@ -49,18 +78,32 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
     if name in ("created_at", "updated_at"):
         verb, _, text = value.partition(":")
         column = images.c[name]
-        compare = {"gt": column > text, "gte": column >= text, "lt": column < text, "lte": column <= text,
-                   "eq": column == text, "neq": column != text}
+        compare = {
+            "gt": column > text,
+            "gte": column >= text,
+            "lt": column < text,
+            "lte": column <= text,
+            "eq": column == text,
+            "neq": column != text,
+        }
         return compare.get(verb, column == value)
-    return contains(images.c.tags, value) if name == "tag" else contains(images.c.properties, value, name)
+    return (
+        contains(images.c.tags, value)
+        if name == "tag"
+        else contains(images.c.properties, value, name)
+    )
 
 
 def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
     wanted, status = value_of(query, "visibility"), value_of(query, "member_status", "accepted")
     if wanted not in ("", "all", "public", "private", "shared", "community"):
-        raise falcon.HTTPBadRequest(description="'visibility' must be public, private, shared, community or all.")
+        raise falcon.HTTPBadRequest(
+            description="'visibility' must be public, private, shared, community or all."
+        )
     if status not in ("pending", "accepted", "rejected", "all"):
-        raise falcon.HTTPBadRequest(description="'member_status' must be pending, accepted, rejected or all.")
+        raise falcon.HTTPBadRequest(
+            description="'member_status' must be pending, accepted, rejected or all."
+        )
     own = images.c.owner == caller.project_id
     memberships = select(members.c.image_id).where(members.c.member_id == caller.project_id)
     if status != "all":
@@ -73,7 +116,8 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
         return and_(images.c.visibility == wanted, caller.sees() if caller.is_admin else seen)
     if caller.is_admin:
         return images.c.visibility != "community" if "owner" not in query else caller.sees()
-    # Other projects' community images are found by id or by asking for them: they would flood every list.
+    # Other projects' community images are found by id or by asking for them: they would flood every
+    # list.
     return or_(images.c.visibility == "public", own, shared)
 
 
@@ -82,12 +126,17 @@ def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     if "sort" in query:
         words = [word.partition(":")[::2] for word in value_of(query, "sort").split(",")]
     else:
-        names, ways = values_of(query, "sort_key") or ["created_at"], values_of(query, "sort_dir") or ["desc"]
+        names, ways = (
+            values_of(query, "sort_key") or ["created_at"],
+            values_of(query, "sort_dir") or ["desc"],
+        )
         words = [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
     keys: dict[str, bool] = {}
     for name, way in words:
         if name not in SORTABLE or way not in ("asc", "desc", ""):
-            raise falcon.HTTPBadRequest(description=f"Sort by {', '.join(SORTABLE)}, each asc or desc.")
+            raise falcon.HTTPBadRequest(
+                description=f"Sort by {', '.join(SORTABLE)}, each asc or desc."
+            )
         keys.setdefault(name, way == "asc")
     keys.setdefault("id", False)
     return list(keys.items())

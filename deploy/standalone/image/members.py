@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/images/{key}/members: projects that an image with visibility shared is shown to.
 
-The owner adds and removes members; only the member itself accepts or rejects, which decides whether its lists
-hold it.
+The owner adds and removes members; only the member itself accepts or rejects, which decides whether
+its lists hold it.
 """
 
 from typing import Any
@@ -17,7 +17,9 @@ from deploy.standalone.image.store import ImageStore, now
 from deploy.standalone.schemas import NOT_EMPTY, BodySchema, mapping, one_of, text
 from deploy.standalone.web import answer, read_json
 
-STATUS = BodySchema(mapping({"status": one_of("pending", "accepted", "rejected")}, "status", others=True))
+STATUS = BodySchema(
+    mapping({"status": one_of("pending", "accepted", "rejected")}, "status", others=True)
+)
 MEMBER = BodySchema(mapping({"member": text(pattern=NOT_EMPTY)}, "member"))
 
 
@@ -36,12 +38,17 @@ class ImageMembers:
         image = self._store.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         if image.visibility != "shared":
-            raise falcon.HTTPForbidden(description="Only an image with visibility shared has members.")
+            raise falcon.HTTPForbidden(
+                description="Only an image with visibility shared has members."
+            )
         moment = now()
         try:
             with self._store.database.write() as connection:
-                connection.execute(insert(members).values(
-                    image_id=key, member_id=member, created_at=moment, updated_at=moment))
+                connection.execute(
+                    insert(members).values(
+                        image_id=key, member_id=member, created_at=moment, updated_at=moment
+                    )
+                )
         except IntegrityError as error:
             raise falcon.HTTPConflict(description="This project is a member already.") from error
         answer(resp, _view(self._one(req, key, member)))
@@ -58,7 +65,9 @@ class ImageMembers:
         self._write(update(members).values(status=status, updated_at=now()), key, member)
         answer(resp, _view(self._one(req, key, member)))
 
-    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
+    def on_delete_one(
+        self, req: falcon.Request, resp: falcon.Response, key: str, member: str
+    ) -> None:
         self._one(req, key, member)
         req.context.caller.require_owner(self._store.find(req.context.caller, key))
         self._write(delete(members), key, member)
@@ -66,7 +75,9 @@ class ImageMembers:
 
     def _write(self, query: Any, key: str, member: str) -> None:
         with self._store.database.write() as connection:
-            connection.execute(query.where(members.c.image_id == key, members.c.member_id == member))
+            connection.execute(
+                query.where(members.c.image_id == key, members.c.member_id == member)
+            )
 
     def _seen(self, req: falcon.Request, key: str) -> list[Row[Any]]:
         """The members that the caller may know of: all for the owner, themselves for a member."""

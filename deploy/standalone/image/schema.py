@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the image service. `upload` names the one upload that may finish an image in the state
-saving.
+"""The tables of the image service. `upload` names the one upload that may finish an image in the
+state saving.
 """
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 METADATA = MetaData()
 
 images = Table(
-    "images", METADATA,
+    "images",
+    METADATA,
     Column("id", String, primary_key=True),
     Column("name", String),
     Column("status", String, nullable=False, default="queued"),
@@ -34,7 +47,8 @@ images = Table(
 )
 
 members = Table(
-    "members", METADATA,
+    "members",
+    METADATA,
     Column("image_id", ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
     Column("member_id", String, primary_key=True),
     Column("status", String, nullable=False, default="pending"),

@@ -4,8 +4,8 @@
 queued --claim--> saving --finish--> active <--> deactivated        any of them --remove--> gone ^
 | +----release------+   (an upload that broke off or was refused; `recover` does it after a crash)
 
-Every change names the state that it starts from in its WHERE, so of two that race one finds no row and is
-refused.
+Every change names the state that it starts from in its WHERE, so of two that race one finds no row
+and is refused.
 """
 
 import uuid
@@ -37,7 +37,9 @@ class ImageStore:
     def find(self, caller: ImageCaller, key: str) -> Row[Any]:
         """An image that the caller may see. Raises 404 also for one that they may not."""
         with self.database.read() as connection:
-            row = connection.execute(select(images).where(images.c.id == key, caller.sees())).first()
+            row = connection.execute(
+                select(images).where(images.c.id == key, caller.sees())
+            ).first()
         if row is None:
             raise falcon.HTTPNotFound(description=f"No image found with ID {key[:64]}.")
         return row
@@ -47,9 +49,13 @@ class ImageStore:
         moment = now()
         try:
             with self.database.write() as connection:
-                connection.execute(insert(images).values(created_at=moment, updated_at=moment, **columns))
+                connection.execute(
+                    insert(images).values(created_at=moment, updated_at=moment, **columns)
+                )
         except IntegrityError as error:
-            raise falcon.HTTPConflict(description=f"Image ID {columns['id']} already exists.") from error
+            raise falcon.HTTPConflict(
+                description=f"Image ID {columns['id']} already exists."
+            ) from error
 
     def change(self, key: str, columns: Mapping[str, Any], **state: Any) -> bool:
         """Set columns of an image that is in `state` (columns and values); False when it isn't."""
@@ -58,9 +64,12 @@ class ImageStore:
             return connection.execute(query.values(updated_at=now(), **columns)).rowcount == 1
 
     def upload(self, image: Row[Any], announced: int | None, read: Callable[[int], bytes]) -> None:
-        """Give a queued image its data. Raises 409 in another state, 410 when it is deleted meanwhile."""
+        """Give a queued image its data. Raises 409 in another state, 410 when it is deleted
+        meanwhile."""
         if not (image.disk_format and image.container_format):
-            raise falcon.HTTPBadRequest(description="Set disk_format and container_format before uploading.")
+            raise falcon.HTTPBadRequest(
+                description="Set disk_format and container_format before uploading."
+            )
         name = str(uuid.uuid4())
         if not self.change(image.id, {"status": "saving", "upload": name}, status="queued"):
             raise falcon.HTTPConflict(description="Only an image in the state queued takes data.")
@@ -77,19 +86,31 @@ class ImageStore:
     def remove(self, image: Row[Any]) -> None:
         """Delete an image and its data. Raises 403 for a protected one."""
         if image.protected:
-            raise falcon.HTTPForbidden(description=f"Image {image.id} is protected and cannot be deleted.")
+            raise falcon.HTTPForbidden(
+                description=f"Image {image.id} is protected and cannot be deleted."
+            )
         query = delete(images).where(images.c.id == image.id, images.c.protected.is_(False))
         with self.database.write() as connection:
             gone = connection.execute(query.returning(images.c.upload)).first()
         if gone is None:
             raise falcon.HTTPConflict(description="The image was protected or deleted meanwhile.")
-        # After the commit: a crash in between leaves a file too many, never an active image without its file.
+        # After the commit: a crash in between leaves a file too many, never an active image without
+        # its file.
         if gone.upload:
             self.files.remove(gone.upload)
 
     def recover(self) -> None:
-        """After a crash, before the first request: no upload is under way, so tidy up what they left."""
+        """After a crash, before the first request: no upload is under way, so tidy up what they
+        left."""
         with self.database.write() as connection:
-            connection.execute(update(images).where(images.c.status == "saving").values(status="queued", upload=None))
-            keep = set(connection.execute(select(images.c.upload).where(images.c.upload.is_not(None))).scalars())
+            connection.execute(
+                update(images)
+                .where(images.c.status == "saving")
+                .values(status="queued", upload=None)
+            )
+            keep = set(
+                connection.execute(
+                    select(images.c.upload).where(images.c.upload.is_not(None))
+                ).scalars()
+            )
         self.files.sweep(keep)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.standalone.network serve|host-key`: the network service's command.
 
-It validates tokens at the identity service, and sends events to the compute service, as the user kilonova (see
-deploy.standalone.guard).
+It validates tokens at the identity service, and sends events to the compute service, as the user
+kilonova (see deploy.standalone.guard).
 """
 
 import argparse
@@ -26,7 +26,9 @@ from deploy.standalone.web import add_options, secret, serve
 
 def main() -> None:
     """Parse the command line and do what it says."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.standalone.network", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.standalone.network", description=__doc__
+    )
     commands = parser.add_subparsers(required=True, dest="command")
     serving = commands.add_parser("serve", help="serve until SIGTERM")
     add_options(serving, "127.0.0.1:9696")
@@ -34,19 +36,38 @@ def main() -> None:
     serving.set_defaults(threads=32)
     serving.add_argument("--db", type=Path, required=True, metavar="FILE")
     add_identity_options(serving)
-    serving.add_argument("--compute-url", metavar="URL", help="of the compute service; default: from the catalogue")
-    serving.add_argument("--no-hosts", action="store_true", help="ports are wired as soon as they are bound")
-    serving.add_argument("--dns", type=_addresses, default=(), metavar="ADDRESS,...",
-                         help="the servers that hosts' DNS forwards to")
-    serving.add_argument("--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment")
+    serving.add_argument(
+        "--compute-url", metavar="URL", help="of the compute service; default: from the catalogue"
+    )
+    serving.add_argument(
+        "--no-hosts", action="store_true", help="ports are wired as soon as they are bound"
+    )
+    serving.add_argument(
+        "--dns",
+        type=_addresses,
+        default=(),
+        metavar="ADDRESS,...",
+        help="the servers that hosts' DNS forwards to",
+    )
+    serving.add_argument(
+        "--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment"
+    )
     serving.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
-    serving.add_argument("--wait-seconds", type=float, default=NetworkSettings.wait_seconds, metavar="S",
-                         help="how long the request that makes a port waits for its host")
+    serving.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=NetworkSettings.wait_seconds,
+        metavar="S",
+        help="how long the request that makes a port waits for its host",
+    )
     showing = commands.add_parser("host-key", help="print the key of a host, for its --key-file")
     showing.add_argument("host", metavar="NAME")
     for command in (serving, showing):
-        command.add_argument("--metadata-secret-file", metavar="FILE",
-                             help="with [metadata] proxy_shared_secret, from which hosts' keys follow")
+        command.add_argument(
+            "--metadata-secret-file",
+            metavar="FILE",
+            help="with [metadata] proxy_shared_secret, from which hosts' keys follow",
+        )
     options = parser.parse_args()
     if options.command == "host-key":
         print(host_key(_host_secret(options), options.host))
@@ -61,8 +82,13 @@ def _host_secret(options: argparse.Namespace) -> str:
 
 def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
     settings = NetworkSettings(
-        has_hosts=not options.no_hosts, dns=options.dns, first_vni=options.vni_base, mtu=options.mtu,
-        wait_seconds=options.wait_seconds, host_secret="" if options.no_hosts else _host_secret(options))
+        has_hosts=not options.no_hosts,
+        dns=options.dns,
+        first_vni=options.vni_base,
+        mtu=options.mtu,
+        wait_seconds=options.wait_seconds,
+        host_secret="" if options.no_hosts else _host_secret(options),
+    )
     fabric = Fabric(Database(options.db, METADATA), settings)
     service = BackgroundThread(fabric, ComputeService(identity, options.compute_url))
     service.start()
@@ -71,7 +97,8 @@ def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
 
 
 def _before(number: signal.Signals, action: Callable[[], None]) -> None:
-    """Let `action` come before what this process does on the signal: requests that wait would hold its end up."""
+    """Let `action` come before what this process does on the signal: requests that wait would hold
+    its end up."""
     handler = signal.getsignal(number)
 
     def handle(received: int, frame: FrameType | None) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses a port gets: those it asks for, or one of each version, and all that follow from its MAC address.
+"""Which addresses a port gets: those it asks for, or one of each version, and all that follow from
+its MAC address.
 
-Works inside the caller's transaction, which holds the only write lock: what is free stays free until the commit.
-In a small subnet the lowest free address is given; in a large one a random one, so that none has to be searched.
+Works inside the caller's transaction, which holds the only write lock: what is free stays free
+until the commit. In a small subnet the lowest free address is given; in a large one a random one,
+so that none has to be searched.
 """
 
 import ipaddress
@@ -25,10 +27,18 @@ Fixed = tuple[str, str]
 """(subnet id, address)"""
 
 
-def free_mac(connection: Connection, network_id: str,
-             draw: Callable[[], bytes] = lambda: secrets.token_bytes(3)) -> str:
-    """A MAC address that no port of the network has; of 1000 random ones two would be the same in 3 % of networks."""
-    while has_mac(connection, network_id, found := ":".join([MAC_PREFIX, *(f"{octet:02x}" for octet in draw())])):
+def free_mac(
+    connection: Connection,
+    network_id: str,
+    draw: Callable[[], bytes] = lambda: secrets.token_bytes(3),
+) -> str:
+    """A MAC address that no port of the network has; of 1000 random ones two would be the same in 3
+    % of networks."""
+    while has_mac(
+        connection,
+        network_id,
+        found := ":".join([MAC_PREFIX, *(f"{octet:02x}" for octet in draw())]),
+    ):
         pass
     return found
 
@@ -36,14 +46,21 @@ def free_mac(connection: Connection, network_id: str,
 def has_mac(connection: Connection, network_id: str, mac: str) -> bool:
     """Does a port of the network have it?"""
     ports = schema.ports.c
-    return connection.execute(select(ports.id).where(ports.network_id == network_id, ports.mac_address == mac)
-                              ).first() is not None
+    return (
+        connection.execute(
+            select(ports.id).where(ports.network_id == network_id, ports.mac_address == mac)
+        ).first()
+        is not None
+    )
 
 
 def subnets_of(connection: Connection, network_id: str) -> Sequence[Row[Any]]:
     """The subnets of a network, oldest first."""
-    return connection.execute(select(schema.subnets).where(schema.subnets.c.network_id == network_id).order_by(
-        schema.subnets.c.created_at, schema.subnets.c.id)).all()
+    return connection.execute(
+        select(schema.subnets)
+        .where(schema.subnets.c.network_id == network_id)
+        .order_by(schema.subnets.c.created_at, schema.subnets.c.id)
+    ).all()
 
 
 def is_from_mac(subnet: Row[Any]) -> bool:
@@ -51,11 +68,20 @@ def is_from_mac(subnet: Row[Any]) -> bool:
     return subnet.ipv6_address_mode in FROM_MAC
 
 
-def choose_addresses(connection: Connection, network_id: str, mac: str, requested: list[Body] | None,
-                     keep: Iterable[Fixed] = (), *, router: bool = False) -> list[Fixed]:
-    """The addresses for a port; `requested` is its fixed_ips, None when it leaves the choice, `keep` what it has.
+def choose_addresses(
+    connection: Connection,
+    network_id: str,
+    mac: str,
+    requested: list[Body] | None,
+    keep: Iterable[Fixed] = (),
+    *,
+    router: bool = False,
+) -> list[Fixed]:
+    """The addresses for a port; `requested` is its fixed_ips, None when it leaves the choice,
+    `keep` what it has.
 
-    Raises 400 for an address outside of the network, 404 for a subnet elsewhere, 409 for one in use or none left.
+    Raises 400 for an address outside of the network, 404 for a subnet elsewhere, 409 for one in use
+    or none left.
     """
     subnets = subnets_of(connection, network_id)
     if requested is None:
@@ -71,20 +97,37 @@ def choose_addresses(connection: Connection, network_id: str, mac: str, requeste
             fixed = (subnet.id, from_mac(subnet.cidr, mac))
         else:
             mine = [fixed for fixed in own if fixed[0] == subnet.id and fixed not in found]
-            fixed = mine[0] if mine else (subnet.id, _free(connection, subnet, [one for _, one in found]))
+            fixed = (
+                mine[0]
+                if mine
+                else (subnet.id, _free(connection, subnet, [one for _, one in found]))
+            )
         found.append(fixed)
-    # A router's advertisement makes every guest on the network take such an address, requested or not.
+    # A router's advertisement makes every guest on the network take such an address, requested or
+    # not.
     given = {key for key, _ in found}
-    automatic = [] if router or not requested else [
-        (subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet) and subnet.id not in given]
+    automatic = (
+        []
+        if router or not requested
+        else [
+            (subnet.id, from_mac(subnet.cidr, mac))
+            for subnet in subnets
+            if is_from_mac(subnet) and subnet.id not in given
+        ]
+    )
     return found + automatic
 
 
 def store(connection: Connection, port_id: str, fixed: Sequence[Fixed]) -> None:
     """Write down that the port has these addresses."""
     if fixed:
-        connection.execute(insert(ADDRESSES), [
-            {"subnet_id": subnet, "address": address, "port_id": port_id} for subnet, address in fixed])
+        connection.execute(
+            insert(ADDRESSES),
+            [
+                {"subnet_id": subnet, "address": address, "port_id": port_id}
+                for subnet, address in fixed
+            ],
+        )
 
 
 def from_mac(cidr: str, mac: str) -> str:
@@ -94,10 +137,14 @@ def from_mac(cidr: str, mac: str) -> str:
     return str(ipaddress.ip_network(cidr)[int.from_bytes(interface, "big")])
 
 
-def _default(connection: Connection, network_id: str, subnets: Sequence[Row[Any]], mac: str) -> list[Fixed]:
+def _default(
+    connection: Connection, network_id: str, subnets: Sequence[Row[Any]], mac: str
+) -> list[Fixed]:
     found: list[Fixed] = []
     for version in (4, 6):
-        managed = [subnet for subnet in subnets if subnet.ip_version == version and not is_from_mac(subnet)]
+        managed = [
+            subnet for subnet in subnets if subnet.ip_version == version and not is_from_mac(subnet)
+        ]
         for subnet in managed:
             if (address := _lowest(connection, subnet, ())) is not None:
                 found.append((subnet.id, address))
@@ -105,7 +152,9 @@ def _default(connection: Connection, network_id: str, subnets: Sequence[Row[Any]
         else:
             if managed:
                 raise fault("IpAddressGenerationFailure", network=network_id)
-    return found + [(subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)]
+    return found + [
+        (subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)
+    ]
 
 
 def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[Any]:
@@ -113,11 +162,16 @@ def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[
     if request.get("subnet_id"):
         for subnet in subnets:
             if subnet.id == request["subnet_id"]:
-                if address and ipaddress.ip_address(address) not in ipaddress.ip_network(subnet.cidr):
+                if address and ipaddress.ip_address(address) not in ipaddress.ip_network(
+                    subnet.cidr
+                ):
                     raise fault("InvalidIpForSubnet", ip=address, subnet=subnet.id)
                 return subnet
-        raise fault("InvalidInput", why=f"Failed to create port on network {network_id}, because fixed_ips included"
-                                        f" invalid subnet {request['subnet_id']}")
+        raise fault(
+            "InvalidInput",
+            why=f"Failed to create port on network {network_id}, because fixed_ips included"
+            f" invalid subnet {request['subnet_id']}",
+        )
     if not address:
         raise fault("InvalidInput", why="IP allocation requires subnet_id or ip_address")
     for subnet in subnets:
@@ -126,12 +180,20 @@ def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[
     raise fault("InvalidIpForNetwork", ip=address, id=network_id)
 
 
-def _require_free(connection: Connection, network_id: str, subnet: Row[Any], fixed: Fixed, own: set[Fixed],
-                  found: Sequence[Fixed]) -> None:
+def _require_free(
+    connection: Connection,
+    network_id: str,
+    subnet: Row[Any],
+    fixed: Fixed,
+    own: set[Fixed],
+    found: Sequence[Fixed],
+) -> None:
     network, address = ipaddress.ip_network(subnet.cidr), ipaddress.ip_address(fixed[1])
     if network.version == 4 and network.prefixlen < 31 and address in (network[0], network[-1]):
         raise fault("InvalidIpForSubnet", ip=fixed[1], subnet=subnet.id)
-    taken = select(ADDRESSES.c.port_id).where(ADDRESSES.c.subnet_id == fixed[0], ADDRESSES.c.address == fixed[1])
+    taken = select(ADDRESSES.c.port_id).where(
+        ADDRESSES.c.subnet_id == fixed[0], ADDRESSES.c.address == fixed[1]
+    )
     if fixed in found or (fixed not in own and connection.execute(taken).first() is not None):
         raise fault("IpAddressInUse", network=network_id, ip=fixed[1])
 
@@ -145,8 +207,10 @@ def _free(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -> 
 
 def _lowest(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -> str | None:
     """An address of the subnet's pools that nobody has; None when there is none."""
-    pools = [(int(ipaddress.ip_address(pool["start"])), int(ipaddress.ip_address(pool["end"])))
-             for pool in subnet.allocation_pools]
+    pools = [
+        (int(ipaddress.ip_address(pool["start"])), int(ipaddress.ip_address(pool["end"])))
+        for pool in subnet.allocation_pools
+    ]
     make = ipaddress.IPv4Address if subnet.ip_version == 4 else ipaddress.IPv6Address
     size, taken = sum(last - first + 1 for first, last in pools), set(reserved)
     query = select(ADDRESSES.c.address).where(ADDRESSES.c.subnet_id == subnet.id)
@@ -157,7 +221,9 @@ def _lowest(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -
             if guess not in taken:
                 return guess
     taken.update(connection.execute(query).scalars())
-    return next((address for address in map(str, map(make, _numbers(pools))) if address not in taken), None)
+    return next(
+        (address for address in map(str, map(make, _numbers(pools))) if address not in taken), None
+    )
 
 
 def _nth(pools: Sequence[tuple[int, int]], place: int) -> int:

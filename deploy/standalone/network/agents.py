@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/agents: the hosts' parts as agents, for admins to see which are alive; /v2.0/network-ip-availabilities."""
+"""/v2.0/agents: the hosts' parts as agents, for admins to see which are alive;
+/v2.0/network-ip-availabilities."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -52,16 +53,30 @@ class NetworkAgents:
         silence = self._fabric.hosts.silence(row.name)
         heard = datetime.now(UTC) - timedelta(seconds=silence or 0)
         created = row.created_at.replace("T", " ").rstrip("Z")
-        return {"id": str(uuid.uuid5(AGENT_NAMESPACE, row.name)), "agent_type": AGENT_TYPE, "binary": BINARY,
-                "host": row.name, "topic": "N/A", "availability_zone": "nova",
-                "alive": self._fabric.hosts.is_alive(row.name),
-                "admin_state_up": True, "created_at": created, "started_at": created, "description": None,
-                "heartbeat_timestamp": heard.strftime("%Y-%m-%d %H:%M:%S"), "resources_synced": None,
-                "configurations": {"tunneling_ip": row.tunnel_address, "external_gateway": row.external_gateway}}
+        return {
+            "id": str(uuid.uuid5(AGENT_NAMESPACE, row.name)),
+            "agent_type": AGENT_TYPE,
+            "binary": BINARY,
+            "host": row.name,
+            "topic": "N/A",
+            "availability_zone": "nova",
+            "alive": self._fabric.hosts.is_alive(row.name),
+            "admin_state_up": True,
+            "created_at": created,
+            "started_at": created,
+            "description": None,
+            "heartbeat_timestamp": heard.strftime("%Y-%m-%d %H:%M:%S"),
+            "resources_synced": None,
+            "configurations": {
+                "tunneling_ip": row.tunnel_address,
+                "external_gateway": row.external_gateway,
+            },
+        }
 
 
 class IpAvailabilities:
-    """GET /v2.0/network-ip-availabilities and .../{key}: how many addresses there are, and how many are held."""
+    """GET /v2.0/network-ip-availabilities and .../{key}: how many addresses there are, and how many
+    are held."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -79,21 +94,45 @@ class IpAvailabilities:
         req.context.caller.require_admin("(rule:get_network_ip_availability)")
         held = schema.addresses.c
         with self._fabric.database.read() as connection:
-            networks = connection.execute(select(schema.networks).order_by(schema.networks.c.id)).all()
+            networks = connection.execute(
+                select(schema.networks).order_by(schema.networks.c.id)
+            ).all()
             subnets = connection.execute(select(schema.subnets).order_by(schema.subnets.c.id)).all()
-            used: dict[str, int] = dict(connection.execute(select(held.subnet_id, func.count()).group_by(
-                held.subnet_id)).all())
+            used: dict[str, int] = dict(
+                connection.execute(
+                    select(held.subnet_id, func.count()).group_by(held.subnet_id)
+                ).all()
+            )
         found = []
         for network in networks:
-            inside = [{"subnet_id": one.id, "subnet_name": one.name, "cidr": one.cidr, "ip_version": one.ip_version,
-                       "used_ips": used.get(one.id, 0), "total_ips": _size(one)}
-                      for one in subnets if one.network_id == network.id]
-            found.append({"network_id": network.id, "network_name": network.name, "project_id": network.project_id,
-                          "tenant_id": network.project_id, "subnet_ip_availability": inside,
-                          "used_ips": sum(one["used_ips"] for one in inside),
-                          "total_ips": sum(one["total_ips"] for one in inside)})
+            inside = [
+                {
+                    "subnet_id": one.id,
+                    "subnet_name": one.name,
+                    "cidr": one.cidr,
+                    "ip_version": one.ip_version,
+                    "used_ips": used.get(one.id, 0),
+                    "total_ips": _size(one),
+                }
+                for one in subnets
+                if one.network_id == network.id
+            ]
+            found.append(
+                {
+                    "network_id": network.id,
+                    "network_name": network.name,
+                    "project_id": network.project_id,
+                    "tenant_id": network.project_id,
+                    "subnet_ip_availability": inside,
+                    "used_ips": sum(one["used_ips"] for one in inside),
+                    "total_ips": sum(one["total_ips"] for one in inside),
+                }
+            )
         return found
 
 
 def _size(subnet: Row[Any]) -> int:
-    return sum(int(ip_address(pool["end"])) - int(ip_address(pool["start"])) + 1 for pool in subnet.allocation_pools)
+    return sum(
+        int(ip_address(pool["end"])) - int(ip_address(pool["start"])) + 1
+        for pool in subnet.allocation_pools
+    )

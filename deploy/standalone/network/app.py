@@ -4,7 +4,11 @@
 from deploy.standalone.guard import HeaderAuthentication
 from deploy.standalone.network.agents import IpAvailabilities, NetworkAgents
 from deploy.standalone.network.caller import NetworkCaller, is_open
-from deploy.standalone.network.documents import AvailabilityZones, NetworkExtensions, NetworkVersions
+from deploy.standalone.network.documents import (
+    AvailabilityZones,
+    NetworkExtensions,
+    NetworkVersions,
+)
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import write_error
 from deploy.standalone.network.floating_ips import FloatingIpsApi
@@ -21,13 +25,22 @@ from deploy.standalone.resource import Collection
 from deploy.standalone.web import App, application
 
 PORTS, ROUTERS = PortsApi(), RoutersApi()
-RESOURCES = (NetworksApi(), SubnetsApi(), PORTS, SecurityGroupsApi(), SecurityGroupRulesApi(), ROUTERS,
-             FloatingIpsApi())
+RESOURCES = (
+    NetworksApi(),
+    SubnetsApi(),
+    PORTS,
+    SecurityGroupsApi(),
+    SecurityGroupRulesApi(),
+    ROUTERS,
+    FloatingIpsApi(),
+)
 
 
 def build(fabric: Fabric) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
-    app = application([HeaderAuthentication(is_open, lambda project, roles: NetworkCaller(project or "", roles))])
+    app = application(
+        [HeaderAuthentication(is_open, lambda project, roles: NetworkCaller(project or "", roles))]
+    )
     app.set_error_serializer(write_error)
     versions, extensions, quotas = NetworkVersions(), NetworkExtensions(), NetworkQuotas(fabric)
     app.add_route("/", versions)
@@ -49,7 +62,10 @@ def build(fabric: Fabric) -> App:
     app.add_route("/v2.0/ports/{key}/bindings", bindings)
     app.add_route("/v2.0/ports/{key}/bindings/{host}", bindings, suffix="one")
     app.add_route("/v2.0/ports/{key}/bindings/{host}/activate", bindings, suffix="activate")
-    for path, resource in (("agents", NetworkAgents(fabric)), ("network-ip-availabilities", IpAvailabilities(fabric))):
+    for path, resource in (
+        ("agents", NetworkAgents(fabric)),
+        ("network-ip-availabilities", IpAvailabilities(fabric)),
+    ):
         app.add_route(f"/v2.0/{path}", resource)
         app.add_route(f"/v2.0/{path}/{{key}}", resource, suffix="one")
     for one in RESOURCES:

@@ -9,7 +9,17 @@ from typing import Any
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.faults import fault
 from deploy.standalone.resource import Body
-from deploy.standalone.schemas import TRUTH, BodySchema, Document, array, integer, mapping, nullable, one_of, text
+from deploy.standalone.schemas import (
+    TRUTH,
+    BodySchema,
+    Document,
+    array,
+    integer,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
 
 REQUIRED, UNSET = object(), object()
 NAME = text(null_is="")
@@ -32,12 +42,14 @@ class Attribute:
     """One attribute of a resource."""
 
     schema: Document
-    default: Any = UNSET      #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
-    post: bool = True         #: may be given when it is made
-    put: bool = True          #: may be changed
-    admin: bool = False       #: only an admin may give another value than the default
-    hidden: bool = False      #: only an admin sees it
-    column: str = ""          #: where it is stored, if not under its own name
+    default: Any = (
+        UNSET  #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
+    )
+    post: bool = True  #: may be given when it is made
+    put: bool = True  #: may be changed
+    admin: bool = False  #: only an admin may give another value than the default
+    hidden: bool = False  #: only an admin sees it
+    column: str = ""  #: where it is stored, if not under its own name
 
 
 class Attributes(dict[str, Attribute]):
@@ -49,23 +61,43 @@ class Attributes(dict[str, Attribute]):
         return BodySchema(mapping({name: attribute.schema for name, attribute in self.items()}))
 
     def checked(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
-        """A body, filled up with defaults if it is new. Raises 400 naming the attribute, 403 for an admin's."""
-        if isinstance(body, dict) and body.get("tenant_id") == body.get("project_id", body.get("tenant_id")):
+        """A body, filled up with defaults if it is new. Raises 400 naming the attribute, 403 for an
+        admin's."""
+        if isinstance(body, dict) and body.get("tenant_id") == body.get(
+            "project_id", body.get("tenant_id")
+        ):
             body = dict(body)
             if "tenant_id" in body:
                 body["project_id"] = body.pop("tenant_id")
         given: Body = self.schema.checked(body, name)
         for key, attribute in self.items():
             if key in given and not (attribute.post if new else attribute.put):
-                raise fault("HTTPBadRequest", why=f"Attribute '{key}' not allowed in POST" if new else
-                            f"Cannot update read-only attribute {key}")
-            if key in given and attribute.admin and not caller.is_admin and not (
-                    new and given[key] == attribute.default):
-                raise fault("PolicyNotAuthorized", rule=f"(rule:{'create' if new else 'update'}_{name}:{key})")
+                raise fault(
+                    "HTTPBadRequest",
+                    why=f"Attribute '{key}' not allowed in POST"
+                    if new
+                    else f"Cannot update read-only attribute {key}",
+                )
+            if (
+                key in given
+                and attribute.admin
+                and not caller.is_admin
+                and not (new and given[key] == attribute.default)
+            ):
+                raise fault(
+                    "PolicyNotAuthorized",
+                    rule=f"(rule:{'create' if new else 'update'}_{name}:{key})",
+                )
             if new and key not in given and attribute.default is REQUIRED:
-                raise fault("HTTPBadRequest", why=f"Failed to parse request. Required attribute '{key}' not specified")
-        defaults = {key: attribute.default for key, attribute in self.items()
-                    if new and attribute.default is not UNSET}
+                raise fault(
+                    "HTTPBadRequest",
+                    why=f"Failed to parse request. Required attribute '{key}' not specified",
+                )
+        defaults = {
+            key: attribute.default
+            for key, attribute in self.items()
+            if new and attribute.default is not UNSET
+        }
         return defaults | given
 
     def columns(self, body: Mapping[str, Any]) -> Body:
@@ -74,5 +106,9 @@ class Attributes(dict[str, Attribute]):
 
 
 #: What nearly every resource has.
-STANDARD = {"name": Attribute(NAME, ""), "description": Attribute(NAME, ""), "project_id": Attribute(ID, put=False)}
+STANDARD = {
+    "name": Attribute(NAME, ""),
+    "description": Attribute(NAME, ""),
+    "project_id": Attribute(ID, put=False),
+}
 ADMIN_STATE_UP = Attribute(TRUTH, True)

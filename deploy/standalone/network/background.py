@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread beside the requests: sends events to the compute service, gives routers of dead hosts to living ones.
+"""The thread beside the requests: sends events to the compute service, gives routers of dead hosts
+to living ones.
 
-Events are sent in the order of their commits. Those that the compute service refuses for good (it does not know the
-server any more) are dropped; while it is away they wait, for an hour at most.
+Events are sent in the order of their commits. Those that the compute service refuses for good (it
+does not know the server any more) are dropped; while it is away they wait, for an hour at most.
 """
 
 import logging
@@ -23,7 +24,7 @@ from deploy.standalone.network.schema import events
 LOG = logging.getLogger("standalone.network")
 BATCH_SIZE, KEEP_SECONDS, TIMEOUT_SECONDS = 100, 3600, 10
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
-CHECK_SECONDS = 1.0      # between looks for routers without a living host
+CHECK_SECONDS = 1.0  # between looks for routers without a living host
 ServerEvent = dict[str, str]
 
 
@@ -31,7 +32,8 @@ class EventReceiver(Protocol):
     """Receives events."""
 
     def receive(self, batch: Sequence[ServerEvent]) -> bool:
-        """Whether the events were accepted, or refused for good; if not, they are sent again later."""
+        """Whether the events were accepted, or refused for good; if not, they are sent again
+        later."""
 
 
 class ComputeService:
@@ -39,8 +41,11 @@ class ComputeService:
 
     def __init__(self, identity: Mapping[str, Any], url: str | None) -> None:
         names = ("auth_url", "username", "password", "project_name")
-        plugin = v3.Password(user_domain_id="default", project_domain_id="default",
-                             **{name: identity[name] for name in names})
+        plugin = v3.Password(
+            user_domain_id="default",
+            project_domain_id="default",
+            **{name: identity[name] for name in names},
+        )
         self._session, self._url = Session(auth=plugin, timeout=TIMEOUT_SECONDS), url
 
     def receive(self, batch: Sequence[ServerEvent]) -> bool:
@@ -49,17 +54,28 @@ class ComputeService:
             if not url:
                 LOG.warning("The catalogue names no compute service: give --compute-url.")
                 return False
-            answer = self._session.post(f"{url.rstrip('/')}/os-server-external-events", json={"events": list(batch)},
-                                        raise_exc=False)
+            answer = self._session.post(
+                f"{url.rstrip('/')}/os-server-external-events",
+                json={"events": list(batch)},
+                raise_exc=False,
+            )
         except exceptions.ClientException as error:
-            LOG.warning("Cannot send %d events to the compute service: %s", len(batch), type(error).__name__)
+            LOG.warning(
+                "Cannot send %d events to the compute service: %s", len(batch), type(error).__name__
+            )
             return False
         if answer.status_code in (401, 403, 408, 423, 425, 429) or answer.status_code >= 500:
-            LOG.warning("The compute service answered %d to %d events.", answer.status_code, len(batch))
+            LOG.warning(
+                "The compute service answered %d to %d events.", answer.status_code, len(batch)
+            )
             return False
         if answer.status_code not in (200, 207, 404, 422):
-            LOG.error("The compute service refuses %d events (%d): %s", len(batch), answer.status_code,
-                      answer.text[:200])
+            LOG.error(
+                "The compute service refuses %d events (%d): %s",
+                len(batch),
+                answer.status_code,
+                answer.text[:200],
+            )
         return True
 
 
@@ -98,7 +114,9 @@ class BackgroundThread:
                 pause = min(MAX_PAUSE_SECONDS, 2 * pause)
 
 
-def send_events(fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time) -> bool:
+def send_events(
+    fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time
+) -> bool:
     """Send all events, the oldest first; False when some were not accepted."""
     while True:
         with fabric.database.read() as connection:
@@ -114,9 +132,16 @@ def send_events(fabric: Fabric, receiver: EventReceiver, now: Callable[[], float
 def _send(rows: Sequence[Row[Any]], receiver: EventReceiver, now: Callable[[], float]) -> bool:
     fresh = [row for row in rows if row.created > now() - KEEP_SECONDS]
     if len(fresh) < len(rows):
-        LOG.error("Dropped %d events that the compute service did not accept for an hour.", len(rows) - len(fresh))
-    batch = [{"name": row.name, "server_uuid": row.server, "status": row.status} |
-             ({"tag": row.tag} if row.tag else {}) for row in fresh]
-    # An event makes its receiver look again and says nothing of what there is to see: of equal ones the last suffices.
+        LOG.error(
+            "Dropped %d events that the compute service did not accept for an hour.",
+            len(rows) - len(fresh),
+        )
+    batch = [
+        {"name": row.name, "server_uuid": row.server, "status": row.status}
+        | ({"tag": row.tag} if row.tag else {})
+        for row in fresh
+    ]
+    # An event makes its receiver look again and says nothing of what there is to see: of equal ones
+    # the last suffices.
     last = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
     return not fresh or receiver.receive([batch[place] for place in sorted(last.values())])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of a port: bound to a host it is wired there, and ACTIVE once that host has applied a revision with it.
+"""The place of a port: bound to a host it is wired there, and ACTIVE once that host has applied a
+revision with it.
 
-`bind` is the one place that decides what a binding means. A host without a living host part fails the binding;
-without hosts altogether (`--no-hosts`) every binding is good at once. A port may have more, inactive bindings
-(port_bindings.py): it is wired on those hosts too.
+`bind` is the one place that decides what a binding means. A host without a living host part fails
+the binding; without hosts altogether (`--no-hosts`) every binding is good at once. A port may have
+more, inactive bindings (port_bindings.py): it is wired on those hosts too.
 """
 
 from collections.abc import Mapping
@@ -22,9 +23,15 @@ UNBOUND: Mapping[str, Any] = {"host": "", "vif_type": "unbound", "status": "DOWN
 
 
 def bind(change: Change, host: str, is_up: bool = True) -> Body:
-    """The columns of a port that is bound to `host` by this change; its maker waits for the host."""
+    """The columns of a port that is bound to `host` by this change; its maker waits for the
+    host."""
     if not change.fabric.settings.has_hosts:
-        return {"host": host, "vif_type": "bridge", "status": "ACTIVE" if is_up else "DOWN", "bound_at": 0}
+        return {
+            "host": host,
+            "vif_type": "bridge",
+            "status": "ACTIVE" if is_up else "DOWN",
+            "bound_at": 0,
+        }
     if not change.fabric.hosts.is_alive(host):
         return {"host": host, "vif_type": "binding_failed", "status": "DOWN", "bound_at": 0}
     change.bound[host] = change.revision()
@@ -33,7 +40,8 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
 
 
 def bind_to_carrier(change: Change, host: str) -> Body:
-    """The columns of a router's port: bound to the host that carries the router, if it has one or needs none."""
+    """The columns of a router's port: bound to the host that carries the router, if it has one or
+    needs none."""
     return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
 
 
@@ -47,10 +55,17 @@ def shown_binding(row: Mapping[Any, Any]) -> Body:
 def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
     """Give the inactive bindings of a port up, all or those that meet `rules`."""
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
-    hosts = change.connection.execute(delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(
-        inactive.c.host)).scalars().all()
+    hosts = (
+        change.connection.execute(
+            delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)
+        )
+        .scalars()
+        .all()
+    )
     if hosts:
-        change.connection.execute(delete(arrivals).where(arrivals.c.port_id == port_id, arrivals.c.host.in_(hosts)))
+        change.connection.execute(
+            delete(arrivals).where(arrivals.c.port_id == port_id, arrivals.c.host.in_(hosts))
+        )
         network = select(schema.ports.c.network_id).where(schema.ports.c.id == port_id)
         change.touch(networks=change.connection.execute(network).scalars(), hosts=hosts)
 

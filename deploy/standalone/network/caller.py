@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The caller, as keystonemiddleware found out, and what they may do here.
 
-An admin or a service may do everything; a member what belongs to the project and what is shared with all; a reader
-only reads. What somebody may not know of does not exist for them (404); what they see but may not do is 403.
+An admin or a service may do everything; a member what belongs to the project and what is shared
+with all; a reader only reads. What somebody may not know of does not exist for them (404); what
+they see but may not do is 403.
 """
 
 from dataclasses import dataclass

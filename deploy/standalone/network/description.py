@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host must wire, computed whole from the rows of one moment: networks, ports, groups, routers.
+"""What one host must wire, computed whole from the rows of one moment: networks, ports, groups,
+routers.
 
-Called in the read transaction that also reads the host's revision. Nothing is remembered between two calls, so a
-crash or a restart anywhere leaves nothing out. A fixed number of queries, whatever the host holds. A port is wired
-alike wherever it has a binding, active or not: a guest that is moved while it runs finds all of it where it arrives,
-and its first frame there tells the bridges and tunnels of all hosts the new way.
+Called in the read transaction that also reads the host's revision. Nothing is remembered between
+two calls, so a crash or a restart anywhere leaves nothing out. A fixed number of queries, whatever
+the host holds. A port is wired alike wherever it has a binding, active or not: a guest that is
+moved while it runs finds all of it where it arrives, and its first frame there tells the bridges
+and tunnels of all hosts the new way.
 """
 
 import ipaddress
@@ -33,21 +35,40 @@ def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body
     routed = [port for port in ports if port.device_owner in ROUTER_OWNERS]
     known = {port.network_id for port in ports}
     rule = schema.networks.c.id.in_(known)
-    networks = connection.execute(select(schema.networks).where(
-        or_(rule, schema.networks.c.external) if host.external_gateway else rule)).all()
+    networks = connection.execute(
+        select(schema.networks).where(
+            or_(rule, schema.networks.c.external) if host.external_gateway else rule
+        )
+    ).all()
     known = {network.id for network in networks}
-    subnets = {row.id: row for row in connection.execute(
-        select(schema.subnets).where(schema.subnets.c.network_id.in_(known)))}
-    servers = connection.execute(select(PORTS).where(
-        PORTS.c.network_id.in_(known), PORTS.c.device_owner == "network:dhcp")).all()
+    subnets = {
+        row.id: row
+        for row in connection.execute(
+            select(schema.subnets).where(schema.subnets.c.network_id.in_(known))
+        )
+    }
+    servers = connection.execute(
+        select(PORTS).where(PORTS.c.network_id.in_(known), PORTS.c.device_owner == "network:dhcp")
+    ).all()
     held = _addresses(connection, [port.id for port in [*ports, *servers]])
-    arrived = set(connection.execute(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name)).scalars())
+    arrived = set(
+        connection.execute(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name)).scalars()
+    )
     groups = _groups_of(connection, [port.id for port in plugged if port.port_security_enabled])
     return {
-        "revision": host.changed, "host": host.name, "dns": list(dns),
-        "networks": _networks(networks, subnets, held, {port.network_id: port for port in servers},
-                              _peers(connection, host, networks)),
-        "ports": {port.id: _port(port, held, groups[port.id], port.id in arrived) for port in plugged},
+        "revision": host.changed,
+        "host": host.name,
+        "dns": list(dns),
+        "networks": _networks(
+            networks,
+            subnets,
+            held,
+            {port.network_id: port for port in servers},
+            _peers(connection, host, networks),
+        ),
+        "ports": {
+            port.id: _port(port, held, groups[port.id], port.id in arrived) for port in plugged
+        },
         "groups": _groups(connection, {group for ids in groups.values() for group in ids}),
         "routers": _routers(connection, host, routed, held, subnets),
     }
@@ -55,25 +76,40 @@ def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body
 
 def _addresses(connection: Connection, keys: list[str]) -> Addresses:
     found: Addresses = defaultdict(list)
-    for row in connection.execute(select(HELD).where(HELD.c.port_id.in_(keys)).order_by(HELD.c.address)):
+    for row in connection.execute(
+        select(HELD).where(HELD.c.port_id.in_(keys)).order_by(HELD.c.address)
+    ):
         found[row.port_id].append(row)
     return found
 
 
 def _groups_of(connection: Connection, keys: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
-    for row in connection.execute(select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)):
+    for row in connection.execute(
+        select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)
+    ):
         found[row.port_id].append(row.group_id)
     return found
 
 
-def _peers(connection: Connection, host: Row[Any], networks: Sequence[Row[Any]]) -> dict[str, list[str]]:
+def _peers(
+    connection: Connection, host: Row[Any], networks: Sequence[Row[Any]]
+) -> dict[str, list[str]]:
     """network -> tunnel addresses of the other hosts that have it."""
-    others = {row.name: row.tunnel_address for row in connection.execute(select(HOSTS).where(
-        HOSTS.c.name != host.name, HOSTS.c.tunnel_address.is_not(None)))}
-    there = connection.execute(select(PLACES.c.network_id, PLACES.c.host).distinct().where(
-        PLACES.c.network_id.in_([network.id for network in networks]))).all()
-    gateways = connection.execute(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).scalars().all()
+    others = {
+        row.name: row.tunnel_address
+        for row in connection.execute(
+            select(HOSTS).where(HOSTS.c.name != host.name, HOSTS.c.tunnel_address.is_not(None))
+        )
+    }
+    there = connection.execute(
+        select(PLACES.c.network_id, PLACES.c.host)
+        .distinct()
+        .where(PLACES.c.network_id.in_([network.id for network in networks]))
+    ).all()
+    gateways = (
+        connection.execute(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).scalars().all()
+    )
     found: dict[str, set[str]] = {network.id: set() for network in networks}
     pairs = [(row.network_id, row.host) for row in there]
     pairs += [(network.id, name) for network in networks if network.external for name in gateways]
@@ -83,87 +119,177 @@ def _peers(connection: Connection, host: Row[Any], networks: Sequence[Row[Any]])
     return {network_id: sorted(addresses) for network_id, addresses in found.items()}
 
 
-def _networks(networks: Sequence[Row[Any]], subnets: dict[str, Row[Any]], held: Addresses,
-              servers: dict[str, Row[Any]], peers: dict[str, list[str]]) -> Body:
+def _networks(
+    networks: Sequence[Row[Any]],
+    subnets: dict[str, Row[Any]],
+    held: Addresses,
+    servers: dict[str, Row[Any]],
+    peers: dict[str, list[str]],
+) -> Body:
     found: Body = {}
     for row in networks:
         server = servers.get(row.id)
-        dhcp = None if server is None else {
-            "mac": server.mac_address, "port": server.id,
-            "addresses": [_with_prefix(address, subnets) for address in held[server.id]]}
+        dhcp = (
+            None
+            if server is None
+            else {
+                "mac": server.mac_address,
+                "port": server.id,
+                "addresses": [_with_prefix(address, subnets) for address in held[server.id]],
+            }
+        )
         found[row.id] = {
-            "vni": row.vni, "mtu": row.mtu, "bridge": bridge(row.id), "external": row.external,
-            "project_id": row.project_id, "peers": peers[row.id], "dhcp": dhcp,
-            "subnets": {key: _subnet(subnet) for key, subnet in subnets.items() if subnet.network_id == row.id}}
+            "vni": row.vni,
+            "mtu": row.mtu,
+            "bridge": bridge(row.id),
+            "external": row.external,
+            "project_id": row.project_id,
+            "peers": peers[row.id],
+            "dhcp": dhcp,
+            "subnets": {
+                key: _subnet(subnet)
+                for key, subnet in subnets.items()
+                if subnet.network_id == row.id
+            },
+        }
     return found
 
 
 def _subnet(row: Row[Any]) -> Body:
-    return {"cidr": row.cidr, "version": row.ip_version, "gateway": row.gateway_ip, "dhcp": row.enable_dhcp,
-            "dns": row.dns_nameservers, "routes": row.host_routes,
-            "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode}
+    return {
+        "cidr": row.cidr,
+        "version": row.ip_version,
+        "gateway": row.gateway_ip,
+        "dhcp": row.enable_dhcp,
+        "dns": row.dns_nameservers,
+        "routes": row.host_routes,
+        "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode,
+    }
 
 
 def _port(row: Row[Any], held: Addresses, groups: list[str], arrived: bool) -> Body:
-    return {"network": row.network_id, "mac": row.mac_address, "device": tap(row.id),
-            "addresses": [{"address": address.address, "subnet": address.subnet_id} for address in held[row.id]],
-            "allowed_pairs": [{"mac_address": row.mac_address} | pair for pair in row.allowed_address_pairs],
-            "security": row.port_security_enabled, "groups": groups, "server": row.device_id,
-            "project_id": row.project_id, "hostname": row.dns_name, "up": row.admin_state_up, "arrived": arrived}
+    return {
+        "network": row.network_id,
+        "mac": row.mac_address,
+        "device": tap(row.id),
+        "addresses": [
+            {"address": address.address, "subnet": address.subnet_id} for address in held[row.id]
+        ],
+        "allowed_pairs": [
+            {"mac_address": row.mac_address} | pair for pair in row.allowed_address_pairs
+        ],
+        "security": row.port_security_enabled,
+        "groups": groups,
+        "server": row.device_id,
+        "project_id": row.project_id,
+        "hostname": row.dns_name,
+        "up": row.admin_state_up,
+        "arrived": arrived,
+    }
 
 
 def _groups(connection: Connection, used: set[str]) -> Body:
-    """The groups of local ports with their rules, and those that the rules name, with their members."""
+    """The groups of local ports with their rules, and those that the rules name, with their
+    members."""
     rules: dict[str, list[Body]] = defaultdict(list)
     named: set[str] = set()
-    for row in connection.execute(select(RULES).where(RULES.c.security_group_id.in_(used)).order_by(RULES.c.id)):
+    for row in connection.execute(
+        select(RULES).where(RULES.c.security_group_id.in_(used)).order_by(RULES.c.id)
+    ):
         named |= {row.remote_group_id} - {None}
-        rules[row.security_group_id].append({
-            "id": row.id, "direction": row.direction, "version": int(row.ethertype[-1]), "protocol": row.protocol,
-            "port_min": row.port_range_min, "port_max": row.port_range_max, "remote_prefix": row.remote_ip_prefix,
-            "remote_group": row.remote_group_id})
+        rules[row.security_group_id].append(
+            {
+                "id": row.id,
+                "direction": row.direction,
+                "version": int(row.ethertype[-1]),
+                "protocol": row.protocol,
+                "port_min": row.port_range_min,
+                "port_max": row.port_range_max,
+                "remote_prefix": row.remote_ip_prefix,
+                "remote_group": row.remote_group_id,
+            }
+        )
     members = _members(connection, named)
-    return {group: {"rules": rules[group], "members": sorted(members[group])} for group in sorted(used | named)}
+    return {
+        group: {"rules": rules[group], "members": sorted(members[group])}
+        for group in sorted(used | named)
+    }
 
 
 def _members(connection: Connection, groups: Iterable[str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     of_groups = GROUPS.c.group_id.in_(groups)
-    for group, address in connection.execute(select(GROUPS.c.group_id, HELD.c.address).join(
-            HELD, HELD.c.port_id == GROUPS.c.port_id).where(of_groups)):
+    for group, address in connection.execute(
+        select(GROUPS.c.group_id, HELD.c.address)
+        .join(HELD, HELD.c.port_id == GROUPS.c.port_id)
+        .where(of_groups)
+    ):
         found[group].add(address)
-    for group, pairs in connection.execute(select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs).join(
-            PORTS, PORTS.c.id == GROUPS.c.port_id).where(of_groups, PORTS.c.allowed_address_pairs != [])):
+    for group, pairs in connection.execute(
+        select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs)
+        .join(PORTS, PORTS.c.id == GROUPS.c.port_id)
+        .where(of_groups, PORTS.c.allowed_address_pairs != [])
+    ):
         found[group].update(_plain(pair["ip_address"]) for pair in pairs)
     return found
 
 
-def _routers(connection: Connection, host: Row[Any], ports: Sequence[Row[Any]], held: Addresses,
-             subnets: dict[str, Row[Any]]) -> Body:
-    routers = connection.execute(select(schema.routers).where(
-        schema.routers.c.host == host.name, schema.routers.c.admin_state_up)).all()
+def _routers(
+    connection: Connection,
+    host: Row[Any],
+    ports: Sequence[Row[Any]],
+    held: Addresses,
+    subnets: dict[str, Row[Any]],
+) -> Body:
+    routers = connection.execute(
+        select(schema.routers).where(
+            schema.routers.c.host == host.name, schema.routers.c.admin_state_up
+        )
+    ).all()
     floating: dict[str, list[Body]] = defaultdict(list)
-    for row in connection.execute(select(FLOATING).where(FLOATING.c.router_id.in_([one.id for one in routers]),
-                                                         FLOATING.c.fixed_ip_address.is_not(None))):
-        floating[row.router_id].append({"floating": row.floating_ip_address, "fixed": row.fixed_ip_address})
+    for row in connection.execute(
+        select(FLOATING).where(
+            FLOATING.c.router_id.in_([one.id for one in routers]),
+            FLOATING.c.fixed_ip_address.is_not(None),
+        )
+    ):
+        floating[row.router_id].append(
+            {"floating": row.floating_ip_address, "fixed": row.fixed_ip_address}
+        )
     found: Body = {}
     for router in routers:
         mine = [port for port in ports if port.device_id == router.id]
         gateway = next((port for port in mine if port.device_owner == ROUTER_OWNERS[1]), None)
         found[router.id] = {
             "external": None if gateway is None else _external(gateway, router, held, subnets),
-            "interfaces": [{"port": port.id, "network": port.network_id, "mac": port.mac_address,
-                            "address": _with_prefix(address, subnets)}
-                           for port in mine if port is not gateway for address in held[port.id]],
-            "floating": floating[router.id], "routes": router.routes}
+            "interfaces": [
+                {
+                    "port": port.id,
+                    "network": port.network_id,
+                    "mac": port.mac_address,
+                    "address": _with_prefix(address, subnets),
+                }
+                for port in mine
+                if port is not gateway
+                for address in held[port.id]
+            ],
+            "floating": floating[router.id],
+            "routes": router.routes,
+        }
     return found
 
 
-def _external(port: Row[Any], router: Row[Any], held: Addresses, subnets: dict[str, Row[Any]]) -> Body:
+def _external(
+    port: Row[Any], router: Row[Any], held: Addresses, subnets: dict[str, Row[Any]]
+) -> Body:
     gateways = [subnets[address.subnet_id].gateway_ip for address in held[port.id]]
-    return {"network": port.network_id, "mac": port.mac_address, "snat": router.enable_snat,
-            "addresses": [_with_prefix(address, subnets) for address in held[port.id]],
-            "gateway": next((gateway for gateway in gateways if gateway), None)}
+    return {
+        "network": port.network_id,
+        "mac": port.mac_address,
+        "snat": router.enable_snat,
+        "addresses": [_with_prefix(address, subnets) for address in held[port.id]],
+        "gateway": next((gateway for gateway in gateways if gateway), None),
+    }
 
 
 def _with_prefix(held: Row[Any], subnets: dict[str, Row[Any]]) -> str:

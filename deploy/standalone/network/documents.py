@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service says of itself: versions, extensions, availability zones. Only what is true is named."""
+"""What the network service says of itself: versions, extensions, availability zones. Only what is
+true is named."""
 
 import falcon
 
@@ -14,12 +15,21 @@ EXTENSIONS = {
     "binding": ("Port Binding", "The host of a port."),
     "binding-extended": ("Port Bindings Extended", "More hosts of a port, one of them active."),
     "dns-integration": ("DNS Integration", "Host names of ports, domains of networks."),
-    "ext-gw-mode": ("Neutron L3 Configurable external gateway mode", "Gateways with and without SNAT."),
+    "ext-gw-mode": (
+        "Neutron L3 Configurable external gateway mode",
+        "Gateways with and without SNAT.",
+    ),
     "external-net": ("Neutron external network", "Networks that floating addresses come from."),
     "extraroute": ("Neutron Extra Route", "Static routes of routers."),
     "filter-validation": ("Filter parameters validation", "Unknown filters are refused."),
-    "fip-port-details": ("Floating IP Port Details Extension", "The port that an address floats to."),
-    "ip-substring-filtering": ("IP address substring filtering", "Ports by a part of their address."),
+    "fip-port-details": (
+        "Floating IP Port Details Extension",
+        "The port that an address floats to.",
+    ),
+    "ip-substring-filtering": (
+        "IP address substring filtering",
+        "Ports by a part of their address.",
+    ),
     "net-mtu": ("Network MTU", "The MTU of networks."),
     "net-mtu-writable": ("Network MTU (writable)", "The MTU of networks can be set."),
     "network-ip-availability": ("Network IP Availability", "How many addresses are left."),
@@ -35,17 +45,35 @@ EXTENSIONS = {
     "security-group": ("security-group", "Groups of rules that filter a port's packets."),
     "sorting": ("Sorting support", "sort_key and sort_dir."),
     "standard-attr-description": ("standard-attr-description", "Descriptions of everything."),
-    "standard-attr-revisions": ("Resource revision numbers", "revision_number rises with every change."),
-    "standard-attr-tag": ("Tag support for resources with standard attribute", "Tags of everything."),
+    "standard-attr-revisions": (
+        "Resource revision numbers",
+        "revision_number rises with every change.",
+    ),
+    "standard-attr-tag": (
+        "Tag support for resources with standard attribute",
+        "Tags of everything.",
+    ),
     "standard-attr-timestamp": ("Resource timestamps", "created_at and updated_at."),
-    "tag-ports-during-bulk-creation": ("Tag Ports During Bulk Creation", "Tags in the body of a new port."),
+    "tag-ports-during-bulk-creation": (
+        "Tag Ports During Bulk Creation",
+        "Tags in the body of a new port.",
+    ),
 }
 UPDATED = "2026-11-01T00:00:00-00:00"
-RESOURCES = {"network": "networks", "subnet": "subnets", "port": "ports", "router": "routers",
-             "floatingip": "floatingips", "security_group": "security-groups",
-             "security_group_rule": "security-group-rules", "quota": "quotas", "agent": "agents",
-             "availability_zone": "availability_zones", "extension": "extensions",
-             "network_ip_availability": "network-ip-availabilities"}
+RESOURCES = {
+    "network": "networks",
+    "subnet": "subnets",
+    "port": "ports",
+    "router": "routers",
+    "floatingip": "floatingips",
+    "security_group": "security-groups",
+    "security_group_rule": "security-group-rules",
+    "quota": "quotas",
+    "agent": "agents",
+    "availability_zone": "availability_zones",
+    "extension": "extensions",
+    "network_ip_availability": "network-ip-availabilities",
+}
 
 
 class NetworkVersions:
@@ -56,10 +84,19 @@ class NetworkVersions:
         answer(resp, {"versions": [{"id": "v2.0", "status": "CURRENT", "links": links}]})
 
     def on_get_resources(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(resp, {"resources": [
-            {"name": name, "collection": plural,
-             "links": [{"rel": "self", "href": f"{req.prefix}/v2.0/{plural}"}]}
-            for name, plural in RESOURCES.items()]})
+        answer(
+            resp,
+            {
+                "resources": [
+                    {
+                        "name": name,
+                        "collection": plural,
+                        "links": [{"rel": "self", "href": f"{req.prefix}/v2.0/{plural}"}],
+                    }
+                    for name, plural in RESOURCES.items()
+                ]
+            },
+        )
 
 
 class NetworkExtensions:
@@ -78,10 +115,23 @@ class AvailabilityZones:
     """GET /v2.0/availability_zones: one, for networks and routers."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(resp, {"availability_zones": [
-            {"name": "nova", "resource": resource, "state": "available"} for resource in ("network", "router")]})
+        answer(
+            resp,
+            {
+                "availability_zones": [
+                    {"name": "nova", "resource": resource, "state": "available"}
+                    for resource in ("network", "router")
+                ]
+            },
+        )
 
 
 def _extension(alias: str) -> dict[str, object]:
     name, description = EXTENSIONS[alias]
-    return {"alias": alias, "name": name, "description": description, "updated": UPDATED, "links": []}
+    return {
+        "alias": alias,
+        "name": name,
+        "description": description,
+        "updated": UPDATED,
+        "links": [],
+    }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing transactions: a `Change` is one, with what it means for hosts and servers.
 
-Code that changes rows says what is touched (networks, groups, hosts) and which events the compute service gets; at the
-end the hosts concerned get a new revision, in the same transaction. After the commit waiting requests are woken.
-What must stay true: everything that a host or the compute service must know follows from committed rows.
+Code that changes rows says what is touched (networks, groups, hosts) and which events the compute
+service gets; at the end the hosts concerned get a new revision, in the same transaction. After the
+commit waiting requests are woken. What must stay true: everything that a host or the compute
+service must know follows from committed rows.
 """
 
 import threading
@@ -40,17 +41,24 @@ class NetworkSettings:
     wait_seconds: float = 2.0
     """How long the request that makes a port waits for its host."""
     host_secret: str = field(default="", repr=False)
-    """Shared with the metadata service; each host's key follows from it. None is believed without it."""
+    """Shared with the metadata service; each host's key follows from it. None is
+    believed without it."""
 
 
 class Fabric:
     """The database, the hosts and the settings: what every resource works on."""
 
-    def __init__(self, database: Database, settings: NetworkSettings | None = None,
-                 monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: NetworkSettings | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.database, self.settings = database, settings or NetworkSettings()
         with database.write() as connection:
-            connection.execute(insert_or(schema.counter).values(id=1, revision=0).on_conflict_do_nothing())
+            connection.execute(
+                insert_or(schema.counter).values(id=1, revision=0).on_conflict_do_nothing()
+            )
             known = {row.name: row.changed for row in connection.execute(select(schema.hosts))}
         self.hosts = HostRegistry(known, monotonic)
         self.has_events = threading.Event()
@@ -58,7 +66,8 @@ class Fabric:
 
     @contextmanager
     def change(self) -> Iterator["Change"]:
-        """A writing transaction; hosts that it concerns and requests that wait are woken when it has committed."""
+        """A writing transaction; hosts that it concerns and requests that wait are woken when it
+        has committed."""
         with self.database.write() as connection:
             change = Change(connection, self)
             yield change
@@ -88,12 +97,18 @@ class Change(Transaction):
     def revision(self) -> int:
         """The number of this change, higher than every one before."""
         if not self._revision:
-            self._revision = self.connection.execute(update(schema.counter).values(
-                revision=schema.counter.c.revision + 1).returning(schema.counter.c.revision)).scalar_one()
+            self._revision = self.connection.execute(
+                update(schema.counter)
+                .values(revision=schema.counter.c.revision + 1)
+                .returning(schema.counter.c.revision)
+            ).scalar_one()
         return self._revision
 
-    def touch(self, *, networks: Iterable[str] = (), groups: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
-        """What is no longer as hosts know it: all hosts with ports of these networks or groups, and these hosts."""
+    def touch(
+        self, *, networks: Iterable[str] = (), groups: Iterable[str] = (), hosts: Iterable[str] = ()
+    ) -> None:
+        """What is no longer as hosts know it: all hosts with ports of these networks or groups, and
+        these hosts."""
         self._networks.update(networks)
         self._groups.update(groups)
         self._hosts.update(name for name in hosts if name)
@@ -101,36 +116,69 @@ class Change(Transaction):
     def add_event(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
         """Store an event for the compute service."""
         self.has_events = True
-        self.connection.execute(insert(schema.events).values(
-            name=name, server=server, tag=tag, status=status, created=int(time.time())))
+        self.connection.execute(
+            insert(schema.events).values(
+                name=name, server=server, tag=tag, status=status, created=int(time.time())
+            )
+        )
 
     def finish(self) -> dict[str, int]:
-        """Give the hosts that this change concerns its revision: which hosts, and their revision."""
-        if not self.fabric.settings.has_hosts or not (self._networks or self._groups or self._hosts):
+        """Give the hosts that this change concerns its revision: which hosts, and their
+        revision."""
+        if not self.fabric.settings.has_hosts or not (
+            self._networks or self._groups or self._hosts
+        ):
             return {}
-        places, grouped, rules = schema.PLACES.c, schema.port_groups.c, schema.security_group_rules.c
+        places, grouped, rules = (
+            schema.PLACES.c,
+            schema.port_groups.c,
+            schema.security_group_rules.c,
+        )
         reaching = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
         rules_met: list[ColumnElement[bool]] = [schema.hosts.c.name.in_(self._hosts)]
         if self._networks:
-            external = select(schema.networks.c.id).where(
-                schema.networks.c.id.in_(self._networks), schema.networks.c.external).exists()
+            external = (
+                select(schema.networks.c.id)
+                .where(schema.networks.c.id.in_(self._networks), schema.networks.c.external)
+                .exists()
+            )
             rules_met.append(schema.hosts.c.external_gateway & external)
-            rules_met.append(schema.hosts.c.name.in_(select(places.host).where(places.network_id.in_(self._networks))))
+            rules_met.append(
+                schema.hosts.c.name.in_(
+                    select(places.host).where(places.network_id.in_(self._networks))
+                )
+            )
         if self._groups:
-            rules_met.append(schema.hosts.c.name.in_(
-                select(places.host).join(schema.port_groups, grouped.port_id == places.port_id).where(
-                    or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(reaching)))))
-        names = self.connection.execute(update(schema.hosts).where(or_(*rules_met)).values(
-            changed=self.revision()).returning(schema.hosts.c.name)).scalars()
+            rules_met.append(
+                schema.hosts.c.name.in_(
+                    select(places.host)
+                    .join(schema.port_groups, grouped.port_id == places.port_id)
+                    .where(or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(reaching)))
+                )
+            )
+        names = self.connection.execute(
+            update(schema.hosts)
+            .where(or_(*rules_met))
+            .values(changed=self.revision())
+            .returning(schema.hosts.c.name)
+        ).scalars()
         return dict.fromkeys(names, self.revision())
 
     def add(self, table: Table, values: Mapping[str, Any]) -> str:
         """Store a new thing and return its id."""
         key, now = str(uuid.uuid4()), moment()
-        self.connection.execute(insert(table).values({"id": key, "created_at": now, "updated_at": now} | dict(values)))
+        self.connection.execute(
+            insert(table).values({"id": key, "created_at": now, "updated_at": now} | dict(values))
+        )
         return str(values.get("id", key))
 
     def set(self, table: Table, key: str, values: Mapping[str, Any]) -> None:
         """Change columns of a thing; its revision number rises."""
-        self.connection.execute(update(table).where(table.c.id == key).values(
-            dict(values) | {"updated_at": moment(), "revision_number": table.c.revision_number + 1}))
+        self.connection.execute(
+            update(table)
+            .where(table.c.id == key)
+            .values(
+                dict(values)
+                | {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
+            )
+        )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/floatingips: addresses of an external network that lead, through a router, to the fixed address of a port.
+"""/v2.0/floatingips: addresses of an external network that lead, through a router, to the fixed
+address of a port.
 
-The address itself is held by a port network:floatingip of the external network. The router is the one that joins the
-port's subnet and has its gateway in that network; its host learns of every change, and so does the compute service.
+The address itself is held by a port network:floatingip of the external network. The router is the
+one that joins the port's subnet and has its gateway in that network; its host learns of every
+change, and so does the compute service.
 """
 
 import uuid
@@ -13,7 +15,15 @@ from sqlalchemy import JSON, ColumnElement, Row, Select, func, or_, select, type
 
 from deploy.standalone.network import ports, schema
 from deploy.standalone.network.addresses import subnets_of
-from deploy.standalone.network.attributes import ADDRESS, ID, NAME, REQUIRED, UNSET, Attribute, Attributes
+from deploy.standalone.network.attributes import (
+    ADDRESS,
+    ID,
+    NAME,
+    REQUIRED,
+    UNSET,
+    Attribute,
+    Attributes,
+)
 from deploy.standalone.network.bindings import ROUTER_OWNERS, notify_changed
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
@@ -26,59 +36,111 @@ from deploy.standalone.schemas import nullable
 FLOATING, PORTS, HELD, ROUTERS = schema.floating_ips, schema.ports, schema.addresses, schema.routers
 INTERFACE, GATEWAY = ROUTER_OWNERS
 OWNER = "network:floatingip"
-DETAILS = ("name", "network_id", "mac_address", "admin_state_up", "status", "device_id", "device_owner")
+DETAILS = (
+    "name",
+    "network_id",
+    "mac_address",
+    "admin_state_up",
+    "status",
+    "device_id",
+    "device_owner",
+)
 NOWHERE: Mapping[str, None] = {"port_id": None, "fixed_ip_address": None, "router_id": None}
 
 
 def by_status(values: list[str]) -> ColumnElement[bool]:
     """ACTIVE are those that lead to a port."""
     leads = {"ACTIVE": FLOATING.c.port_id.is_not(None), "DOWN": FLOATING.c.port_id.is_(None)}
-    return or_(*[leads[value.upper()] for value in values if value.upper() in leads], FLOATING.c.id == "")
+    return or_(
+        *[leads[value.upper()] for value in values if value.upper() in leads], FLOATING.c.id == ""
+    )
 
 
 class FloatingIpsApi(NetworkResource):
     """Floating addresses."""
 
     name, plural, table, missing = "floatingip", "floatingips", FLOATING, "FloatingIPNotFound"
-    attributes = Attributes({
-        "description": Attribute(NAME, ""),
-        "project_id": Attribute(ID, put=False),
-        "floating_network_id": Attribute(ID, REQUIRED, put=False),
-        "floating_ip_address": Attribute(nullable(ADDRESS), None, put=False, admin=True),
-        "subnet_id": Attribute(nullable(ID), UNSET, put=False),
-        "port_id": Attribute(nullable(ID)),
-        "fixed_ip_address": Attribute(nullable(ADDRESS)),
-        "dns_name": Attribute(NAME, "", put=False),
-        "dns_domain": Attribute(NAME, "", put=False),
-    })
+    attributes = Attributes(
+        {
+            "description": Attribute(NAME, ""),
+            "project_id": Attribute(ID, put=False),
+            "floating_network_id": Attribute(ID, REQUIRED, put=False),
+            "floating_ip_address": Attribute(nullable(ADDRESS), None, put=False, admin=True),
+            "subnet_id": Attribute(nullable(ID), UNSET, put=False),
+            "port_id": Attribute(nullable(ID)),
+            "fixed_ip_address": Attribute(nullable(ADDRESS)),
+            "dns_name": Attribute(NAME, "", put=False),
+            "dns_domain": Attribute(NAME, "", put=False),
+        }
+    )
     filters = {"status": by_status, "router_id": FLOATING.c.router_id.in_}
 
     def select(self) -> Select[Any]:
-        details = select(func.json_object(*[part for name in DETAILS for part in (name, PORTS.c[name])])).where(
-            PORTS.c.id == FLOATING.c.port_id)
+        details = select(
+            func.json_object(*[part for name in DETAILS for part in (name, PORTS.c[name])])
+        ).where(PORTS.c.id == FLOATING.c.port_id)
         return select(FLOATING, type_coerce(details.scalar_subquery(), JSON).label("details"))
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        shown = {name: row[name] for name in ("floating_network_id", "floating_ip_address", "port_id",
-                                              "fixed_ip_address", "router_id", "dns_name", "dns_domain")}
-        details = row["details"] and row["details"] | {"admin_state_up": bool(row["details"]["admin_state_up"])}
-        return standard(row) | shown | {"status": "ACTIVE" if row["port_id"] else "DOWN", "port_details": details}
+        shown = {
+            name: row[name]
+            for name in (
+                "floating_network_id",
+                "floating_ip_address",
+                "port_id",
+                "fixed_ip_address",
+                "router_id",
+                "dns_name",
+                "dns_domain",
+            )
+        }
+        details = row["details"] and row["details"] | {
+            "admin_state_up": bool(row["details"]["admin_state_up"])
+        }
+        return (
+            standard(row)
+            | shown
+            | {"status": "ACTIVE" if row["port_id"] else "DOWN", "port_details": details}
+        )
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = change.one(schema.networks, body["floating_network_id"])
         if network is None or not (network.external or caller.owns(network.project_id)):
             raise fault("NetworkNotFound", id=body["floating_network_id"])
         if not network.external:
-            raise fault("BadRequest", what="floatingip", why=f"Network {network.id} is not a valid external network")
+            raise fault(
+                "BadRequest",
+                what="floatingip",
+                why=f"Network {network.id} is not a valid external network",
+            )
         spend(change, body["project_id"], "floatingip")
         key = str(uuid.uuid4())
-        held = ports.add(change, network, {
-            "network_id": network.id, "project_id": "", "device_id": key, "device_owner": OWNER,
-            "port_security_enabled": False, "fixed_ips": [_wanted_address(change, network.id, body)]})
-        taken = change.connection.execute(select(HELD.c.address).where(HELD.c.port_id == held)).scalar_one()
+        held = ports.add(
+            change,
+            network,
+            {
+                "network_id": network.id,
+                "project_id": "",
+                "device_id": key,
+                "device_owner": OWNER,
+                "port_security_enabled": False,
+                "fixed_ips": [_wanted_address(change, network.id, body)],
+            },
+        )
+        taken = change.connection.execute(
+            select(HELD.c.address).where(HELD.c.port_id == held)
+        ).scalar_one()
         own = {name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")}
-        change.add(FLOATING, own | {"id": key, "floating_network_id": network.id, "floating_ip_address": taken,
-                                    "floating_port_id": held})
+        change.add(
+            FLOATING,
+            own
+            | {
+                "id": key,
+                "floating_network_id": network.id,
+                "floating_ip_address": taken,
+                "floating_port_id": held,
+            },
+        )
         if body.get("port_id"):
             self._associate(change, caller, key, network.id, body)
         return key
@@ -99,21 +161,37 @@ class FloatingIpsApi(NetworkResource):
         assert held is not None
         ports.remove(change, held)
 
-    def _associate(self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body) -> None:
+    def _associate(
+        self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body
+    ) -> None:
         port_id, fixed = body["port_id"], body.get("fixed_ip_address")
         port = change.one(PORTS, port_id)
         if port is None or not caller.owns(port.project_id):
             raise fault("PortNotFound", id=port_id)
         inside = _inside(change, port_id, fixed)
         other = select(FLOATING.c.id).where(
-            FLOATING.c.port_id == port_id, FLOATING.c.fixed_ip_address == inside.address,
-            FLOATING.c.floating_network_id == network, FLOATING.c.id != key)
+            FLOATING.c.port_id == port_id,
+            FLOATING.c.fixed_ip_address == inside.address,
+            FLOATING.c.floating_network_id == network,
+            FLOATING.c.id != key,
+        )
         if change.connection.execute(other).first() is not None:
-            raise fault("FloatingIPPortAlreadyAssociated", port=port_id, ip=inside.address, network=network)
+            raise fault(
+                "FloatingIPPortAlreadyAssociated", port=port_id, ip=inside.address, network=network
+            )
         router = _router(change, network, inside.subnet_id)
         if router is None:
-            raise fault("ExternalGatewayForFloatingIPNotFound", network=network, subnet=inside.subnet_id, port=port_id)
-        change.set(FLOATING, key, {"port_id": port_id, "fixed_ip_address": inside.address, "router_id": router.id})
+            raise fault(
+                "ExternalGatewayForFloatingIPNotFound",
+                network=network,
+                subnet=inside.subnet_id,
+                port=port_id,
+            )
+        change.set(
+            FLOATING,
+            key,
+            {"port_id": port_id, "fixed_ip_address": inside.address, "router_id": router.id},
+        )
         change.touch(hosts=[router.host])
         notify_changed(change, port)
 
@@ -124,9 +202,15 @@ def _wanted_address(change: Change, network: str, body: Body) -> Body:
         return {"ip_address": body["floating_ip_address"]}
     if body.get("subnet_id"):
         return {"subnet_id": body["subnet_id"]}
-    subnet = next((one for one in subnets_of(change.connection, network) if one.ip_version == 4), None)
+    subnet = next(
+        (one for one in subnets_of(change.connection, network) if one.ip_version == 4), None
+    )
     if subnet is None:
-        raise fault("BadRequest", what="floatingip", why=f"Network {network} does not contain any IPv4 subnet")
+        raise fault(
+            "BadRequest",
+            what="floatingip",
+            why=f"Network {network} does not contain any IPv4 subnet",
+        )
     return {"subnet_id": subnet.id}
 
 
@@ -146,20 +230,38 @@ def _inside(change: Change, port_id: str, fixed: str | None) -> Row[Any]:
     held = change.connection.execute(select(HELD).where(HELD.c.port_id == port_id)).all()
     found = [one for one in held if "." in one.address and fixed in (None, one.address)]
     if fixed and not found:
-        raise fault("BadRequest", what="floatingip", why=f"Port {port_id} does not have fixed ip {fixed}")
+        raise fault(
+            "BadRequest", what="floatingip", why=f"Port {port_id} does not have fixed ip {fixed}"
+        )
     if not found:
-        raise fault("BadRequest", what="floatingip", why=f"Cannot add floating IP to port {port_id} that has no fixed"
-                                                         " IPv4 addresses")
+        raise fault(
+            "BadRequest",
+            what="floatingip",
+            why=f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses",
+        )
     if len(found) > 1:
-        raise fault("BadRequest", what="floatingip", why=f"Port {port_id} has multiple fixed IPv4 addresses. Must"
-                                                         " provide a specific IPv4 address when assigning one")
+        raise fault(
+            "BadRequest",
+            what="floatingip",
+            why=f"Port {port_id} has multiple fixed IPv4 addresses. Must"
+            " provide a specific IPv4 address when assigning one",
+        )
     return found[0]
 
 
 def _router(change: Change, network: str, subnet: str) -> Row[Any] | None:
     """The router that joins this subnet and has its gateway in this network."""
-    gateways = select(PORTS.c.device_id).where(PORTS.c.device_owner == GATEWAY, PORTS.c.network_id == network)
-    return change.connection.execute(select(ROUTERS).join(PORTS, PORTS.c.device_id == ROUTERS.c.id).join(
-        HELD, HELD.c.port_id == PORTS.c.id).where(
-            PORTS.c.device_owner == INTERFACE, HELD.c.subnet_id == subnet, ROUTERS.c.id.in_(gateways)).order_by(
-                ROUTERS.c.created_at, ROUTERS.c.id)).first()
+    gateways = select(PORTS.c.device_id).where(
+        PORTS.c.device_owner == GATEWAY, PORTS.c.network_id == network
+    )
+    return change.connection.execute(
+        select(ROUTERS)
+        .join(PORTS, PORTS.c.device_id == ROUTERS.c.id)
+        .join(HELD, HELD.c.port_id == PORTS.c.id)
+        .where(
+            PORTS.c.device_owner == INTERFACE,
+            HELD.c.subnet_id == subnet,
+            ROUTERS.c.id.in_(gateways),
+        )
+        .order_by(ROUTERS.c.created_at, ROUTERS.c.id)
+    ).first()

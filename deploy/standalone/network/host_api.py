@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/kilonova/hosts: here a host gets its description and reports what it has applied. For hosts alone.
+"""/v2.0/kilonova/hosts: here a host gets its description and reports what it has applied. For hosts
+alone.
 
-A host proves by its key who it is, and speaks for itself only; it has no token. A poll is the heartbeat; it waits until
-the host's revision is another than the one it has seen. A report makes the host's ports ACTIVE, up to the revision that
-it has applied, and wakes the requests that wait for them.
+A host proves by its key who it is, and speaks for itself only; it has no token. A poll is the
+heartbeat; it waits until the host's revision is another than the one it has seen. A report makes
+the host's ports ACTIVE, up to the revision that it has applied, and wakes the requests that wait
+for them.
 """
 
 import hmac
@@ -31,12 +33,16 @@ HOSTS, PORTS, INACTIVE = schema.hosts, schema.ports, schema.inactive_bindings
 MAX_WAIT_SECONDS = 30
 
 
-REPORT = Attributes({
-    "revision": Attribute(number(0, 10**12), REQUIRED),
-    "tunnel_address": Attribute(ADDRESS),
-    "external_gateway": Attribute(TRUTH),
-    "failed": Attribute({"type": "object", "additionalProperties": {"type": "string"}}),      # port -> reason
-})
+REPORT = Attributes(
+    {
+        "revision": Attribute(number(0, 10**12), REQUIRED),
+        "tunnel_address": Attribute(ADDRESS),
+        "external_gateway": Attribute(TRUTH),
+        "failed": Attribute(
+            {"type": "object", "additionalProperties": {"type": "string"}}
+        ),  # port -> reason
+    }
+)
 
 
 class HostApi:
@@ -76,17 +82,25 @@ class HostApi:
     def _require_key(self, req: falcon.Request, name: str) -> None:
         """Raises 401 unless the caller has this host's key."""
         secret, given = self._fabric.settings.host_secret, req.get_header(HEADER) or ""
-        if not secret or not hmac.compare_digest(wiring_key(host_key(secret, name)).encode(), given.encode()):
-            raise falcon.HTTPUnauthorized(description=f"This is not the key of the host {name[:255]!r}.")
+        if not secret or not hmac.compare_digest(
+            wiring_key(host_key(secret, name)).encode(), given.encode()
+        ):
+            raise falcon.HTTPUnauthorized(
+                description=f"This is not the key of the host {name[:255]!r}."
+            )
 
     def _register(self, name: str) -> None:
-        """Note that this host is alive; a new one gets its row first, so that ports can be bound to it."""
+        """Note that this host is alive; a new one gets its row first, so that ports can be bound to
+        it."""
         if self._fabric.hosts.silence(name) is None:
             if len(name) > 255:
                 raise fault("HTTPBadRequest", why="The name of a host has at most 255 characters")
             with self._fabric.change() as change:
-                change.connection.execute(insert(HOSTS).values(
-                    name=name, changed=0, created_at=moment()).on_conflict_do_nothing())
+                change.connection.execute(
+                    insert(HOSTS)
+                    .values(name=name, changed=0, created_at=moment())
+                    .on_conflict_do_nothing()
+                )
                 change.touch(hosts=[name])
         self._fabric.hosts.note_contact(name)
 
@@ -97,25 +111,39 @@ def _host(name: str) -> Select[Any]:
 
 def _store_report(change: Change, host: Row[Any], report: Body) -> None:
     """Store what the host says of itself; others get a new revision when it is elsewhere now."""
-    changed = {name: report[name] for name in ("tunnel_address", "external_gateway")
-            if name in report and report[name] != getattr(host, name)}
+    changed = {
+        name: report[name]
+        for name in ("tunnel_address", "external_gateway")
+        if name in report and report[name] != getattr(host, name)
+    }
     if changed:
-        here = select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
+        here = (
+            select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
+        )
         outside = select(schema.networks.c.id).where(schema.networks.c.external)
         change.touch(networks=change.connection.execute(here).scalars(), hosts=[host.name])
         if host.external_gateway or changed.get("external_gateway"):
             change.touch(networks=change.connection.execute(outside).scalars())
-    change.connection.execute(update(HOSTS).where(HOSTS.c.name == host.name).values(
-        changed | {"acknowledged": report["revision"]}))
+    change.connection.execute(
+        update(HOSTS)
+        .where(HOSTS.c.name == host.name)
+        .values(changed | {"acknowledged": report["revision"]})
+    )
 
 
 def _bind_late(change: Change, name: str) -> None:
     """Ports that were bound while the host was silent are bound now."""
-    late = change.connection.execute(select(PORTS.c.id, PORTS.c.network_id).where(
-        PORTS.c.host == name, PORTS.c.vif_type == "binding_failed")).all()
+    late = change.connection.execute(
+        select(PORTS.c.id, PORTS.c.network_id).where(
+            PORTS.c.host == name, PORTS.c.vif_type == "binding_failed"
+        )
+    ).all()
     if late:
-        change.connection.execute(update(PORTS).where(PORTS.c.id.in_([port.id for port in late])).values(
-            vif_type="bridge", bound_at=change.revision()))
+        change.connection.execute(
+            update(PORTS)
+            .where(PORTS.c.id.in_([port.id for port in late]))
+            .values(vif_type="bridge", bound_at=change.revision())
+        )
         change.touch(networks=[port.network_id for port in late], hosts=[name])
 
 
@@ -123,13 +151,29 @@ def _update_ports(change: Change, name: str, revision: int, failed: dict[str, st
     """The ports that this revision holds are wired, but for those that failed."""
     here = [PORTS.c.host == name, PORTS.c.vif_type == "bridge"]
     shown = (PORTS.c.id, PORTS.c.device_id, PORTS.c.device_owner)
-    wired = change.connection.execute(update(PORTS).where(
-        *here, PORTS.c.status == "DOWN", PORTS.c.admin_state_up, PORTS.c.bound_at <= revision,
-        PORTS.c.id.not_in(failed)).values(status="ACTIVE").returning(*shown)).all()
-    lost = change.connection.execute(update(PORTS).where(
-        *here, PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed)).values(status="DOWN").returning(*shown)).all()
-    change.connection.execute(update(INACTIVE).where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision).values(
-        is_wired=INACTIVE.c.port_id.not_in(failed)))
+    wired = change.connection.execute(
+        update(PORTS)
+        .where(
+            *here,
+            PORTS.c.status == "DOWN",
+            PORTS.c.admin_state_up,
+            PORTS.c.bound_at <= revision,
+            PORTS.c.id.not_in(failed),
+        )
+        .values(status="ACTIVE")
+        .returning(*shown)
+    ).all()
+    lost = change.connection.execute(
+        update(PORTS)
+        .where(*here, PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
+        .values(status="DOWN")
+        .returning(*shown)
+    ).all()
+    change.connection.execute(
+        update(INACTIVE)
+        .where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision)
+        .values(is_wired=INACTIVE.c.port_id.not_in(failed))
+    )
     for port in filter(is_of_server, wired):
         change.add_event("network-vif-plugged", port.device_id, port.id)
     for port in filter(is_of_server, lost):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a host proves to the network service who it is.
 
-The network service and the metadata service share a secret. Each host has a key that follows from it
-(``asker.host_key``): with it the host signs what its guests ask of the metadata service, and from it follows what it
-shows to the network service.
+The network service and the metadata service share a secret. Each host has a key that follows from
+it (``asker.host_key``): with it the host signs what its guests ask of the metadata service, and
+from it follows what it shows to the network service.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names that guests have in their networks: the port's dns_name, or one made of the address.
 
-The API shows them (dns_assignment) and dnsmasq on the guest's host answers to them; both take them from here, so
-that what is shown is what resolves. Pure.
+The API shows them (dns_assignment) and dnsmasq on the guest's host answers to them; both take them
+from here, so that what is shown is what resolves. Pure.
 """
 
 DOMAIN = "openstacklocal"

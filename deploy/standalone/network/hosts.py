@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process knows of the hosts while it runs: their last contacts and revisions. Nothing here must last.
+"""What this process knows of the hosts while it runs: their last contacts and revisions. Nothing
+here must last.
 
-Requests wait here for what another request brings: a host for a change that concerns it, the request that makes a port
-for the host's acknowledgement. A host is alive for 30 s after its last contact. After a restart every host that the
-database knows counts as just in contact, for it was this service that was away.
+Requests wait here for what another request brings: a host for a change that concerns it, the
+request that makes a port for the host's acknowledgement. A host is alive for 30 s after its last
+contact. After a restart every host that the database knows counts as just in contact, for it was
+this service that was away.
 """
 
 import threading
@@ -11,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 
 SILENCE_SECONDS = 30.0
-CHECK_SECONDS = 0.5      # how soon a request that waits notices that the service is about to end
+CHECK_SECONDS = 0.5  # how soon a request that waits notices that the service is about to end
 
 
 class HostRegistry:
     """Contacts and revisions, and the requests that wait for them. Thread-safe."""
 
-    def __init__(self, known: Mapping[str, int], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, known: Mapping[str, int], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._monotonic = monotonic
         self._contacts = {name: monotonic() for name in known}
         self._revisions, self._acknowledged = dict(known), dict[str, int]()
@@ -60,13 +64,18 @@ class HostRegistry:
         self._await_until(seconds, lambda: self._revisions.get(name) != seen)
 
     def end(self) -> None:
-        """Let all that wait go within half a second. Takes no lock: a signal handler may call it."""
+        """Let all that wait go within half a second. Takes no lock: a signal handler may call
+        it."""
         self._ending = True
 
     def await_acknowledged(self, revisions: Mapping[str, int], seconds: float) -> bool:
         """Wait until these hosts have applied these revisions; False when time ran out first."""
-        return self._await_until(seconds, lambda: all(
-            self._acknowledged.get(name, -1) >= revision for name, revision in revisions.items()))
+        return self._await_until(
+            seconds,
+            lambda: all(
+                self._acknowledged.get(name, -1) >= revision for name, revision in revisions.items()
+            ),
+        )
 
     def _await_until(self, seconds: float, condition: Callable[[], bool]) -> bool:
         """Wait until `condition` holds; False when time ran out first."""

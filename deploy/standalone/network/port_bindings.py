@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/ports/{id}/bindings: the hosts that a server's port is bound to (Neutron's extension binding-extended).
+"""/v2.0/ports/{id}/bindings: the hosts that a server's port is bound to (Neutron's extension
+binding-extended).
 
-One binding is active: it is the port's own binding:host_id and stands in the port's row. The others are wired as it
-is, so that a server that moves while it runs finds its port where it arrives; `activate` makes another the active one.
-For admins and services. What must stay true: at most one active binding a port, at most one binding a port and host,
-and an inactive one changes nothing of what the port shows.
+One binding is active: it is the port's own binding:host_id and stands in the port's row. The others
+are wired as it is, so that a server that moves while it runs finds its port where it arrives;
+`activate` makes another the active one. For admins and services. What must stay true: at most one
+active binding a port, at most one binding a port and host, and an inactive one changes nothing of
+what the port shows.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,16 +30,19 @@ from deploy.standalone.web import answer, read_object
 INACTIVE = schema.inactive_bindings
 OF_BINDING = ("host", "bound_at", "vif_type", "vnic_type", "profile")
 FILTERS = ("host", "status", "vif_type", "vnic_type")
-BINDING = Attributes({
-    "host": Attribute(text(minLength=1), REQUIRED, put=False),
-    "vnic_type": Attribute(one_of("normal"), "normal"),
-    "profile": Attribute(PROFILE, {}),
-    "project_id": Attribute(ID, put=False),
-})
+BINDING = Attributes(
+    {
+        "host": Attribute(text(minLength=1), REQUIRED, put=False),
+        "vnic_type": Attribute(one_of("normal"), "normal"),
+        "profile": Attribute(PROFILE, {}),
+        "project_id": Attribute(ID, put=False),
+    }
+)
 
 
 class PortBindings:
-    """GET and POST .../bindings; GET, PUT and DELETE .../bindings/{host}; PUT .../bindings/{host}/activate."""
+    """GET and POST .../bindings; GET, PUT and DELETE .../bindings/{host}; PUT
+    .../bindings/{host}/activate."""
 
     def __init__(self, fabric: Fabric, ports: NetworkResource) -> None:
         self._fabric, self._ports = fabric, ports
@@ -46,11 +51,18 @@ class PortBindings:
         """All of them, the active one first."""
         unknown = sorted(req.params.keys() - {*FILTERS, *NOT_FILTERS})
         if unknown:
-            raise fault("HTTPBadRequest", why=f"['{unknown[0][:64]}'] is invalid attribute for filtering")
+            raise fault(
+                "HTTPBadRequest", why=f"['{unknown[0][:64]}'] is invalid attribute for filtering"
+            )
         with self._fabric.database.read() as connection:
             found = _all(connection, self._port(connection, req, key, "get"))
-        met = [one for one in found
-               if all(one[name] in values_of(req.params, name) for name in FILTERS if name in req.params)]
+        met = [
+            one
+            for one in found
+            if all(
+                one[name] in values_of(req.params, name) for name in FILTERS if name in req.params
+            )
+        ]
         answer(resp, {"bindings": [fields(req, one) for one in met]})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
@@ -64,9 +76,17 @@ class PortBindings:
             bound = bind(change, host, port.admin_state_up)
             if bound["vif_type"] != "bridge":
                 raise fault("PortBindingError", id=port.id, host=host)
-            change.connection.execute(insert(INACTIVE).values(
-                port_id=port.id, host=host, bound_at=bound["bound_at"], vif_type=bound["vif_type"],
-                vnic_type=body["vnic_type"], profile=body["profile"], is_wired=bound["status"] == "ACTIVE"))
+            change.connection.execute(
+                insert(INACTIVE).values(
+                    port_id=port.id,
+                    host=host,
+                    bound_at=bound["bound_at"],
+                    vif_type=bound["vif_type"],
+                    vnic_type=body["vnic_type"],
+                    profile=body["profile"],
+                    is_wired=bound["status"] == "ACTIVE",
+                )
+            )
             change.connection.execute(insert(schema.arrivals).values(port_id=port.id, host=host))
             change.touch(networks=[port.network_id], hosts=[host])
         self._fabric.settle(change)
@@ -88,28 +108,43 @@ class PortBindings:
                 change.set(schema.ports, port.id, body)
             elif body:
                 change.connection.execute(update(INACTIVE).where(*_at(port, host)).values(body))
+
         self._turn(req, key, host, turn)
         self.on_get_one(req, resp, key, host)
 
-    def on_put_activate(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
+    def on_put_activate(
+        self, req: falcon.Request, resp: falcon.Response, key: str, host: str
+    ) -> None:
         """Make it the active one; the one that was stays, inactive."""
+
         def turn(change: Change, port: Row[Any], found: Body) -> None:
             if found["status"] == "ACTIVE":
                 raise fault("PortBindingAlreadyActive", id=port.id, host=host)
             _activate(change, port, host)
+
         self._turn(req, key, host, turn)
         self.on_get_one(req, resp, key, host)
 
-    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
+    def on_delete_one(
+        self, req: falcon.Request, resp: falcon.Response, key: str, host: str
+    ) -> None:
         """Give an inactive one up."""
+
         def turn(change: Change, port: Row[Any], found: Body) -> None:
             if found["status"] == "ACTIVE":
                 raise fault("PortBindingInUse", id=port.id, host=host)
             withdraw(change, port.id, INACTIVE.c.host == host)
+
         self._turn(req, key, host, turn)
         resp.status = falcon.HTTP_204
 
-    def _turn(self, req: falcon.Request, key: str, host: str, turn: Callable[[Change, Row[Any], Body], None]) -> None:
+    def _turn(
+        self,
+        req: falcon.Request,
+        key: str,
+        host: str,
+        turn: Callable[[Change, Row[Any], Body], None],
+    ) -> None:
         with self._fabric.change() as change:
             port = self._port(change.connection, req, key, "update")
             turn(change, port, _one(change.connection, port, host))
@@ -119,7 +154,9 @@ class PortBindings:
         caller.require_admin(f"(rule:{verb}_port_binding)")
         port = self._ports.find(connection, caller, key)
         if not port.device_owner.startswith("compute:"):
-            raise fault("BadRequest", what="port", why=f"port {port.id} is no server's (compute:...)")
+            raise fault(
+                "BadRequest", what="port", why=f"port {port.id} is no server's (compute:...)"
+            )
         return port
 
 
@@ -132,7 +169,9 @@ def _at(port: Row[Any], host: str) -> tuple[Any, Any]:
 
 
 def _all(connection: Connection, port: Row[Any]) -> list[Body]:
-    more = connection.execute(select(INACTIVE).where(INACTIVE.c.port_id == port.id).order_by(INACTIVE.c.host)).all()
+    more = connection.execute(
+        select(INACTIVE).where(INACTIVE.c.port_id == port.id).order_by(INACTIVE.c.host)
+    ).all()
     active = [_shown(port._mapping, port.network_id, "ACTIVE")] if port.host else []
     return active + [_shown(row._mapping, port.network_id, "INACTIVE") for row in more]
 
@@ -146,16 +185,30 @@ def _one(connection: Connection, port: Row[Any], host: str) -> Body:
 
 def _shown(row: Mapping[Any, Any], network_id: str, status: str) -> Body:
     details = shown_binding({"vif_type": row["vif_type"], "network_id": network_id})
-    return {"host": row["host"], "vif_type": row["vif_type"], "vif_details": details["binding:vif_details"],
-            "vnic_type": row["vnic_type"], "profile": row["profile"], "status": status}
+    return {
+        "host": row["host"],
+        "vif_type": row["vif_type"],
+        "vif_details": details["binding:vif_details"],
+        "vnic_type": row["vnic_type"],
+        "profile": row["profile"],
+        "status": status,
+    }
 
 
 def _activate(change: Change, port: Row[Any], host: str) -> None:
     """Exchange the two. Hosts need no new revision: they have wired both."""
-    row = change.connection.execute(delete(INACTIVE).where(*_at(port, host)).returning(INACTIVE)).one()
+    row = change.connection.execute(
+        delete(INACTIVE).where(*_at(port, host)).returning(INACTIVE)
+    ).one()
     if port.host:
         before = {name: port._mapping[name] for name in OF_BINDING}
-        change.connection.execute(insert(INACTIVE).values(port_id=port.id, is_wired=port.status == "ACTIVE", **before))
+        change.connection.execute(
+            insert(INACTIVE).values(port_id=port.id, is_wired=port.status == "ACTIVE", **before)
+        )
     is_active = row.is_wired and port.admin_state_up
-    change.set(schema.ports, port.id, {name: row._mapping[name] for name in OF_BINDING}
-               | {"status": "ACTIVE" if is_active else "DOWN"})
+    change.set(
+        schema.ports,
+        port.id,
+        {name: row._mapping[name] for name in OF_BINDING}
+        | {"status": "ACTIVE" if is_active else "DOWN"},
+    )

@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/ports: where something is plugged into a network, with its addresses, its groups and its place (binding).
+"""/v2.0/ports: where something is plugged into a network, with its addresses, its groups and its
+place (binding).
 
-`add` is how every port comes to be, a router's too, except the one of a network's DHCP. What must stay true: a port's
-addresses, groups and binding change in one transaction with what hosts and the compute service get of it.
+`add` is how every port comes to be, a router's too, except the one of a network's DHCP. What must
+stay true: a port's addresses, groups and binding change in one transaction with what hosts and the
+compute service get of it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Row, Select, delete, func, insert, or_, select, true, type_coerce
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Row,
+    Select,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    type_coerce,
+)
 
 from deploy.standalone.network import schema
 from deploy.standalone.network.addresses import choose_addresses, free_mac, has_mac, store
@@ -51,7 +65,11 @@ MAC_ADDRESS = text(64, format="mac-address")
 PAIRS = {**array(mapping({"ip_address": CIDR, "mac_address": MAC_ADDRESS}), 10), "null_is": []}
 _LABEL = "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 #: One label, or several of which the last is no number: that would be an address.
-DNS_NAME = text(pattern=rf"^({_LABEL}(\.{_LABEL})*\.(?![0-9]+$){_LABEL}|{_LABEL})?$", format="lower-case", null_is="")
+DNS_NAME = text(
+    pattern=rf"^({_LABEL}(\.{_LABEL})*\.(?![0-9]+$){_LABEL}|{_LABEL})?$",
+    format="lower-case",
+    null_is="",
+)
 
 
 def _with_address(field: str, value: str) -> ColumnElement[bool]:
@@ -73,7 +91,10 @@ def by_fixed_ips(values: list[str]) -> ColumnElement[bool]:
                 pattern = HELD.c.address.contains(wanted, autoescape=True)
                 rule &= PORTS.c.id.in_(select(HELD.c.port_id).where(pattern))
             case _:
-                raise fault("HTTPBadRequest", why=f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not known.")
+                raise fault(
+                    "HTTPBadRequest",
+                    why=f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not known.",
+                )
     return rule & or_(*alike) if alike else rule
 
 
@@ -81,54 +102,77 @@ class PortsApi(NetworkResource):
     """Ports."""
 
     name, plural, table, missing = "port", "ports", PORTS, "PortNotFound"
-    attributes = Attributes({
-        **STANDARD,
-        "network_id": Attribute(ID, REQUIRED, put=False),
-        "admin_state_up": ADMIN_STATE_UP,
-        "mac_address": Attribute(nullable(MAC_ADDRESS)),
-        "fixed_ips": Attribute(FIXED_IPS),
-        "device_id": Attribute(NAME, ""),
-        "device_owner": Attribute(NAME, ""),
-        "security_groups": Attribute(nullable(array(ID, 50))),
-        "port_security_enabled": Attribute(TRUTH),
-        "allowed_address_pairs": Attribute(PAIRS, []),
-        "dns_name": Attribute(DNS_NAME, ""),
-        "status": Attribute(text(16), UNSET, post=False, put=False),
-        "tags": Attribute(TAGS, [], put=False),
-        "binding:host_id": Attribute(NAME, "", admin=True, hidden=True, column="host"),
-        "binding:profile": Attribute(PROFILE, {}, admin=True, hidden=True, column="profile"),
-        "binding:vnic_type": Attribute(one_of("normal"), "normal", column="vnic_type"),
-    })
+    attributes = Attributes(
+        {
+            **STANDARD,
+            "network_id": Attribute(ID, REQUIRED, put=False),
+            "admin_state_up": ADMIN_STATE_UP,
+            "mac_address": Attribute(nullable(MAC_ADDRESS)),
+            "fixed_ips": Attribute(FIXED_IPS),
+            "device_id": Attribute(NAME, ""),
+            "device_owner": Attribute(NAME, ""),
+            "security_groups": Attribute(nullable(array(ID, 50))),
+            "port_security_enabled": Attribute(TRUTH),
+            "allowed_address_pairs": Attribute(PAIRS, []),
+            "dns_name": Attribute(DNS_NAME, ""),
+            "status": Attribute(text(16), UNSET, post=False, put=False),
+            "tags": Attribute(TAGS, [], put=False),
+            "binding:host_id": Attribute(NAME, "", admin=True, hidden=True, column="host"),
+            "binding:profile": Attribute(PROFILE, {}, admin=True, hidden=True, column="profile"),
+            "binding:vnic_type": Attribute(one_of("normal"), "normal", column="vnic_type"),
+        }
+    )
     filters = {
         "fixed_ips": by_fixed_ips,
         "ip_address": lambda values: by_fixed_ips([f"ip_address={value}" for value in values]),
-        "ip_address_substr": lambda values: by_fixed_ips([f"ip_address_substr={value}" for value in values]),
+        "ip_address_substr": lambda values: by_fixed_ips(
+            [f"ip_address_substr={value}" for value in values]
+        ),
         "security_groups": lambda values: PORTS.c.id.in_(
-            select(GROUPS.c.port_id).where(GROUPS.c.group_id.in_(values))),
+            select(GROUPS.c.port_id).where(GROUPS.c.group_id.in_(values))
+        ),
         "mac_address": lambda values: PORTS.c.mac_address.in_([value.lower() for value in values]),
     }
 
     def select(self) -> Select[Any]:
-        fixed = select(func.json_group_array(func.json_object(
-            "subnet_id", HELD.c.subnet_id, "ip_address", HELD.c.address))).where(HELD.c.port_id == PORTS.c.id)
-        groups = select(func.json_group_array(GROUPS.c.group_id)).where(GROUPS.c.port_id == PORTS.c.id)
-        return select(PORTS, type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"),
-                      type_coerce(groups.scalar_subquery(), JSON).label("security_groups"))
+        fixed = select(
+            func.json_group_array(
+                func.json_object("subnet_id", HELD.c.subnet_id, "ip_address", HELD.c.address)
+            )
+        ).where(HELD.c.port_id == PORTS.c.id)
+        groups = select(func.json_group_array(GROUPS.c.group_id)).where(
+            GROUPS.c.port_id == PORTS.c.id
+        )
+        return select(
+            PORTS,
+            type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"),
+            type_coerce(groups.scalar_subquery(), JSON).label("security_groups"),
+        )
 
     def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
         own = select(schema.networks.c.id).where(schema.networks.c.project_id == caller.project_id)
-        return true() if caller.is_admin else or_(
-            PORTS.c.project_id == caller.project_id, PORTS.c.network_id.in_(own))
+        return (
+            true()
+            if caller.is_admin
+            else or_(PORTS.c.project_id == caller.project_id, PORTS.c.network_id.in_(own))
+        )
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        named = [(host_name(row["dns_name"], fixed["ip_address"]), fixed["ip_address"]) for fixed in row["fixed_ips"]]
-        assigned = [{"hostname": name, "ip_address": held, "fqdn": qualified(name)} for name, held in named]
+        named = [
+            (host_name(row["dns_name"], fixed["ip_address"]), fixed["ip_address"])
+            for fixed in row["fixed_ips"]
+        ]
+        assigned = [
+            {"hostname": name, "ip_address": held, "fqdn": qualified(name)} for name, held in named
+        ]
         shown = super().view(row, caller) | {"dns_assignment": assigned, "extra_dhcp_opts": []}
         return shown | (shown_binding(row) if caller.is_admin else {})
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = change.one(schema.networks, body["network_id"])
-        if network is None or not (caller.owns(network.project_id) or network.shared or network.external):
+        if network is None or not (
+            caller.owns(network.project_id) or network.shared or network.external
+        ):
             raise fault("NetworkNotFound", id=body["network_id"])
         if not (caller.owns(network.project_id) or network.shared):
             raise fault("PolicyNotAuthorized", rule="(rule:create_port on an external network)")
@@ -140,8 +184,14 @@ class PortsApi(NetworkResource):
         network = change.one(schema.networks, row.network_id)
         assert network is not None
         _check_policy(caller, network, body, "update_port")
-        if "device_owner" in body and row.device_owner in ROUTER_OWNERS and body["device_owner"] != row.device_owner:
-            raise fault("InvalidInput", why="device_owner of a router's port is the router's to change")
+        if (
+            "device_owner" in body
+            and row.device_owner in ROUTER_OWNERS
+            and body["device_owner"] != row.device_owner
+        ):
+            raise fault(
+                "InvalidInput", why="device_owner of a router's port is the router's to change"
+            )
         own = dict(self.attributes.columns(body))
         requested, groups = own.pop("fixed_ips", None), own.pop("security_groups", None)
         host = own.pop("host", None)
@@ -156,34 +206,54 @@ class PortsApi(NetworkResource):
             require_groups(change, caller, groups, row.project_id)
             _regroup(change, row.id, groups)
             change.touch(groups=groups)
-        merged = {name: own.get(name, getattr(row, name)) for name in ("port_security_enabled",
-                                                                      "allowed_address_pairs")}
-        _check_security(merged["port_security_enabled"], row.security_groups if groups is None else groups,
-                        merged["allowed_address_pairs"])
+        merged = {
+            name: own.get(name, getattr(row, name))
+            for name in ("port_security_enabled", "allowed_address_pairs")
+        }
+        _check_security(
+            merged["port_security_enabled"],
+            row.security_groups if groups is None else groups,
+            merged["allowed_address_pairs"],
+        )
         if own.get("admin_state_up") is False:
             own["status"] = "DOWN"
         elif own.get("admin_state_up") and not row.admin_state_up and row.vif_type == "bridge":
             own |= bind(change, row.host)
         change.set(PORTS, row.id, own | ({} if host is None else _rebound(change, row, host, own)))
-        if not caller.is_service and {"fixed_ips", "security_groups", "allowed_address_pairs",
-                                    "port_security_enabled"} & body.keys():
+        if (
+            not caller.is_service
+            and {"fixed_ips", "security_groups", "allowed_address_pairs", "port_security_enabled"}
+            & body.keys()
+        ):
             notify_changed(change, row)
 
     def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         if row.device_owner.startswith("network:"):
-            raise fault("ServicePortInUse", id=row.id, why=f"it has device owner {row.device_owner}")
+            raise fault(
+                "ServicePortInUse", id=row.id, why=f"it has device owner {row.device_owner}"
+            )
         remove(change, row)
-        if not caller.is_service and row.host and row.device_id and row.device_owner.startswith("compute:"):
+        if (
+            not caller.is_service
+            and row.host
+            and row.device_id
+            and row.device_owner.startswith("compute:")
+        ):
             change.add_event("network-vif-deleted", row.device_id, row.id)
 
 
 def add(change: Change, network: Row[Any], body: Body, caller: NetworkCaller | None = None) -> str:
-    """Make a port of `network`; `body` has the attributes of a port, checked. Without `caller` it is a service's own.
+    """Make a port of `network`; `body` has the attributes of a port, checked. Without `caller` it
+    is a service's own.
 
     Raises 400, 404 and 409 for addresses, groups and MACs that cannot be had.
     """
     own = PortsApi.attributes.columns(body)
-    requested, groups, host = own.pop("fixed_ips", None), own.pop("security_groups", None), own.pop("host", "")
+    requested, groups, host = (
+        own.pop("fixed_ips", None),
+        own.pop("security_groups", None),
+        own.pop("host", ""),
+    )
     secure = own.setdefault("port_security_enabled", network.port_security_enabled)
     is_service = own.get("device_owner", "").startswith("network:")
     if own.get("mac_address"):
@@ -195,8 +265,13 @@ def add(change: Change, network: Row[Any], body: Body, caller: NetworkCaller | N
     elif caller is not None:
         require_groups(change, caller, groups, own["project_id"])
     _check_security(secure, groups, own.get("allowed_address_pairs", []))
-    fixed = choose_addresses(change.connection, network.id, own["mac_address"], requested,
-                   router=own.get("device_owner", "") in ROUTER_OWNERS)
+    fixed = choose_addresses(
+        change.connection,
+        network.id,
+        own["mac_address"],
+        requested,
+        router=own.get("device_owner", "") in ROUTER_OWNERS,
+    )
     if own.get("device_owner") in ROUTER_OWNERS:
         own |= bind_to_carrier(change, host)
     elif host:
@@ -204,14 +279,21 @@ def add(change: Change, network: Row[Any], body: Body, caller: NetworkCaller | N
     key = change.add(PORTS, own)
     store(change.connection, key, fixed)
     if groups:
-        change.connection.execute(insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups])
+        change.connection.execute(
+            insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups]
+        )
     change.touch(networks=[network.id] if host else (), groups=groups if fixed else ())
     return key
 
 
 def remove(change: Change, row: Row[Any]) -> None:
-    """Remove a port with all that hangs on it; its addresses are free, floating ones no longer associated."""
-    groups = change.connection.execute(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id)).scalars().all()
+    """Remove a port with all that hangs on it; its addresses are free, floating ones no longer
+    associated."""
+    groups = (
+        change.connection.execute(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
+        .scalars()
+        .all()
+    )
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
     withdraw(change, row.id)
     disassociate(change, row.id)
@@ -219,9 +301,13 @@ def remove(change: Change, row: Row[Any]) -> None:
 
 
 def disassociate(change: Change, port_id: str, address: str | None = None) -> None:
-    """No floating address leads to this port (or to this address of it) any more; its routers' hosts learn of it."""
-    query = select(FLOATING.c.id, ROUTERS.c.host).outerjoin(ROUTERS, ROUTERS.c.id == FLOATING.c.router_id).where(
-        FLOATING.c.port_id == port_id)
+    """No floating address leads to this port (or to this address of it) any more; its routers'
+    hosts learn of it."""
+    query = (
+        select(FLOATING.c.id, ROUTERS.c.host)
+        .outerjoin(ROUTERS, ROUTERS.c.id == FLOATING.c.router_id)
+        .where(FLOATING.c.port_id == port_id)
+    )
     if address is not None:
         query = query.where(FLOATING.c.fixed_ip_address == address)
     for row in change.connection.execute(query).all():
@@ -256,28 +342,45 @@ def _require_free_mac(change: Change, network_id: str, mac_address: str) -> None
 
 def _readdress(change: Change, row: Row[Any], requested: list[Body], mac_address: str) -> None:
     before = [(fixed["subnet_id"], fixed["ip_address"]) for fixed in row.fixed_ips]
-    after = choose_addresses(change.connection, row.network_id, mac_address, requested, before,
-                   router=row.device_owner in ROUTER_OWNERS)
+    after = choose_addresses(
+        change.connection,
+        row.network_id,
+        mac_address,
+        requested,
+        before,
+        router=row.device_owner in ROUTER_OWNERS,
+    )
     for subnet, held in set(before) - set(after):
         disassociate(change, row.id, held)
-        change.connection.execute(delete(HELD).where(HELD.c.subnet_id == subnet, HELD.c.address == held))
+        change.connection.execute(
+            delete(HELD).where(HELD.c.subnet_id == subnet, HELD.c.address == held)
+        )
     store(change.connection, row.id, [fixed for fixed in after if fixed not in before])
 
 
 def _regroup(change: Change, key: str, groups: list[str]) -> None:
     change.connection.execute(delete(GROUPS).where(GROUPS.c.port_id == key))
     if groups:
-        change.connection.execute(insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups])
+        change.connection.execute(
+            insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups]
+        )
 
 
 def _rebound(change: Change, row: Row[Any], host: str, own: Body) -> Body:
-    """The columns of a port that is to be at `host`, and nowhere else; none when it is there already, as it should
-    be."""
+    """The columns of a port that is to be at `host`, and nowhere else; none when it is there
+    already, as it should be."""
     if host == row.host and row.vif_type in ("bridge", "unbound"):
         return {}
     withdraw(change, row.id)
     change.connection.execute(delete(schema.arrivals).where(schema.arrivals.c.port_id == row.id))
     change.touch(hosts=[host])
-    if row.status == "ACTIVE" and row.device_id and row.device_owner.startswith("compute:") and not host:
+    if (
+        row.status == "ACTIVE"
+        and row.device_id
+        and row.device_owner.startswith("compute:")
+        and not host
+    ):
         change.add_event("network-vif-unplugged", row.device_id, row.id)
-    return bind(change, host, own.get("admin_state_up", row.admin_state_up)) if host else dict(UNBOUND)
+    return (
+        bind(change, host, own.get("admin_state_up", row.admin_state_up)) if host else dict(UNBOUND)
+    )

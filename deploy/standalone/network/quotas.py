@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/quotas: how many of each resource a project may have; counted exactly, within the transaction that adds one."""
+"""/v2.0/quotas: how many of each resource a project may have; counted exactly, within the
+transaction that adds one."""
 
 from typing import Any
 
@@ -32,7 +33,9 @@ QUOTAS = schema.quotas
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
     """Raises 409 OverQuota unless the project may have `count` more."""
     default, table = RESOURCES[resource]
-    limit = select(QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id, QUOTAS.c.resource == resource)
+    limit = select(QUOTAS.c.limit).where(
+        QUOTAS.c.project_id == project_id, QUOTAS.c.resource == resource
+    )
     used = select(func.count()).select_from(table).where(table.c.project_id == project_id)
     row = change.connection.execute(select(limit.scalar_subquery(), used.scalar_subquery())).one()
     allowed = default if row[0] is None else row[0]
@@ -41,12 +44,17 @@ def spend(change: Change, project_id: str, resource: str, count: int = 1) -> Non
 
 
 def _limits(connection: Connection, project_id: str) -> dict[str, int]:
-    rows = connection.execute(select(QUOTAS.c.resource, QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id))
-    return {name: default for name, (default, _) in RESOURCES.items()} | {row.resource: row.limit for row in rows}
+    rows = connection.execute(
+        select(QUOTAS.c.resource, QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id)
+    )
+    return {name: default for name, (default, _) in RESOURCES.items()} | {
+        row.resource: row.limit for row in rows
+    }
 
 
 class NetworkQuotas:
-    """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id}; .../default, /details."""
+    """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id};
+    .../default, /details."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -54,9 +62,13 @@ class NetworkQuotas:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("(rule:get_quota)")
         with self._fabric.database.read() as connection:
-            projects = connection.execute(select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id))
-            found: list[Body] = [_limits(connection, key) | {"project_id": key, "tenant_id": key}
-                                 for key in projects.scalars().all()]
+            projects = connection.execute(
+                select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id)
+            )
+            found: list[Body] = [
+                _limits(connection, key) | {"project_id": key, "tenant_id": key}
+                for key in projects.scalars().all()
+            ]
         answer(resp, {"quotas": found})
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
@@ -70,9 +82,13 @@ class NetworkQuotas:
         limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
         with self._fabric.change() as change:
             for resource, limit in limits.items():
-                change.connection.execute(insert(QUOTAS).values(
-                    project_id=project_id, resource=resource, limit=limit).on_conflict_do_update(
-                        index_elements=["project_id", "resource"], set_={"limit": limit}))
+                change.connection.execute(
+                    insert(QUOTAS)
+                    .values(project_id=project_id, resource=resource, limit=limit)
+                    .on_conflict_do_update(
+                        index_elements=["project_id", "resource"], set_={"limit": limit}
+                    )
+                )
         self.on_get_one(req, resp, project_id)
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
@@ -89,13 +105,24 @@ class NetworkQuotas:
         _require_owner(req.context.caller, project_id)
         with self._fabric.database.read() as connection:
             limits = _limits(connection, project_id)
-            used = {name: _used(connection, table, project_id) for name, (_, table) in RESOURCES.items()}
-        answer(resp, {"quota": {name: {"limit": limits[name], "used": used[name], "reserved": 0} for name in limits}})
+            used = {
+                name: _used(connection, table, project_id) for name, (_, table) in RESOURCES.items()
+            }
+        answer(
+            resp,
+            {
+                "quota": {
+                    name: {"limit": limits[name], "used": used[name], "reserved": 0}
+                    for name in limits
+                }
+            },
+        )
 
 
 def _used(connection: Connection, table: Table, project_id: str) -> Any:
     return connection.execute(
-        select(func.count()).select_from(table).where(table.c.project_id == project_id)).scalar_one()
+        select(func.count()).select_from(table).where(table.c.project_id == project_id)
+    ).scalar_one()
 
 
 def _require_owner(caller: NetworkCaller, project_id: str) -> None:

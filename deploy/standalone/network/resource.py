@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Neutron's resources have in common: attributes, owners, filters, pages and tags.
 
-A filter that is given several times matches any of its values; one that nobody knows is refused, for an ignored filter
-shows, or deletes, too much. What somebody may not know of does not exist for them.
+A filter that is given several times matches any of its values; one that nobody knows is refused,
+for an ignored filter shows, or deletes, too much. What somebody may not know of does not exist for
+them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ from deploy.standalone.resource import Body, Item, Resource
 from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer, read_json
 
-#: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows where it is.
+#: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows
+#: where it is.
 ADMIN_COLUMNS = ("host", "vni", "profile", "vif_type", "bound_at")
 NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
 Filter = Callable[[list[str]], ColumnElement[bool]]
@@ -32,7 +34,7 @@ class NetworkResource(Resource):
     """The default of each part fits a thing that its project owns."""
 
     attributes: Attributes
-    missing: str                               #: Neutron's type of the 404
+    missing: str  #: Neutron's type of the 404
     filters: Mapping[str, Filter] = {}
 
     def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
@@ -59,29 +61,45 @@ class NetworkResource(Resource):
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         """A row as the API shows it to this caller."""
-        shown = {name: row[attribute.column or name] for name, attribute in self.attributes.items()
-                 if (attribute.column or name) in row and (caller.is_admin or not attribute.hidden)}
+        shown = {
+            name: row[attribute.column or name]
+            for name, attribute in self.attributes.items()
+            if (attribute.column or name) in row and (caller.is_admin or not attribute.hidden)
+        }
         return standard(row) | shown
 
     def page(self, service: Fabric, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
         query, caller = req.params, req.context.caller
-        limit, marker = number_of("limit", value_of(query, "limit", "0"), 2**31), value_of(query, "marker")
+        limit, marker = (
+            number_of("limit", value_of(query, "limit", "0"), 2**31),
+            value_of(query, "marker"),
+        )
         backwards = value_of(query, "page_reverse").lower() in ("true", "1")
         keys, rules = self._sort_keys(query, caller), self._conditions(query, caller)
         self.before_list(service, caller)
         with service.database.read() as connection:
             after = self.find(connection, caller, marker) if marker else None
-            statement = paged(self.select().where(self.visible(caller), *rules), self.table,
-                              [(name, up != backwards) for name, up in keys.items()], after)
-            rows = list(connection.execute(statement.limit(limit + 1) if limit else statement).all())
+            statement = paged(
+                self.select().where(self.visible(caller), *rules),
+                self.table,
+                [(name, up != backwards) for name, up in keys.items()],
+                after,
+            )
+            rows = list(
+                connection.execute(statement.limit(limit + 1) if limit else statement).all()
+            )
         if not limit:
             return rows[::-1] if backwards else rows, {}
         is_more, rows = len(rows) > limit, rows[:limit]
         rows = rows[::-1] if backwards else rows
         has_next, has_previous = (bool(marker), is_more) if backwards else (is_more, bool(marker))
         ends = (("next", rows[-1:], has_next), ("previous", rows[:1], has_previous))
-        links = [{"rel": rel, "href": _href(req, row.id, rel == "previous")}
-                 for rel, end, is_there in ends if is_there for row in end]
+        links = [
+            {"rel": rel, "href": _href(req, row.id, rel == "previous")}
+            for rel, end, is_there in ends
+            if is_there
+            for row in end
+        ]
         return rows, {f"{self.collection}_links": links} if links else {}
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
@@ -94,15 +112,21 @@ class NetworkResource(Resource):
 
     def _conditions(self, query: Query, caller: NetworkCaller) -> list[ColumnElement[bool]]:
         rules = []
-        for name, values in ((name, values_of(query, name)) for name in query if name not in NOT_FILTERS):
+        for name, values in (
+            (name, values_of(query, name)) for name in query if name not in NOT_FILTERS
+        ):
             if name in self.filters:
                 rules.append(self.filters[name](values))
             elif name in ("tags", "tags-any", "not-tags", "not-tags-any"):
-                tagged = [contains(self.table.c.tags, tag) for value in values for tag in value.split(",")]
+                tagged = [
+                    contains(self.table.c.tags, tag) for value in values for tag in value.split(",")
+                ]
                 rule = or_(*tagged) if name.endswith("-any") else and_(*tagged)
                 rules.append(not_(rule) if name.startswith("not-") else rule)
             elif (column := self._column(name, caller)) is None:
-                raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering")
+                raise fault(
+                    "HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering"
+                )
             else:
                 rules.append(_equals(name, column, values))
         return rules
@@ -115,7 +139,10 @@ class NetworkResource(Resource):
         for name, way in zip(names, ways or ["asc"] * len(names), strict=True):
             column = self._column(name, caller)
             if column is None or way not in ("asc", "desc"):
-                raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for sorting, asc or desc")
+                raise fault(
+                    "HTTPBadRequest",
+                    why=f"['{name[:64]}'] is invalid attribute for sorting, asc or desc",
+                )
             keys.setdefault(column.name, way == "asc")
         return keys | {"id": keys.get("id", True)}
 
@@ -177,8 +204,18 @@ class Tags:
 
 def standard(row: Mapping[Any, Any]) -> Body:
     """What is shown of everything."""
-    return {"tenant_id": row["project_id"]} | {name: row[name] for name in (
-        "id", "project_id", "description", "tags", "revision_number", "created_at", "updated_at")}
+    return {"tenant_id": row["project_id"]} | {
+        name: row[name]
+        for name in (
+            "id",
+            "project_id",
+            "description",
+            "tags",
+            "revision_number",
+            "created_at",
+            "updated_at",
+        )
+    }
 
 
 def fields(req: falcon.Request, body: Body) -> Body:
@@ -192,7 +229,9 @@ def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
     if isinstance(column.type, Boolean):
         wanted = [TRUTHS.get(value.lower()) for value in values]
         if None in wanted:
-            raise fault("HTTPBadRequest", why=f"Invalid input for {name}. Reason: it must be true or false.")
+            raise fault(
+                "HTTPBadRequest", why=f"Invalid input for {name}. Reason: it must be true or false."
+            )
     elif isinstance(column.type, Integer):
         wanted = [number_of(name, value) for value in values]
     known: ColumnElement[bool] = column.in_(wanted)
@@ -201,6 +240,8 @@ def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
 
 
 def _href(req: falcon.Request, marker: str, backwards: bool) -> str:
-    kept = {name: value for name, value in req.params.items() if name not in ("marker", "page_reverse")}
+    kept = {
+        name: value for name, value in req.params.items() if name not in ("marker", "page_reverse")
+    }
     more = {"marker": marker} | ({"page_reverse": "True"} if backwards else {})
     return f"{req.prefix}{req.path}?{urlencode(kept | more, doseq=True)}"

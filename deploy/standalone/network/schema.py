@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the network service.
 
-`ports.bound_at` is the revision of the change that bound the port: a host that has applied this revision has wired it.
-`hosts.changed` is the revision of the last change that concerns the host; `counter` hands revisions out, for ever
-rising. `addresses` says who holds which address: its primary key is what makes an address unique in its subnet.
-A port's active binding stands in its own row, the others in `inactive_bindings`; PLACES has them all. `arrivals`
-says where a port's second binding was made, so where its guest came, or will come, with connections that live on.
+`ports.bound_at` is the revision of the change that bound the port: a host that has applied this
+revision has wired it. `hosts.changed` is the revision of the last change that concerns the host;
+`counter` hands revisions out, for ever rising. `addresses` says who holds which address: its
+primary key is what makes an address unique in its subnet. A port's active binding stands in its own
+row, the others in `inactive_bindings`; PLACES has them all. `arrivals` says where a port's second
+binding was made, so where its guest came, or will come, with connections that live on.
 """
 
 from sqlalchemy import (
@@ -30,7 +31,8 @@ METADATA = MetaData()
 def _noun(name: str, *columns: SchemaItem) -> Table:
     """A table of something that the API shows, with what all such things have."""
     return Table(
-        name, METADATA,
+        name,
+        METADATA,
         Column("id", String, primary_key=True),
         Column("project_id", String, nullable=False, index=True),
         Column("name", String, nullable=False, default=""),
@@ -101,7 +103,8 @@ ports = _noun(
 )
 
 inactive_bindings = Table(
-    "inactive_bindings", METADATA,
+    "inactive_bindings",
+    METADATA,
     Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
     Column("host", String, primary_key=True, index=True),
     Column("bound_at", Integer, nullable=False),
@@ -112,20 +115,25 @@ inactive_bindings = Table(
 )
 
 arrivals = Table(
-    "arrivals", METADATA,
+    "arrivals",
+    METADATA,
     Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
     Column("host", String, primary_key=True, index=True),
 )
 
 PLACES = union_all(
-    select(ports.c.id.label("port_id"), ports.c.network_id, ports.c.host).where(ports.c.vif_type == "bridge"),
-    select(inactive_bindings.c.port_id, ports.c.network_id, inactive_bindings.c.host).join_from(
-        inactive_bindings, ports).where(inactive_bindings.c.vif_type == "bridge"),
+    select(ports.c.id.label("port_id"), ports.c.network_id, ports.c.host).where(
+        ports.c.vif_type == "bridge"
+    ),
+    select(inactive_bindings.c.port_id, ports.c.network_id, inactive_bindings.c.host)
+    .join_from(inactive_bindings, ports)
+    .where(inactive_bindings.c.vif_type == "bridge"),
 ).subquery("places")
 """Where ports are wired: each port of each host, whether the binding is the active one or not."""
 
 addresses = Table(
-    "addresses", METADATA,
+    "addresses",
+    METADATA,
     Column("subnet_id", ForeignKey("subnets.id", ondelete="CASCADE"), primary_key=True),
     Column("address", String, primary_key=True),
     Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), nullable=False, index=True),
@@ -133,7 +141,8 @@ addresses = Table(
 )
 
 port_groups = Table(
-    "port_groups", METADATA,
+    "port_groups",
+    METADATA,
     Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
     Column("group_id", ForeignKey("security_groups.id"), primary_key=True),
     Index("port_groups_by_group", "group_id"),
@@ -142,12 +151,21 @@ port_groups = Table(
 security_groups = _noun("security_groups", _truth("stateful", True))
 
 # One default group a project, however many requests come first at a time.
-Index("one_default_group", security_groups.c.project_id, unique=True,
-      sqlite_where=security_groups.c.name == "default")
+Index(
+    "one_default_group",
+    security_groups.c.project_id,
+    unique=True,
+    sqlite_where=security_groups.c.name == "default",
+)
 
 security_group_rules = _noun(
     "security_group_rules",
-    Column("security_group_id", ForeignKey("security_groups.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column(
+        "security_group_id",
+        ForeignKey("security_groups.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
     Column("direction", String, nullable=False),
     Column("ethertype", String, nullable=False),
     Column("protocol", String),
@@ -178,14 +196,16 @@ floating_ips = _noun(
 )
 
 quotas = Table(
-    "quotas", METADATA,
+    "quotas",
+    METADATA,
     Column("project_id", String, primary_key=True),
     Column("resource", String, primary_key=True),
     Column("limit", Integer, nullable=False),
 )
 
 hosts = Table(
-    "hosts", METADATA,
+    "hosts",
+    METADATA,
     Column("name", String, primary_key=True),
     Column("tunnel_address", String),
     _truth("external_gateway", False),
@@ -194,11 +214,16 @@ hosts = Table(
     Column("created_at", String, nullable=False),
 )
 
-counter = Table("counter", METADATA, Column("id", Integer, primary_key=True),
-                Column("revision", Integer, nullable=False))
+counter = Table(
+    "counter",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("revision", Integer, nullable=False),
+)
 
 events = Table(
-    "events", METADATA,
+    "events",
+    METADATA,
     Column("id", Integer, primary_key=True),
     Column("name", String, nullable=False),
     Column("server", String, nullable=False),

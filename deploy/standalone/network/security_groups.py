@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/security-groups and /v2.0/security-group-rules: what a group's ports may receive and send.
 
-A project's default group, with its four rules, is made the first time that it is needed. A rule never changes; no two
-of a group are equal.
+A project's default group, with its four rules, is made the first time that it is needed. A rule
+never changes; no two of a group are equal.
 """
 
 import ipaddress
@@ -12,7 +12,15 @@ from typing import Any
 from sqlalchemy import JSON, Row, Select, func, select, type_coerce
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import ID, NAME, REQUIRED, STANDARD, Attribute, Attributes, number
+from deploy.standalone.network.attributes import (
+    ID,
+    NAME,
+    REQUIRED,
+    STANDARD,
+    Attribute,
+    Attributes,
+    number,
+)
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
@@ -25,14 +33,26 @@ from deploy.standalone.schemas import TRUTH, nullable, one_of, text
 GROUPS, RULES = schema.security_groups, schema.security_group_rules
 ETHERTYPES = ("IPv4", "IPv6")
 ONLY_IPV6 = {41, 43, 44, 58, 59, 60}
-SAME = ("direction", "ethertype", "protocol", "port_range_min", "port_range_max", "remote_ip_prefix",
-        "remote_group_id")
+SAME = (
+    "direction",
+    "ethertype",
+    "protocol",
+    "port_range_min",
+    "port_range_max",
+    "remote_ip_prefix",
+    "remote_group_id",
+)
 
 
 class SecurityGroupsApi(NetworkResource):
     """Security groups."""
 
-    name, plural, table, missing = "security_group", "security-groups", GROUPS, "SecurityGroupNotFound"
+    name, plural, table, missing = (
+        "security_group",
+        "security-groups",
+        GROUPS,
+        "SecurityGroupNotFound",
+    )
     attributes = Attributes({**STANDARD, "stateful": Attribute(TRUTH, True)})
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
@@ -48,12 +68,17 @@ class SecurityGroupsApi(NetworkResource):
         each: list[Any] = []
         for column in RULES.c:
             each += [column.name, func.json(column) if column.name == "tags" else column]
-        rules = select(func.json_group_array(func.json_object(*each))).where(RULES.c.security_group_id == GROUPS.c.id)
+        rules = select(func.json_group_array(func.json_object(*each))).where(
+            RULES.c.security_group_id == GROUPS.c.id
+        )
         return select(GROUPS, type_coerce(rules.scalar_subquery(), JSON).label("rules"))
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         rules = sorted(row["rules"], key=lambda rule: (rule["created_at"], rule["id"]))
-        return super().view(row, caller) | {"shared": False, "security_group_rules": list(map(show_rule, rules))}
+        return super().view(row, caller) | {
+            "shared": False,
+            "security_group_rules": list(map(show_rule, rules)),
+        }
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         if body["name"] == "default":
@@ -85,16 +110,23 @@ class SecurityGroupsApi(NetworkResource):
 def default_group(change: Change, project_id: str) -> str:
     """The id of the project's default group."""
     found = change.connection.execute(_default(project_id)).scalar()
-    return found or _add(change, {"project_id": project_id, "name": "default",
-                                  "description": "Default security group"}, open_inside=True)
+    return found or _add(
+        change,
+        {"project_id": project_id, "name": "default", "description": "Default security group"},
+        open_inside=True,
+    )
 
 
-def require_groups(change: Change, caller: NetworkCaller, groups: list[str], project_id: str) -> None:
+def require_groups(
+    change: Change, caller: NetworkCaller, groups: list[str], project_id: str
+) -> None:
     """Raises 404 for a group that neither the caller nor the port's project owns."""
     known = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
     if not caller.is_admin:
         known = known.where(GROUPS.c.project_id.in_([caller.project_id, project_id]))
-    missing = sorted(set(groups) - set(change.connection.execute(known).scalars())) if groups else []
+    missing = (
+        sorted(set(groups) - set(change.connection.execute(known).scalars())) if groups else []
+    )
     if missing:
         raise fault("SecurityGroupNotFound", id=missing[0])
 
@@ -123,9 +155,14 @@ def protocol(value: str | int | None) -> str | None:
     name = str(value).lower()
     if value is None or name in ("any", "0"):
         return None
-    if name not in PROTOCOLS and not (name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255):
-        raise fault("HTTPBadRequest", why=f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of"
-                                          f" {', '.join(PROTOCOLS)}")
+    if name not in PROTOCOLS and not (
+        name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255
+    ):
+        raise fault(
+            "HTTPBadRequest",
+            why=f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of"
+            f" {', '.join(PROTOCOLS)}",
+        )
     return name
 
 
@@ -134,18 +171,20 @@ class SecurityGroupRulesApi(NetworkResource):
 
     name, plural, table = "security_group_rule", "security-group-rules", RULES
     missing = "SecurityGroupRuleNotFound"
-    attributes = Attributes({
-        "project_id": STANDARD["project_id"],
-        "description": Attribute(NAME, "", put=False),
-        "security_group_id": Attribute(ID, REQUIRED, put=False),
-        "direction": Attribute(one_of("ingress", "egress"), REQUIRED, put=False),
-        "ethertype": Attribute(one_of("IPv4", "IPv6"), "IPv4", put=False),
-        "protocol": Attribute({"type": ["string", "integer", "null"]}, None, put=False),
-        "port_range_min": Attribute(nullable(number(-1, 65535)), None, put=False),
-        "port_range_max": Attribute(nullable(number(-1, 65535)), None, put=False),
-        "remote_ip_prefix": Attribute(nullable(text(format="prefix")), None, put=False),
-        "remote_group_id": Attribute(nullable(ID), None, put=False),
-    })
+    attributes = Attributes(
+        {
+            "project_id": STANDARD["project_id"],
+            "description": Attribute(NAME, "", put=False),
+            "security_group_id": Attribute(ID, REQUIRED, put=False),
+            "direction": Attribute(one_of("ingress", "egress"), REQUIRED, put=False),
+            "ethertype": Attribute(one_of("IPv4", "IPv6"), "IPv4", put=False),
+            "protocol": Attribute({"type": ["string", "integer", "null"]}, None, put=False),
+            "port_range_min": Attribute(nullable(number(-1, 65535)), None, put=False),
+            "port_range_max": Attribute(nullable(number(-1, 65535)), None, put=False),
+            "remote_ip_prefix": Attribute(nullable(text(format="prefix")), None, put=False),
+            "remote_group_id": Attribute(nullable(ID), None, put=False),
+        }
+    )
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         return show_rule(row)
@@ -160,8 +199,10 @@ class SecurityGroupRulesApi(NetworkResource):
         if body["remote_group_id"] is not None:
             self._group(change, caller, body["remote_group_id"])
         _check(body)
-        alike = select(RULES.c.id).where(RULES.c.security_group_id == group.id,
-                                         *[RULES.c[name].is_not_distinct_from(body[name]) for name in SAME])
+        alike = select(RULES.c.id).where(
+            RULES.c.security_group_id == group.id,
+            *[RULES.c[name].is_not_distinct_from(body[name]) for name in SAME],
+        )
         known = change.connection.execute(alike).scalar()
         if known is not None:
             raise fault("SecurityGroupRuleExists", id=known)
@@ -171,7 +212,10 @@ class SecurityGroupRulesApi(NetworkResource):
         return change.add(RULES, body)
 
     def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
-        raise fault("HTTPBadRequest", why="A security group rule cannot be changed: delete it and make another")
+        raise fault(
+            "HTTPBadRequest",
+            why="A security group rule cannot be changed: delete it and make another",
+        )
 
     def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         change.touch(groups=[row.security_group_id])
@@ -191,9 +235,15 @@ class SecurityGroupRulesApi(NetworkResource):
 def show_rule(row: Mapping[Any, Any]) -> Body:
     """A rule as the API shows it."""
     prefix = row["remote_ip_prefix"]
-    return standard(row) | {name: row[name] for name in ("security_group_id", *SAME)} | {
-        "normalized_cidr": str(ipaddress.ip_network(prefix, strict=False)) if prefix else None,
-        "remote_address_group_id": None, "belongs_to_default_sg": False}
+    return (
+        standard(row)
+        | {name: row[name] for name in ("security_group_id", *SAME)}
+        | {
+            "normalized_cidr": str(ipaddress.ip_network(prefix, strict=False)) if prefix else None,
+            "remote_address_group_id": None,
+            "belongs_to_default_sg": False,
+        }
+    )
 
 
 def number_of(name: str | None) -> int | None:
@@ -209,10 +259,17 @@ def _check(body: Body) -> None:
     if body["remote_ip_prefix"]:
         version = ipaddress.ip_interface(body["remote_ip_prefix"]).version
         if body["ethertype"] != f"IPv{version}":
-            raise fault("SecurityGroupRuleParameterConflict", ethertype=body["ethertype"],
-                        cidr=body["remote_ip_prefix"])
+            raise fault(
+                "SecurityGroupRuleParameterConflict",
+                ethertype=body["ethertype"],
+                cidr=body["remote_ip_prefix"],
+            )
     if kind in ONLY_IPV6 and body["ethertype"] == "IPv4":
-        raise fault("SecurityGroupEthertypeConflictWithProtocol", ethertype="IPv4", protocol=body["protocol"])
+        raise fault(
+            "SecurityGroupEthertypeConflictWithProtocol",
+            ethertype="IPv4",
+            protocol=body["protocol"],
+        )
     if kind in (1, 58):
         _check_icmp(low, high)
     elif low is None and high is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/subnets: the addresses of a network, their pools, gateway, routes and what DHCP says.
 
-Subnets of one network never overlap; those of different networks may. A network whose subnets want DHCP has one port
-network:dhcp with an address in each of them, the same on every host.
+Subnets of one network never overlap; those of different networks may. A network whose subnets want
+DHCP has one port network:dhcp with an address in each of them, the same on every host.
 """
 
 import ipaddress
@@ -13,7 +13,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete, or_, select, true
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.addresses import choose_addresses, free_mac, is_from_mac, store, subnets_of
+from deploy.standalone.network.addresses import (
+    choose_addresses,
+    free_mac,
+    is_from_mac,
+    store,
+    subnets_of,
+)
 from deploy.standalone.network.attributes import (
     ADDRESS,
     CIDR,
@@ -43,29 +49,41 @@ class SubnetsApi(NetworkResource):
     """Subnets."""
 
     name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
-    attributes = Attributes({
-        **STANDARD,
-        "network_id": Attribute(ID, REQUIRED, put=False),
-        "ip_version": Attribute(one_of(4, 6), REQUIRED, put=False),
-        "cidr": Attribute(CIDR, REQUIRED, put=False),
-        "gateway_ip": Attribute(nullable(ADDRESS)),
-        "enable_dhcp": Attribute(TRUTH, True),
-        "ipv6_address_mode": Attribute(MODE, None, put=False),
-        "ipv6_ra_mode": Attribute(MODE, None, put=False),
-        "allocation_pools": Attribute(nullable(array(mapping({"start": ADDRESS, "end": ADDRESS})))),
-        "dns_nameservers": Attribute({**array(ADDRESS, 5), "null_is": []}, []),
-        "host_routes": Attribute({**ROUTES, "maxItems": 20}, []),
-        "subnetpool_id": Attribute({"type": "null"}, UNSET, put=False),
-    })
+    attributes = Attributes(
+        {
+            **STANDARD,
+            "network_id": Attribute(ID, REQUIRED, put=False),
+            "ip_version": Attribute(one_of(4, 6), REQUIRED, put=False),
+            "cidr": Attribute(CIDR, REQUIRED, put=False),
+            "gateway_ip": Attribute(nullable(ADDRESS)),
+            "enable_dhcp": Attribute(TRUTH, True),
+            "ipv6_address_mode": Attribute(MODE, None, put=False),
+            "ipv6_ra_mode": Attribute(MODE, None, put=False),
+            "allocation_pools": Attribute(
+                nullable(array(mapping({"start": ADDRESS, "end": ADDRESS})))
+            ),
+            "dns_nameservers": Attribute({**array(ADDRESS, 5), "null_is": []}, []),
+            "host_routes": Attribute({**ROUTES, "maxItems": 20}, []),
+            "subnetpool_id": Attribute({"type": "null"}, UNSET, put=False),
+        }
+    )
 
     def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
-        shared = select(schema.networks.c.id).where(or_(
-            schema.networks.c.shared, schema.networks.c.project_id == caller.project_id))
-        return true() if caller.is_admin else or_(
-            SUBNETS.c.project_id == caller.project_id, SUBNETS.c.network_id.in_(shared))
+        shared = select(schema.networks.c.id).where(
+            or_(schema.networks.c.shared, schema.networks.c.project_id == caller.project_id)
+        )
+        return (
+            true()
+            if caller.is_admin
+            else or_(SUBNETS.c.project_id == caller.project_id, SUBNETS.c.network_id.in_(shared))
+        )
 
     def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        return super().view(row, caller) | {"subnetpool_id": None, "service_types": [], "segment_id": None}
+        return super().view(row, caller) | {
+            "subnetpool_id": None,
+            "service_types": [],
+            "segment_id": None,
+        }
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = owned_network(change, caller, body["network_id"], "create_subnet")
@@ -75,10 +93,15 @@ class SubnetsApi(NetworkResource):
         net = _cidr(body)
         for other in subnets_of(change.connection, network.id):
             if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
-                raise fault("InvalidInput", why=f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
-                                                f" with another subnet ({other.id})")
+                raise fault(
+                    "InvalidInput",
+                    why=f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
+                    f" with another subnet ({other.id})",
+                )
         if "gateway_ip" not in body:
-            body["gateway_ip"] = str(net[1] if net.num_addresses > 1 and net.prefixlen < 31 else net[0])
+            body["gateway_ip"] = str(
+                net[1] if net.num_addresses > 1 and net.prefixlen < 31 else net[0]
+            )
         _check_gateway(body["gateway_ip"], net, body["ipv6_address_mode"])
         if body.get("allocation_pools") is None:
             body["allocation_pools"] = default_pools(net, body["gateway_ip"])
@@ -105,14 +128,21 @@ class SubnetsApi(NetworkResource):
 
     def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         held, ports = schema.addresses.c, schema.ports.c
-        users = select(ports.id, ports.device_owner).join(schema.addresses, held.port_id == ports.id).where(
-            held.subnet_id == row.id, ports.device_owner != DHCP_OWNER)
+        users = (
+            select(ports.id, ports.device_owner)
+            .join(schema.addresses, held.port_id == ports.id)
+            .where(held.subnet_id == row.id, ports.device_owner != DHCP_OWNER)
+        )
         if is_from_mac(row):
             users = users.where(ports.device_owner.like("network:router%"))
         user = change.connection.execute(users.limit(1)).first()
         if user is not None:
-            raise fault("SubnetInUse", id=row.id, why=f"One or more ports have an IP allocation from this subnet, such"
-                                                      f" as port {user.id} ({user.device_owner or 'without owner'})")
+            raise fault(
+                "SubnetInUse",
+                id=row.id,
+                why=f"One or more ports have an IP allocation from this subnet, such"
+                f" as port {user.id} ({user.device_owner or 'without owner'})",
+            )
         change.touch(networks=[row.network_id])
         change.connection.execute(delete(SUBNETS).where(SUBNETS.c.id == row.id))
         network = change.one(schema.networks, row.network_id)
@@ -121,23 +151,44 @@ class SubnetsApi(NetworkResource):
 
 
 def serve_dhcp(change: Change, network: Row[Any]) -> None:
-    """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the same; no port when none
-    does."""
+    """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the
+    same; no port when none does."""
     connection, ports, held = change.connection, schema.ports, schema.addresses
-    wanted = {subnet.id for subnet in subnets_of(connection, network.id)
-              if subnet.enable_dhcp and not is_from_mac(subnet)}
-    port = connection.execute(select(ports).where(
-        ports.c.network_id == network.id, ports.c.device_owner == DHCP_OWNER)).first()
+    wanted = {
+        subnet.id
+        for subnet in subnets_of(connection, network.id)
+        if subnet.enable_dhcp and not is_from_mac(subnet)
+    }
+    port = connection.execute(
+        select(ports).where(ports.c.network_id == network.id, ports.c.device_owner == DHCP_OWNER)
+    ).first()
     if not wanted:
         if port is not None:
             change.remove(ports, port.id)
         return
     mac = free_mac(connection, network.id) if port is None else port.mac_address
-    key = port.id if port is not None else change.add(ports, {
-        "project_id": network.project_id, "network_id": network.id, "mac_address": mac, "device_owner": DHCP_OWNER,
-        "device_id": f"dhcp-{network.id}", "status": "ACTIVE", "port_security_enabled": False})
-    before = set(connection.execute(select(held.c.subnet_id).where(held.c.port_id == key)).scalars())
-    connection.execute(delete(held).where(held.c.port_id == key, held.c.subnet_id.in_(before - wanted)))
+    key = (
+        port.id
+        if port is not None
+        else change.add(
+            ports,
+            {
+                "project_id": network.project_id,
+                "network_id": network.id,
+                "mac_address": mac,
+                "device_owner": DHCP_OWNER,
+                "device_id": f"dhcp-{network.id}",
+                "status": "ACTIVE",
+                "port_security_enabled": False,
+            },
+        )
+    )
+    before = set(
+        connection.execute(select(held.c.subnet_id).where(held.c.port_id == key)).scalars()
+    )
+    connection.execute(
+        delete(held).where(held.c.port_id == key, held.c.subnet_id.in_(before - wanted))
+    )
     missing = [{"subnet_id": subnet} for subnet in sorted(wanted - before)]
     store(connection, key, choose_addresses(connection, network.id, mac, missing, router=True))
 
@@ -145,7 +196,9 @@ def serve_dhcp(change: Change, network: Row[Any]) -> None:
 def owned_network(change: Change, caller: NetworkCaller, key: str, rule: str) -> Row[Any]:
     """A network that the caller may add to. Raises 404 or 403."""
     network = change.one(schema.networks, key)
-    if network is None or not (caller.owns(network.project_id) or network.shared or network.external):
+    if network is None or not (
+        caller.owns(network.project_id) or network.shared or network.external
+    ):
         raise fault("NetworkNotFound", id=key)
     caller.require_owner(network.project_id, f"(rule:{rule})")
     return network
@@ -160,7 +213,9 @@ def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
     if gateway is not None and first <= (middle := int(ipaddress.ip_address(gateway))) <= last:
         ranges = [(first, middle - 1), (middle + 1, last)]
     make = type(net.network_address)
-    return [{"start": str(make(low)), "end": str(make(high))} for low, high in ranges if low <= high]
+    return [
+        {"start": str(make(low)), "end": str(make(high))} for low, high in ranges if low <= high
+    ]
 
 
 def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None) -> None:
@@ -186,18 +241,30 @@ def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None
 def _cidr(body: Body) -> IPNetwork:
     net = ipaddress.ip_network(body["cidr"])
     if net.version != body["ip_version"]:
-        raise fault("InvalidInput", why=f"cidr {net} does not match the ip_version {body['ip_version']}")
+        raise fault(
+            "InvalidInput", why=f"cidr {net} does not match the ip_version {body['ip_version']}"
+        )
     modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
     if net.version == 4 and modes != (None, None):
-        raise fault("InvalidInput", why="ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
+        raise fault(
+            "InvalidInput", why="ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6"
+        )
     if None not in modes and modes[0] != modes[1]:
-        raise fault("InvalidInput", why=f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
-                                        " is not valid. If both attributes are set, they must be the same value")
+        raise fault(
+            "InvalidInput",
+            why=f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
+            " is not valid. If both attributes are set, they must be the same value",
+        )
     if modes != (None, None) and not body["enable_dhcp"]:
-        raise fault("InvalidInput", why="ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to"
-                                        " False")
+        raise fault(
+            "InvalidInput",
+            why="ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False",
+        )
     if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
-        raise fault("InvalidInput", why="Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
+        raise fault(
+            "InvalidInput",
+            why="Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64",
+        )
     if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
         raise fault("InvalidInput", why=f"cidr {net} cannot be a subnet")
     return net
@@ -208,14 +275,24 @@ def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> Non
         return
     found = ipaddress.ip_address(gateway)
     if found.version != net.version:
-        raise fault("InvalidInput", why=f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
+        raise fault(
+            "InvalidInput",
+            why=f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'",
+        )
     if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
         raise fault("InvalidInput", why="Gateway is not valid on subnet")
 
 
 def _require_unused_gateway(change: Change, row: Row[Any]) -> None:
     held, ports = schema.addresses.c, schema.ports.c
-    user = change.connection.execute(select(ports.id).join(schema.addresses, held.port_id == ports.id).where(
-        held.subnet_id == row.id, held.address == row.gateway_ip, ports.device_owner.like("network:router%"))).scalar()
+    user = change.connection.execute(
+        select(ports.id)
+        .join(schema.addresses, held.port_id == ports.id)
+        .where(
+            held.subnet_id == row.id,
+            held.address == row.gateway_ip,
+            ports.device_owner.like("network:router%"),
+        )
+    ).scalar()
     if user is not None:
         raise fault("GatewayIpInUse", ip=row.gateway_ip, port=user)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options: every wrong value is refused at start, naming the option and what is allowed."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,21 +13,51 @@ from common import config
 
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
-    "DEFAULT.state_dir", "DEFAULT.secret_key", "api.public_url", "api.policy_file",
-    "scheduler.enabled_filters", "scheduler.isolated_images", "scheduler.isolated_hosts",
+    "DEFAULT.state_dir",
+    "DEFAULT.secret_key",
+    "api.public_url",
+    "api.policy_file",
+    "scheduler.enabled_filters",
+    "scheduler.isolated_images",
+    "scheduler.isolated_hosts",
     "scheduler.aggregate_image_properties_isolation_namespace",
     "scheduler.aggregate_image_properties_isolation_separator",
-    "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
-    "host_keys.command_secret", "host_keys.query_secret", "agent.key_file", "agent.image_user",
-    "agent.libvirt_uri", "identity.username", "identity.password",
-    "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
-    "share.endpoint", "image_gateway.ticket_secret", "metadata.proxy_shared_secret",
+    "scheduler.default_availability_zone",
+    "scheduler.default_schedule_zone",
+    "host_keys.command_secret",
+    "host_keys.query_secret",
+    "agent.key_file",
+    "agent.image_user",
+    "agent.libvirt_uri",
+    "identity.username",
+    "identity.password",
+    "identity.project_name",
+    "identity.domain",
+    "identity.region",
+    "image.endpoint",
+    "network.endpoint",
+    "share.endpoint",
+    "image_gateway.ticket_secret",
+    "metadata.proxy_shared_secret",
     "metadata.vendor_data_file",
-    "vendor_data.dynamic_targets", "vendor_data.dynamic_ssl_certfile", "console.allowed_origins", "console.novnc",
-    "scheduler.enabled_weighers", "scheduler.image_props_weight_setting", "metrics.weight_setting",
-    "placement.policy_file", "conductor.fencing_hook", "migration.transfer_cert", "migration.transfer_key",
-    "migration.transfer_ca", "migration.live_migration_inbound_addr",
-    "notifications.versioned_notifications_topics", "tls.ca_file", "tls.cert_file", "tls.key_file"}
+    "vendor_data.dynamic_targets",
+    "vendor_data.dynamic_ssl_certfile",
+    "console.allowed_origins",
+    "console.novnc",
+    "scheduler.enabled_weighers",
+    "scheduler.image_props_weight_setting",
+    "metrics.weight_setting",
+    "placement.policy_file",
+    "conductor.fencing_hook",
+    "migration.transfer_cert",
+    "migration.transfer_key",
+    "migration.transfer_ca",
+    "migration.live_migration_inbound_addr",
+    "notifications.versioned_notifications_topics",
+    "tls.ca_file",
+    "tls.cert_file",
+    "tls.key_file",
+}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:
@@ -39,6 +70,7 @@ def load(tmp_path: Path) -> Iterator[object]:
         path = tmp_path / "kilonova.conf"
         path.write_text("\n".join(lines) + "\n")
         return config.load(str(path))
+
     yield write_and_load
     config.CONF.clear()
 
@@ -60,14 +92,23 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
     elif isinstance(option, cfg.BoolOpt):
         found.append(("perhaps", "perhaps"))
     elif option.dest == "pci_alias":
-        found += [(wrong, "must be a JSON list") for wrong in (
-            "gpu", "[1]", '{"name": "gpu"}', '[{"name": "gpu", "vendor_id": "10de"}]',
-            '[{"name": "a b", "vendor_id": "10de", "product_id": "1db4"}]',
-            '[{"name": "gpu", "vendor_id": "10de", "product_id": "0x1db4"}]')]
+        found += [
+            (wrong, "must be a JSON list")
+            for wrong in (
+                "gpu",
+                "[1]",
+                '{"name": "gpu"}',
+                '[{"name": "gpu", "vendor_id": "10de"}]',
+                '[{"name": "a b", "vendor_id": "10de", "product_id": "1db4"}]',
+                '[{"name": "gpu", "vendor_id": "10de", "product_id": "0x1db4"}]',
+            )
+        ]
     elif option.dest == "providers":
         found.append(("static, elsewhere", "dynamic"))
     elif option.dest == "instance_usage_audit_period":
-        found += [(wrong, "must be like month or day@18") for wrong in ("week", "day@24", "month@29")]
+        found += [
+            (wrong, "must be like month or day@18") for wrong in ("week", "day@24", "month@29")
+        ]
     elif option.dest in ("cpu_shared_set", "cpu_dedicated_set", "pci_devices"):
         found += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
     elif option.dest == "unified_limits_resource_list":
@@ -79,8 +120,11 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
     return found
 
 
-WRONG = [pytest.param(group, option, value, says, id=f"{group}.{option.dest}={value}")
-         for group, option in EVERY for value, says in wrong_values(option)]
+WRONG = [
+    pytest.param(group, option, value, says, id=f"{group}.{option.dest}={value}")
+    for group, option in EVERY
+    for value, says in wrong_values(option)
+]
 
 
 def test_every_option_can_be_wrong_or_is_free_text() -> None:
@@ -88,8 +132,9 @@ def test_every_option_can_be_wrong_or_is_free_text() -> None:
 
 
 @pytest.mark.parametrize(("group", "option", "value", "says"), WRONG)
-def test_a_wrong_value_names_the_option_and_what_is_allowed(load, group: str, option: cfg.Opt, value: str, says: str
-                                                           ) -> None:
+def test_a_wrong_value_names_the_option_and_what_is_allowed(
+    load, group: str, option: cfg.Opt, value: str, says: str
+) -> None:
     with pytest.raises(config.ConfigError) as refused:
         load(f"[{group}]", f"{option.dest} = {value}")
     text = str(refused.value)
@@ -108,18 +153,32 @@ def test_every_option_is_explained_and_its_default_is_allowed(case: tuple[str, c
 
 
 def test_values_arrive(load) -> None:
-    conf = load("[DEFAULT]", "host = h7", "[api]", "workers = 3", "[database]", "url = sqlite:////x.db",
-                "[scheduler]", "enabled_filters = A,B", "[agent]", "cpu_allocation_ratio = 1.5")
+    conf = load(
+        "[DEFAULT]",
+        "host = h7",
+        "[api]",
+        "workers = 3",
+        "[database]",
+        "url = sqlite:////x.db",
+        "[scheduler]",
+        "enabled_filters = A,B",
+        "[agent]",
+        "cpu_allocation_ratio = 1.5",
+    )
     assert (conf.host, conf.api.workers, conf.database.url) == ("h7", 3, "sqlite:////x.db")
     assert (conf.scheduler.enabled_filters, conf.agent.cpu_allocation_ratio) == (["A", "B"], 1.5)
     assert conf.conductor.batch == 64
 
 
 def test_aliases_of_devices_are_read_by_name(load) -> None:
-    rows = ", ".join(f'{{"name": "{name}", "vendor_id": "10DE", "product_id": "{product}"}}'
-                     for name, product in (("gpu", "1db4"), ("nic", "1572"), ("gpu", "1db5")))
+    rows = ", ".join(
+        f'{{"name": "{name}", "vendor_id": "10DE", "product_id": "{product}"}}'
+        for name, product in (("gpu", "1db4"), ("nic", "1572"), ("gpu", "1db5"))
+    )
     assert load("[api]", f"pci_alias = [{rows}]").api.pci_alias == {
-        "gpu": [("10de", "1db4"), ("10de", "1db5")], "nic": [("10de", "1572")]}
+        "gpu": [("10de", "1db4"), ("10de", "1db5")],
+        "nic": [("10de", "1572")],
+    }
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
@@ -129,14 +188,23 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
     assert load("[database]\nlock_timeout = 4\nstatement_timeout = 9\n").database.lock_timeout == 4
-    with pytest.raises(config.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"):
+    with pytest.raises(
+        config.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"
+    ):
         load("[database]\nlock_timeout = 5\n")
 
 
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     assert {name_of(case) for case in EVERY if case[1].secret} == {
-        "DEFAULT.secret_key", "database.url", "host_keys.command_secret", "host_keys.management_url",
-        "host_keys.query_secret", "identity.password", "image_gateway.ticket_secret", "metadata.proxy_shared_secret"}
+        "DEFAULT.secret_key",
+        "database.url",
+        "host_keys.command_secret",
+        "host_keys.management_url",
+        "host_keys.query_secret",
+        "identity.password",
+        "image_gateway.ticket_secret",
+        "metadata.proxy_shared_secret",
+    }
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identifiers, times and errors: the smallest rules, which everybody relies on."""
+
 from __future__ import annotations
 
 import time
@@ -9,9 +10,16 @@ from hypothesis import given, strategies
 
 from common import clock, errors, ids
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Problem)]
-MADE = {errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20), "ram": (1, 2, 3)}),
-        errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"), errors.Locked: errors.Locked("s1")}
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.Problem)
+]
+MADE = {
+    errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20), "ram": (1, 2, 3)}),
+    errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"),
+    errors.Locked: errors.Locked("s1"),
+}
 
 
 def test_new_ids_are_what_we_take_for_ids() -> None:
@@ -21,9 +29,21 @@ def test_new_ids_are_what_we_take_for_ids() -> None:
     assert not ids.is_request(ids.new())
 
 
-@pytest.mark.parametrize("text", ["", "x", None, 7, "0" * 36, "{6f70656e-0000-4000-8000-737461636b21}",
-                                  "6F70656E-0000-4000-8000-737461636B21", "6f70656e-0000-4000-8000-737461636b21\n",
-                                  " 6f70656e-0000-4000-8000-737461636b21", "6f70656e000040008000737461636b21"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        None,
+        7,
+        "0" * 36,
+        "{6f70656e-0000-4000-8000-737461636b21}",
+        "6F70656E-0000-4000-8000-737461636B21",
+        "6f70656e-0000-4000-8000-737461636b21\n",
+        " 6f70656e-0000-4000-8000-737461636b21",
+        "6f70656e000040008000737461636b21",
+    ],
+)
 def test_other_spellings_are_no_uuids(text: object) -> None:
     assert not ids.is_uuid(text)
     assert not ids.is_request(f"req-{text}")
@@ -35,8 +55,16 @@ def test_a_written_time_reads_as_the_same_time(micros: int) -> None:
     assert clock.parse(clock.iso(micros)) == micros - micros % clock.SECOND  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05", " 2026-01-02 03:04:05+00:00 ",
-                                  "2026-01-02T05:04:05+02:00", "20260102T030405Z"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-02T03:04:05Z",
+        "2026-01-02T03:04:05",
+        " 2026-01-02 03:04:05+00:00 ",
+        "2026-01-02T05:04:05+02:00",
+        "20260102T030405Z",
+    ],
+)
 def test_times_are_utc_unless_they_say_otherwise(text: str) -> None:
     assert clock.iso(clock.parse(text)) == "2026-01-02T03:04:05Z"
 
@@ -57,16 +85,34 @@ def test_the_clock_tells_ages() -> None:
     assert abs(time.monotonic() - before) < 5
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("0", 0), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("-1", None), ("\u0663", None), ("1\n", None), ("", None)])
-def test_numbers_of_rows_are_ascii_digits_that_every_database_takes(text: str, number: int | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("9" * 18, 10**18 - 1),
+        ("9" * 19, None),
+        ("-1", None),
+        ("\u0663", None),
+        ("1\n", None),
+        ("", None),
+    ],
+)
+def test_numbers_of_rows_are_ascii_digits_that_every_database_takes(
+    text: str, number: int | None
+) -> None:
     assert ids.number(text) == number
 
 
-@pytest.mark.parametrize(("text", "is_one"), [
-    ("5EBF03D0-58ED-4D7B-9B6F-FA56BE3A0D6C", True), ("5ebf03d058ed4d7b9b6ffa56be3a0d6c", True),
-    ("{5ebf03d0-58ed-4d7b-9b6f-fa56be3a0d6c}", False), ("urn:uuid:5ebf03d058ed4d7b9b6ffa56be3a0d6c", False),
-    ("", False)])
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("5EBF03D0-58ED-4D7B-9B6F-FA56BE3A0D6C", True),
+        ("5ebf03d058ed4d7b9b6ffa56be3a0d6c", True),
+        ("{5ebf03d0-58ed-4d7b-9b6f-fa56be3a0d6c}", False),
+        ("urn:uuid:5ebf03d058ed4d7b9b6ffa56be3a0d6c", False),
+        ("", False),
+    ],
+)
 def test_people_spell_uuids_with_and_without_dashes(text: str, is_one: bool) -> None:
     assert ids.spells_uuid(text) is is_one
 
@@ -82,13 +128,18 @@ def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_docstring_draws_the_whole_tree(kind: type[errors.Problem]) -> None:
-    line = next(line for line in (errors.__doc__ or "").splitlines() if f" {kind.__name__} " in line + " ")
+    line = next(
+        line for line in (errors.__doc__ or "").splitlines() if f" {kind.__name__} " in line + " "
+    )
     assert f" {kind.status}" in line
 
 
 def test_texts_are_the_apis_own() -> None:
     assert MADE[errors.OverQuota].text == (
-        "Quota exceeded for cores, ram: Requested 4, 1, but already used 18, 2 of 20, 3 cores, ram")
-    assert MADE[errors.WrongState].text == "Cannot 'stop' instance s1 while it is in vm_state stopped"
+        "Quota exceeded for cores, ram: Requested 4, 1, but already used 18, 2 of 20, 3 cores, ram"
+    )
+    assert (
+        MADE[errors.WrongState].text == "Cannot 'stop' instance s1 while it is in vm_state stopped"
+    )
     assert MADE[errors.Locked].text == "Instance s1 is locked"
     assert errors.Problem().text.startswith("Unexpected error.")

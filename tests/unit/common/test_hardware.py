@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flavors and images ask of hardware: what is understood, who decides, what is refused and how it is named."""
+"""What flavors and images ask of hardware: what is understood, who decides, what is refused and how
+it is named."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -52,30 +54,51 @@ def test_nothing_is_asked() -> None:
 
 
 # --- topology ---
-@pytest.mark.parametrize(("specs", "image", "vcpus", "expected"), [
-    ({"hw:cpu_sockets": "1"}, {}, 4, (1, 4, 1)),
-    ({"hw:cpu_cores": "2"}, {}, 4, (2, 2, 1)),
-    ({"hw:cpu_threads": "2"}, {}, 4, (2, 1, 2)),
-    ({"hw:cpu_sockets": "1", "hw:cpu_cores": "2", "hw:cpu_threads": "2"}, {}, 4, (1, 2, 2)),
-    ({"hw:max_cpu_sockets": "2"}, {}, 8, (2, 4, 1)),
-    ({"hw:max_cpu_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
-    ({}, {"hw_cpu_max_sockets": "1"}, 6, (1, 6, 1)),
-    ({"hw:cpu_sockets": "2"}, {"hw_cpu_sockets": "4"}, 8, (2, 4, 1)),       # the flavor's wishes stand
-    ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),                                # a wish that cannot be met
-    ({"hw:max_cpu_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1))])
+@pytest.mark.parametrize(
+    ("specs", "image", "vcpus", "expected"),
+    [
+        ({"hw:cpu_sockets": "1"}, {}, 4, (1, 4, 1)),
+        ({"hw:cpu_cores": "2"}, {}, 4, (2, 2, 1)),
+        ({"hw:cpu_threads": "2"}, {}, 4, (2, 1, 2)),
+        ({"hw:cpu_sockets": "1", "hw:cpu_cores": "2", "hw:cpu_threads": "2"}, {}, 4, (1, 2, 2)),
+        ({"hw:max_cpu_sockets": "2"}, {}, 8, (2, 4, 1)),
+        ({"hw:max_cpu_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
+        ({}, {"hw_cpu_max_sockets": "1"}, 6, (1, 6, 1)),
+        (
+            {"hw:cpu_sockets": "2"},
+            {"hw_cpu_sockets": "4"},
+            8,
+            (2, 4, 1),
+        ),  # the flavor's wishes stand
+        ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),  # a wish that cannot be met
+        ({"hw:max_cpu_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
+    ],
+)
 def test_topology(specs: Texts, image: Texts, vcpus: int, expected: tuple[int, int, int]) -> None:
     found = asked(specs, image, vcpus=vcpus)
     assert (found.sockets, found.cores, found.threads_per_core) == expected
 
 
-@pytest.mark.parametrize(("specs", "image", "words"), [
-    ({"hw:max_cpu_sockets": "1", "hw:max_cpu_cores": "2", "hw:max_cpu_threads": "1"}, {}, "hw:max_cpu_sockets:"),
-    ({"hw:max_cpu_sockets": "2"}, {"hw_cpu_max_sockets": "4"}, "hw_cpu_max_sockets: 4 is more than"),
-    ({"hw:max_cpu_sockets": "2"}, {"hw_cpu_sockets": "4"}, "hw_cpu_sockets: 4 is more than"),
-    ({"hw:cpu_sockets": "0"}, {}, "hw:cpu_sockets: '0' is not between"),
-    ({"hw:cpu_sockets": "nan"}, {}, "hw:cpu_sockets: 'nan' is not a whole number"),
-    ({"hw:cpu_sockets": "1" * 5000}, {}, "hw:cpu_sockets: "),
-    ({}, {"hw_cpu_cores": "٣"}, "hw_cpu_cores: ")])
+@pytest.mark.parametrize(
+    ("specs", "image", "words"),
+    [
+        (
+            {"hw:max_cpu_sockets": "1", "hw:max_cpu_cores": "2", "hw:max_cpu_threads": "1"},
+            {},
+            "hw:max_cpu_sockets:",
+        ),
+        (
+            {"hw:max_cpu_sockets": "2"},
+            {"hw_cpu_max_sockets": "4"},
+            "hw_cpu_max_sockets: 4 is more than",
+        ),
+        ({"hw:max_cpu_sockets": "2"}, {"hw_cpu_sockets": "4"}, "hw_cpu_sockets: 4 is more than"),
+        ({"hw:cpu_sockets": "0"}, {}, "hw:cpu_sockets: '0' is not between"),
+        ({"hw:cpu_sockets": "nan"}, {}, "hw:cpu_sockets: 'nan' is not a whole number"),
+        ({"hw:cpu_sockets": "1" * 5000}, {}, "hw:cpu_sockets: "),
+        ({}, {"hw_cpu_cores": "٣"}, "hw_cpu_cores: "),
+    ],
+)
 def test_topology_refused(specs: Texts, image: Texts, words: str) -> None:
     assert refused(specs, image).startswith(words)
 
@@ -85,10 +108,18 @@ def test_dedicated_cpus_take_pcpu_and_have_a_cell() -> None:
     found = asked({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "isolate"})
     assert (found.dedicated, found.threads) == (frozenset(range(4)), "isolate")
     assert found.numa_nodes == (NumaNodeRequest((0, 1, 2, 3), 4096),) and found.needs_assignment
-    assert resources(flavor({"hw:cpu_policy": "dedicated"}), {}) == {"PCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
+    assert resources(flavor({"hw:cpu_policy": "dedicated"}), {}) == {
+        "PCPU": 4,
+        "MEMORY_MB": 4096,
+        "DISK_GB": 10,
+    }
     assert asked({}, {"hw_cpu_policy": "dedicated"}).dedicated == {0, 1, 2, 3}
     assert asked({"resources:PCPU": "4"}).dedicated == {0, 1, 2, 3}
-    assert resources(flavor({"resources:PCPU": "4"}), {}) == {"PCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
+    assert resources(flavor({"resources:PCPU": "4"}), {}) == {
+        "PCPU": 4,
+        "MEMORY_MB": 4096,
+        "DISK_GB": 10,
+    }
 
 
 def test_mixed_cpus_take_both() -> None:
@@ -98,139 +129,268 @@ def test_mixed_cpus_take_both() -> None:
 
 
 def test_cells_evenly_and_as_listed() -> None:
-    assert asked({"hw:numa_nodes": "2"}).numa_nodes == (NumaNodeRequest((0, 1), 2048), NumaNodeRequest((2, 3), 2048))
-    listed = {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0", "hw:numa_cpus.1": "1-3",
-              "hw:numa_mem.0": "1024", "hw:numa_mem.1": "3072"}
-    assert asked(listed).numa_nodes == (NumaNodeRequest((0,), 1024), NumaNodeRequest((1, 2, 3), 3072))
+    assert asked({"hw:numa_nodes": "2"}).numa_nodes == (
+        NumaNodeRequest((0, 1), 2048),
+        NumaNodeRequest((2, 3), 2048),
+    )
+    listed = {
+        "hw:numa_nodes": "2",
+        "hw:numa_cpus.0": "0",
+        "hw:numa_cpus.1": "1-3",
+        "hw:numa_mem.0": "1024",
+        "hw:numa_mem.1": "3072",
+    }
+    assert asked(listed).numa_nodes == (
+        NumaNodeRequest((0,), 1024),
+        NumaNodeRequest((1, 2, 3), 3072),
+    )
     image = {key.replace("hw:", "hw_"): value for key, value in listed.items()}
     assert asked({}, image) == asked(listed) == asked(listed, image)
 
 
-@pytest.mark.parametrize(("text", "page"), [
-    ("small", 4), ("large", -1), ("any", -2), ("2048", 2048), ("2MB", 2048), ("2MiB", 2048), ("1GB", 1 << 20),
-    ("1G", 1 << 20), ("4096B", 4), ("16777216b", 2048), ("4k", 4)])
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        ("small", 4),
+        ("large", -1),
+        ("any", -2),
+        ("2048", 2048),
+        ("2MB", 2048),
+        ("2MiB", 2048),
+        ("1GB", 1 << 20),
+        ("1G", 1 << 20),
+        ("4096B", 4),
+        ("16777216b", 2048),
+        ("4k", 4),
+    ],
+)
 def test_pages(text: str, page: int) -> None:
     found = asked({"hw:mem_page_size": text})
     assert (found.page_kb, len(found.numa_nodes)) == (page, 1)
 
 
-@pytest.mark.parametrize(("flavors", "images", "page"), [
-    ("any", "2MB", 2048), ("any", "large", -1), ("any", "small", 4), ("large", "1GB", 1 << 20), ("2MB", "2048", 2048)])
+@pytest.mark.parametrize(
+    ("flavors", "images", "page"),
+    [
+        ("any", "2MB", 2048),
+        ("any", "large", -1),
+        ("any", "small", 4),
+        ("large", "1GB", 1 << 20),
+        ("2MB", "2048", 2048),
+    ],
+)
 def test_an_image_chooses_pages_where_it_may(flavors: str, images: str, page: int) -> None:
     assert asked({"hw:mem_page_size": flavors}, {"hw_mem_page_size": images}).page_kb == page
 
 
-@pytest.mark.parametrize(("specs", "image", "words"), [
-    ({"hw:cpu_policy": "dedicated"}, {"hw_cpu_policy": "shared"}, "hw_cpu_policy: the flavor's hw:cpu_policy says"),
-    ({"hw:cpu_policy": "shared"}, {"hw_cpu_policy": "dedicated"}, "hw_cpu_policy: "),
-    ({"hw:cpu_policy": "own"}, {}, "hw:cpu_policy: 'own' is not one of shared, dedicated, mixed"),
-    ({"hw:cpu_policy": "mixed"}, {}, "hw:cpu_dedicated_mask: "),
-    ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-3"}, {}, "hw:cpu_dedicated_mask: "),
-    ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "7"}, {}, "hw:cpu_dedicated_mask: "),
-    ({"hw:cpu_dedicated_mask": "0"}, {}, "hw:cpu_dedicated_mask: only beside"),
-    ({"hw:cpu_thread_policy": "isolate"}, {}, "hw:cpu_thread_policy: only for dedicated"),
-    ({}, {"hw_cpu_thread_policy": "prefer"}, "hw_cpu_thread_policy: only for dedicated"),
-    ({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "prefer"}, {"hw_cpu_thread_policy": "require"},
-     "hw_cpu_thread_policy: the flavor's"),
-    ({"hw:cpu_policy": "dedicated", "resources:VCPU": "2"}, {}, "resources:VCPU: not beside"),
-    ({"hw:cpu_policy": "dedicated", "resources:PCPU": "4"}, {}, "resources:PCPU: not beside"),
-    ({"resources:PCPU": "2"}, {}, "resources:PCPU: must be the flavor's CPUs"),
-    ({"resources:PCPU": "4"}, {"hw_cpu_policy": "shared"}, "hw_cpu_policy: "),
-    ({"hw:numa_nodes": "3"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
-    ({"hw:numa_nodes": "8"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
-    ({"hw:numa_nodes": "99999999"}, {}, "hw:numa_nodes: '99999999' is not between 1 and 64"),
-    ({"hw:numa_nodes": "2"}, {"hw_numa_nodes": "4"}, "hw_numa_nodes: the flavor's"),
-    ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes makes no NUMA nodes"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.2": "0"}, {}, "hw:numa_cpus.2: hw:numa_nodes makes 2 NUMA nodes"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.00": "0"}, {}, "hw:numa_cpus.00: "),
-    ({"hw:numa_nodes": "2"}, {"hw_numa_mem.x": "0"}, "hw_numa_mem.x: "),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3"}, {}, "hw:numa_cpus.1: is missing"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "3"}, {}, "hw:numa_cpus.0: each of the CPUs"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"}, {},
-     "hw:numa_cpus.0: a NUMA node without"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-99999999", "hw:numa_cpus.1": "3"}, {}, "hw:numa_cpus.0: '0-999"),
-    ({"hw:numa_nodes": "2", "hw:numa_mem.0": "1", "hw:numa_mem.1": "1"}, {},
-     "hw:numa_mem.0: the NUMA nodes have 2 MiB"),
-    ({"hw:mem_page_size": "3MB"}, {}, "hw:mem_page_size: '3MB' is not the size"),
-    ({"hw:mem_page_size": "huge"}, {}, "hw:mem_page_size: 'huge' is not small"),
-    ({"hw:mem_page_size": "1GB", "hw:numa_nodes": "2", "hw:numa_mem.0": "512", "hw:numa_mem.1": "3584"}, {},
-     "hw:mem_page_size: a NUMA node's memory"),
-    ({}, {"hw_mem_page_size": "2MB"}, "hw_mem_page_size: an image may choose"),
-    ({"hw:mem_page_size": "large"}, {"hw_mem_page_size": "small"}, "hw_mem_page_size: "),
-    ({"hw:mem_page_size": "2MB"}, {"hw_mem_page_size": "1GB"}, "hw_mem_page_size: ")])
+@pytest.mark.parametrize(
+    ("specs", "image", "words"),
+    [
+        (
+            {"hw:cpu_policy": "dedicated"},
+            {"hw_cpu_policy": "shared"},
+            "hw_cpu_policy: the flavor's hw:cpu_policy says",
+        ),
+        ({"hw:cpu_policy": "shared"}, {"hw_cpu_policy": "dedicated"}, "hw_cpu_policy: "),
+        (
+            {"hw:cpu_policy": "own"},
+            {},
+            "hw:cpu_policy: 'own' is not one of shared, dedicated, mixed",
+        ),
+        ({"hw:cpu_policy": "mixed"}, {}, "hw:cpu_dedicated_mask: "),
+        ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-3"}, {}, "hw:cpu_dedicated_mask: "),
+        ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "7"}, {}, "hw:cpu_dedicated_mask: "),
+        ({"hw:cpu_dedicated_mask": "0"}, {}, "hw:cpu_dedicated_mask: only beside"),
+        ({"hw:cpu_thread_policy": "isolate"}, {}, "hw:cpu_thread_policy: only for dedicated"),
+        ({}, {"hw_cpu_thread_policy": "prefer"}, "hw_cpu_thread_policy: only for dedicated"),
+        (
+            {"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "prefer"},
+            {"hw_cpu_thread_policy": "require"},
+            "hw_cpu_thread_policy: the flavor's",
+        ),
+        ({"hw:cpu_policy": "dedicated", "resources:VCPU": "2"}, {}, "resources:VCPU: not beside"),
+        ({"hw:cpu_policy": "dedicated", "resources:PCPU": "4"}, {}, "resources:PCPU: not beside"),
+        ({"resources:PCPU": "2"}, {}, "resources:PCPU: must be the flavor's CPUs"),
+        ({"resources:PCPU": "4"}, {"hw_cpu_policy": "shared"}, "hw_cpu_policy: "),
+        ({"hw:numa_nodes": "3"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
+        ({"hw:numa_nodes": "8"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
+        ({"hw:numa_nodes": "99999999"}, {}, "hw:numa_nodes: '99999999' is not between 1 and 64"),
+        ({"hw:numa_nodes": "2"}, {"hw_numa_nodes": "4"}, "hw_numa_nodes: the flavor's"),
+        ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes makes no NUMA nodes"),
+        (
+            {"hw:numa_nodes": "2", "hw:numa_cpus.2": "0"},
+            {},
+            "hw:numa_cpus.2: hw:numa_nodes makes 2 NUMA nodes",
+        ),
+        ({"hw:numa_nodes": "2", "hw:numa_cpus.00": "0"}, {}, "hw:numa_cpus.00: "),
+        ({"hw:numa_nodes": "2"}, {"hw_numa_mem.x": "0"}, "hw_numa_mem.x: "),
+        ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3"}, {}, "hw:numa_cpus.1: is missing"),
+        (
+            {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "3"},
+            {},
+            "hw:numa_cpus.0: each of the CPUs",
+        ),
+        (
+            {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"},
+            {},
+            "hw:numa_cpus.0: a NUMA node without",
+        ),
+        (
+            {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-99999999", "hw:numa_cpus.1": "3"},
+            {},
+            "hw:numa_cpus.0: '0-999",
+        ),
+        (
+            {"hw:numa_nodes": "2", "hw:numa_mem.0": "1", "hw:numa_mem.1": "1"},
+            {},
+            "hw:numa_mem.0: the NUMA nodes have 2 MiB",
+        ),
+        ({"hw:mem_page_size": "3MB"}, {}, "hw:mem_page_size: '3MB' is not the size"),
+        ({"hw:mem_page_size": "huge"}, {}, "hw:mem_page_size: 'huge' is not small"),
+        (
+            {
+                "hw:mem_page_size": "1GB",
+                "hw:numa_nodes": "2",
+                "hw:numa_mem.0": "512",
+                "hw:numa_mem.1": "3584",
+            },
+            {},
+            "hw:mem_page_size: a NUMA node's memory",
+        ),
+        ({}, {"hw_mem_page_size": "2MB"}, "hw_mem_page_size: an image may choose"),
+        ({"hw:mem_page_size": "large"}, {"hw_mem_page_size": "small"}, "hw_mem_page_size: "),
+        ({"hw:mem_page_size": "2MB"}, {"hw_mem_page_size": "1GB"}, "hw_mem_page_size: "),
+    ],
+)
 def test_places_refused(specs: Texts, image: Texts, words: str) -> None:
     assert refused(specs, image).startswith(words)
 
 
 def test_a_flavor_of_any_size_is_bounded_before_anything_is_made_of_it() -> None:
     for specs in ({"hw:cpu_policy": "dedicated"}, {"hw:numa_nodes": "1"}, {"hw:cpu_cores": "2"}):
-        assert "at most 1024 CPUs" in refused(specs, vcpus=2 ** 31 - 1)
+        assert "at most 1024 CPUs" in refused(specs, vcpus=2**31 - 1)
 
 
 # --- options ---
-@pytest.mark.parametrize(("specs", "image", "expected"), [
-    ({"quota:cpu_shares": "2048", "quota:cpu_quota": "0"}, {}, {"cpu_shares": "2048"}),
-    ({"quota:disk_read_bytes_sec": "1000"}, {}, {"disk_read_bytes_sec": "1000"}),
-    ({"quota:vif_inbound_average": "10", "quota:vif_inbound_peak": "20"}, {},
-     {"vif_inbound_average": "10", "vif_inbound_peak": "20"}),
-    ({"hw:watchdog_action": "RESET"}, {}, {"watchdog_action": "reset"}),
-    ({"hw:watchdog_action": "reset"}, {"hw_watchdog_action": "disabled"}, {}),
-    ({"hw_rng:allowed": "False", "hw_rng:rate_bytes": "5"}, {}, {"rng": "no"}),
-    ({"hw_rng:allowed": "True", "hw_rng:rate_bytes": "5"}, {"hw_rng_model": "virtio"},
-     {"rng_bytes": "5", "rng_period": "1000"}),
-    ({"hw:boot_menu": "yes"}, {"hw_boot_menu": "True"}, {"boot_menu": "yes"}),
-    ({"hide_hypervisor_id": "true"}, {}, {"hide_hypervisor": "yes"}),
-    ({}, {"img_hide_hypervisor_id": "true"}, {"hide_hypervisor": "yes"}),
-    ({}, {"hw_vif_multiqueue_enabled": "true"}, {"vif_queues": "4"}),
-    ({"hw_video:ram_max_mb": "64"}, {"hw_video_ram": "32", "hw_video_model": "qxl"},
-     {"video_ram_mb": "32", "video_model": "qxl"}),
-    ({}, {"hw_disk_bus": "scsi", "hw_scsi_model": "virtio-scsi", "hw_machine_type": "q35", "os_type": "Windows"},
-     {"disk_bus": "scsi", "scsi_model": "virtio-scsi", "machine_type": "q35", "os_type": "windows"}),
-    ({"hw:serial_port_count": "1", "hw:mem_encryption": "false", "os:secure_boot": "disabled"},
-     {"hw_firmware_type": "bios", "os_secure_boot": "optional", "kernel_id": ""}, {})])
+@pytest.mark.parametrize(
+    ("specs", "image", "expected"),
+    [
+        ({"quota:cpu_shares": "2048", "quota:cpu_quota": "0"}, {}, {"cpu_shares": "2048"}),
+        ({"quota:disk_read_bytes_sec": "1000"}, {}, {"disk_read_bytes_sec": "1000"}),
+        (
+            {"quota:vif_inbound_average": "10", "quota:vif_inbound_peak": "20"},
+            {},
+            {"vif_inbound_average": "10", "vif_inbound_peak": "20"},
+        ),
+        ({"hw:watchdog_action": "RESET"}, {}, {"watchdog_action": "reset"}),
+        ({"hw:watchdog_action": "reset"}, {"hw_watchdog_action": "disabled"}, {}),
+        ({"hw_rng:allowed": "False", "hw_rng:rate_bytes": "5"}, {}, {"rng": "no"}),
+        (
+            {"hw_rng:allowed": "True", "hw_rng:rate_bytes": "5"},
+            {"hw_rng_model": "virtio"},
+            {"rng_bytes": "5", "rng_period": "1000"},
+        ),
+        ({"hw:boot_menu": "yes"}, {"hw_boot_menu": "True"}, {"boot_menu": "yes"}),
+        ({"hide_hypervisor_id": "true"}, {}, {"hide_hypervisor": "yes"}),
+        ({}, {"img_hide_hypervisor_id": "true"}, {"hide_hypervisor": "yes"}),
+        ({}, {"hw_vif_multiqueue_enabled": "true"}, {"vif_queues": "4"}),
+        (
+            {"hw_video:ram_max_mb": "64"},
+            {"hw_video_ram": "32", "hw_video_model": "qxl"},
+            {"video_ram_mb": "32", "video_model": "qxl"},
+        ),
+        (
+            {},
+            {
+                "hw_disk_bus": "scsi",
+                "hw_scsi_model": "virtio-scsi",
+                "hw_machine_type": "q35",
+                "os_type": "Windows",
+            },
+            {
+                "disk_bus": "scsi",
+                "scsi_model": "virtio-scsi",
+                "machine_type": "q35",
+                "os_type": "windows",
+            },
+        ),
+        (
+            {
+                "hw:serial_port_count": "1",
+                "hw:mem_encryption": "false",
+                "os:secure_boot": "disabled",
+            },
+            {"hw_firmware_type": "bios", "os_secure_boot": "optional", "kernel_id": ""},
+            {},
+        ),
+    ],
+)
 def test_options(specs: Texts, image: Texts, expected: dict[str, str]) -> None:
     assert asked(specs, image).options == expected
 
 
-@pytest.mark.parametrize(("specs", "image", "words"), [
-    ({"quota:cpu_shares": "1"}, {}, "quota:cpu_shares: '1' is less than 2."),
-    ({"quota:cpu_shares": "1e3"}, {}, "quota:cpu_shares: "),
-    ({"quota:disk_total_iops_sec": "1", "quota:disk_read_iops_sec": "1"}, {}, "quota:disk_total_iops_sec: not beside"),
-    ({"quota:vif_outbound_burst": "1"}, {}, "quota:vif_outbound_burst: only beside"),
-    ({"hw_rng:rate_period": "1"}, {}, "hw_rng:rate_period: only beside"),
-    ({"hw_rng:allowed": "false"}, {"hw_rng_model": "virtio"}, "hw_rng_model: "),
-    ({"hw:boot_menu": "false"}, {"hw_boot_menu": "true"}, "hw_boot_menu: the flavor's"),
-    ({}, {"hw_video_ram": "16"}, "hw_video_ram: at most 0 MiB"),
-    ({"hw_video:ram_max_mb": "64"}, {"hw_video_ram": "16", "hw_video_model": "virtio"}, "hw_video_ram: hw_video_model"),
-    ({}, {"hw_disk_bus": "fdc"}, "hw_disk_bus: 'fdc' is not one of"),
-    ({}, {"hw_disk_bus": "ide", "hw_machine_type": "q35"}, "hw_disk_bus: "),
-    ({}, {"hw_vif_model": "e1000", "hw_vif_multiqueue_enabled": "yes"}, "hw_vif_multiqueue_enabled: "),
-    ({}, {"hw_machine_type": "virt-7.2"}, "hw_machine_type: "),
-    ({}, {"os_require_quiesce": "yes", "hw_qemu_guest_agent": "no"}, "os_require_quiesce: "),
-    ({}, {"os_type": "x" * 65}, "os_type: "),
-    ({"hw:serial_port_count": "2"}, {}, "hw:serial_port_count: "),
-    ({"hw:nothing": "1"}, {}, "hw:nothing: hosts of this cloud know no such"),
-    ({"resources1:VCPU": "1"}, {}, "resources1:VCPU: "), ({"trait_a:X": "required"}, {}, "trait_a:X: "),
-    ({"group_policy": "none"}, {}, "group_policy: "),
-    ({"resources:VGPU": "1"}, {}, "resources:VGPU: hosts of this cloud have no such resource"),
-    ({"resources:VCPU": "-1"}, {}, "resources:VCPU: "), ({"resources:custom": "1"}, {}, "resources:custom: "),
-    ({"trait:X": "maybe"}, {}, "trait:X: "), ({"trait:x y": "required"}, {}, "trait:x y: "),
-    ({}, {"trait:X": "forbidden"}, "trait:X: "),
-    ({"trait:X": "forbidden"}, {"trait:X": "required"}, "trait:X: required and forbidden")])
+@pytest.mark.parametrize(
+    ("specs", "image", "words"),
+    [
+        ({"quota:cpu_shares": "1"}, {}, "quota:cpu_shares: '1' is less than 2."),
+        ({"quota:cpu_shares": "1e3"}, {}, "quota:cpu_shares: "),
+        (
+            {"quota:disk_total_iops_sec": "1", "quota:disk_read_iops_sec": "1"},
+            {},
+            "quota:disk_total_iops_sec: not beside",
+        ),
+        ({"quota:vif_outbound_burst": "1"}, {}, "quota:vif_outbound_burst: only beside"),
+        ({"hw_rng:rate_period": "1"}, {}, "hw_rng:rate_period: only beside"),
+        ({"hw_rng:allowed": "false"}, {"hw_rng_model": "virtio"}, "hw_rng_model: "),
+        ({"hw:boot_menu": "false"}, {"hw_boot_menu": "true"}, "hw_boot_menu: the flavor's"),
+        ({}, {"hw_video_ram": "16"}, "hw_video_ram: at most 0 MiB"),
+        (
+            {"hw_video:ram_max_mb": "64"},
+            {"hw_video_ram": "16", "hw_video_model": "virtio"},
+            "hw_video_ram: hw_video_model",
+        ),
+        ({}, {"hw_disk_bus": "fdc"}, "hw_disk_bus: 'fdc' is not one of"),
+        ({}, {"hw_disk_bus": "ide", "hw_machine_type": "q35"}, "hw_disk_bus: "),
+        (
+            {},
+            {"hw_vif_model": "e1000", "hw_vif_multiqueue_enabled": "yes"},
+            "hw_vif_multiqueue_enabled: ",
+        ),
+        ({}, {"hw_machine_type": "virt-7.2"}, "hw_machine_type: "),
+        ({}, {"os_require_quiesce": "yes", "hw_qemu_guest_agent": "no"}, "os_require_quiesce: "),
+        ({}, {"os_type": "x" * 65}, "os_type: "),
+        ({"hw:serial_port_count": "2"}, {}, "hw:serial_port_count: "),
+        ({"hw:nothing": "1"}, {}, "hw:nothing: hosts of this cloud know no such"),
+        ({"resources1:VCPU": "1"}, {}, "resources1:VCPU: "),
+        ({"trait_a:X": "required"}, {}, "trait_a:X: "),
+        ({"group_policy": "none"}, {}, "group_policy: "),
+        ({"resources:VGPU": "1"}, {}, "resources:VGPU: hosts of this cloud have no such resource"),
+        ({"resources:VCPU": "-1"}, {}, "resources:VCPU: "),
+        ({"resources:custom": "1"}, {}, "resources:custom: "),
+        ({"trait:X": "maybe"}, {}, "trait:X: "),
+        ({"trait:x y": "required"}, {}, "trait:x y: "),
+        ({}, {"trait:X": "forbidden"}, "trait:X: "),
+        ({"trait:X": "forbidden"}, {"trait:X": "required"}, "trait:X: required and forbidden"),
+    ],
+)
 def test_options_refused(specs: Texts, image: Texts, words: str) -> None:
     assert refused(specs, image).startswith(words)
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_extra_specs_that_hosts_do_not_carry_out(name: str) -> None:
-    assert refused({name: "true"}).startswith(f"{name}: hosts of this cloud do not carry out 'true'")
+    assert refused({name: "true"}).startswith(
+        f"{name}: hosts of this cloud do not carry out 'true'"
+    )
     for nothing in SPECS[name]:
         assert asked({name: nothing}) == Hardware()
 
 
 @pytest.mark.parametrize("name", sorted(IMAGES))
 def test_image_properties_that_hosts_do_not_carry_out(name: str) -> None:
-    assert refused({}, {name: "true"}).startswith(f"{name}: hosts of this cloud do not carry out 'true'")
+    assert refused({}, {name: "true"}).startswith(
+        f"{name}: hosts of this cloud do not carry out 'true'"
+    )
     for nothing in IMAGES[name]:
         assert asked({}, {name: nothing}) == Hardware()
 
@@ -242,7 +402,12 @@ def test_no_extra_spec_is_both_read_and_refused() -> None:
 
 # --- resources and traits ---
 def test_resources_are_set_added_and_taken_away() -> None:
-    specs = {"resources:VCPU": "0", "resources:MEMORY_MB": "1", "resources:CUSTOM_GOLD": "2", "resources:VGPU": "0"}
+    specs = {
+        "resources:VCPU": "0",
+        "resources:MEMORY_MB": "1",
+        "resources:CUSTOM_GOLD": "2",
+        "resources:VGPU": "0",
+    }
     assert resources(flavor(specs), {}) == {"MEMORY_MB": 1, "DISK_GB": 10, "CUSTOM_GOLD": 2}
 
 
@@ -255,7 +420,10 @@ def test_a_server_that_takes_nothing_is_refused() -> None:
 
 def test_traits_of_both() -> None:
     specs = {"trait:HW_CPU_X86_AVX2": "required", "trait:CUSTOM_SLOW": "forbidden"}
-    assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (["CUSTOM_A", "HW_CPU_X86_AVX2"], ["CUSTOM_SLOW"])
+    assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (
+        ["CUSTOM_A", "HW_CPU_X86_AVX2"],
+        ["CUSTOM_SLOW"],
+    )
 
 
 @pytest.mark.parametrize("more", [{"ephemeral_gb": 1}, {"swap_mb": 1}])
@@ -265,9 +433,21 @@ def test_host_that_makes_no_other_disks_gets_no_server_with_them(more: dict[str,
 
 
 def test_what_an_image_needs_of_the_emulator_are_traits() -> None:
-    image = {"hw_disk_bus": "SCSI", "hw_cdrom_bus": "sata", "hw_video_model": "qxl", "hw_vif_model": "ne2k_pci"}
-    assert traits(flavor(), image) == (["COMPUTE_GRAPHICS_MODEL_QXL", "COMPUTE_NET_VIF_MODEL_NE2K_PCI",
-                                        "COMPUTE_STORAGE_BUS_SATA", "COMPUTE_STORAGE_BUS_SCSI"], [])
+    image = {
+        "hw_disk_bus": "SCSI",
+        "hw_cdrom_bus": "sata",
+        "hw_video_model": "qxl",
+        "hw_vif_model": "ne2k_pci",
+    }
+    assert traits(flavor(), image) == (
+        [
+            "COMPUTE_GRAPHICS_MODEL_QXL",
+            "COMPUTE_NET_VIF_MODEL_NE2K_PCI",
+            "COMPUTE_STORAGE_BUS_SATA",
+            "COMPUTE_STORAGE_BUS_SCSI",
+        ],
+        [],
+    )
     assert traits(flavor(), {"hw_video_model": "none", "hw_rng_model": "virtio"}) == ([], [])
 
 
@@ -276,18 +456,26 @@ ALIASES = {"gpu": [("10de", "1db4"), ("10de", "1db5")], "nic": [("8086", "154c")
 
 
 def test_aliases_are_explained_when_a_flavor_is_frozen() -> None:
-    frozen = with_aliases(flavor({"pci_passthrough:alias": "gpu:2, nic:1", "kilonova:devices": "x"}), ALIASES)
-    assert frozen.extra_specs == {"pci_passthrough:alias": "gpu:2, nic:1",
-                                  "kilonova:devices": "gpu=10de:1db4|10de:1db5:2,nic=8086:154c:1"}
+    frozen = with_aliases(
+        flavor({"pci_passthrough:alias": "gpu:2, nic:1", "kilonova:devices": "x"}), ALIASES
+    )
+    assert frozen.extra_specs == {
+        "pci_passthrough:alias": "gpu:2, nic:1",
+        "kilonova:devices": "gpu=10de:1db4|10de:1db5:2,nic=8086:154c:1",
+    }
     assert with_aliases(frozen, ALIASES) == frozen
     found = hardware(frozen, {})
-    assert found.devices == (DeviceRequest("gpu", 2, (("10de", "1db4"), ("10de", "1db5"))),
-                             DeviceRequest("nic", 1, (("8086", "154c"),)))
+    assert found.devices == (
+        DeviceRequest("gpu", 2, (("10de", "1db4"), ("10de", "1db5"))),
+        DeviceRequest("nic", 1, (("8086", "154c"),)),
+    )
     assert found.needs_assignment and not found.numa_nodes
     assert with_aliases(flavor({"kilonova:devices": "x"}), ALIASES) == flavor()
 
 
-@pytest.mark.parametrize("text", ["gpu", "gpu:0", "gpu:1,", "gpu:-1", "gpu:99999", "other:1", "gpu:60,nic:60", ""])
+@pytest.mark.parametrize(
+    "text", ["gpu", "gpu:0", "gpu:1,", "gpu:-1", "gpu:99999", "other:1", "gpu:60,nic:60", ""]
+)
 def test_aliases_refused(text: str) -> None:
     with pytest.raises(errors.BadRequest, match="pci_passthrough:alias"):
         with_aliases(flavor({"pci_passthrough:alias": text}), ALIASES)
@@ -295,16 +483,37 @@ def test_aliases_refused(text: str) -> None:
 
 
 # --- hostile values ---
-NAMES = sorted(READ | SPECS.keys() | {"hw:numa_cpus.0", "hw:numa_mem.1", "resources:VCPU", "trait:X", "hw:"})
-VALUES = st.one_of(st.sampled_from(["0", "1", "2", "true", "dedicated", "any", "large", "0-3", "nan", "inf", "-1"]),
-                   st.text(max_size=40), st.integers().map(str), st.just("9" * 10000))
+NAMES = sorted(
+    READ | SPECS.keys() | {"hw:numa_cpus.0", "hw:numa_mem.1", "resources:VCPU", "trait:X", "hw:"}
+)
+VALUES = st.one_of(
+    st.sampled_from(
+        ["0", "1", "2", "true", "dedicated", "any", "large", "0-3", "nan", "inf", "-1"]
+    ),
+    st.text(max_size=40),
+    st.integers().map(str),
+    st.just("9" * 10000),
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(specs=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), image=st.dictionaries(st.one_of(
-    st.sampled_from([*(option.image for option in OPTIONS), *IMAGES, "hw_numa_nodes", "hw_numa_cpus.0"]),
-    st.text(max_size=20)), VALUES, max_size=4), vcpus=st.integers(1, 2 ** 31 - 1))
-def test_whatever_is_written_is_understood_or_refused(specs: Texts, image: Texts, vcpus: int) -> None:
+@given(
+    specs=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
+    image=st.dictionaries(
+        st.one_of(
+            st.sampled_from(
+                [*(option.image for option in OPTIONS), *IMAGES, "hw_numa_nodes", "hw_numa_cpus.0"]
+            ),
+            st.text(max_size=20),
+        ),
+        VALUES,
+        max_size=4,
+    ),
+    vcpus=st.integers(1, 2**31 - 1),
+)
+def test_whatever_is_written_is_understood_or_refused(
+    specs: Texts, image: Texts, vcpus: int
+) -> None:
     made: Any = flavor(specs, vcpus=vcpus)
     for ask in (hardware, resources, traits):
         try:

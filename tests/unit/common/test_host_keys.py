@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of hosts: who has which, for what they are good, and what becomes of them."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -38,11 +39,19 @@ def test_what_is_sealed_is_opened_with_the_same_key_and_header_only() -> None:
     sealed = key.seal(b"secret", b"header")
     assert b"secret" not in sealed
     assert derive("one", "h1", 1, Purpose.COMMAND).open(sealed, b"header") == b"secret"
-    others = [derive("one", "h2", 1, Purpose.COMMAND), derive("one", "h1", 2, Purpose.COMMAND),
-              derive("one", "h1", 1, Purpose.QUERY), derive("two", "h1", 1, Purpose.COMMAND)]
-    for other, text, header in [(key, sealed, b"another"), (key, sealed[:-1] + bytes([sealed[-1] ^ 1]), b"header"),
-                                (key, b"", b"header"), (key, b"x" * 12, b"header"),
-                                *((other, sealed, b"header") for other in others)]:
+    others = [
+        derive("one", "h2", 1, Purpose.COMMAND),
+        derive("one", "h1", 2, Purpose.COMMAND),
+        derive("one", "h1", 1, Purpose.QUERY),
+        derive("two", "h1", 1, Purpose.COMMAND),
+    ]
+    for other, text, header in [
+        (key, sealed, b"another"),
+        (key, sealed[:-1] + bytes([sealed[-1] ^ 1]), b"header"),
+        (key, b"", b"header"),
+        (key, b"x" * 12, b"header"),
+        *((other, sealed, b"header") for other in others),
+    ]:
         with pytest.raises(NotGenuine):
             other.open(text, header)
 
@@ -51,7 +60,11 @@ def test_the_host_has_its_own_keys_and_no_others() -> None:
     control = Table(h1=Generations(3), h2=Generations(3)).keys()
     own = control.for_host("h1", "rabbit://h1")
     for purpose in Purpose:
-        assert own.newest("h1", purpose) == control.newest("h1", purpose) != control.newest("h2", purpose)
+        assert (
+            own.newest("h1", purpose)
+            == control.newest("h1", purpose)
+            != control.newest("h2", purpose)
+        )
     for host, generation in (("h2", 3), ("h1", 2)):
         with pytest.raises(NotGenuine):
             own.find(host, generation, Purpose.COMMAND)
@@ -70,7 +83,10 @@ def test_a_generation_counts_until_the_next_and_as_long_as_it_may() -> None:
     keys = table.keys()
     assert keys.find("h1", 1, Purpose.COMMAND).generation == 1
     table.hosts["h1"], table.clock.now = Generations(2, accepts_previous=True), 10
-    assert [keys.find("h1", generation, Purpose.COMMAND).generation for generation in (1, 2)] == [1, 2]
+    assert [keys.find("h1", generation, Purpose.COMMAND).generation for generation in (1, 2)] == [
+        1,
+        2,
+    ]
     assert keys.newest("h1", Purpose.COMMAND).generation == 2
     table.hosts["h1"], table.clock.now = Generations(2), 20
     for generation in (0, 1, 3):
@@ -102,6 +118,7 @@ def test_a_database_that_is_away_is_asked_once_a_second() -> None:
     def silent() -> dict[str, Generations]:
         looks.append(table.clock.now)
         raise errors.NoStore("It does not answer.")
+
     keys._look = silent
     for number in range(25):
         table.clock.now = number / 10
@@ -122,11 +139,23 @@ def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     assert own.secrets[Purpose.COMMAND] not in repr(own.newest("h1", Purpose.COMMAND))
 
 
-@pytest.mark.parametrize(("text", "mode", "said"), [
-    (None, 0o600, "has no key file .*kilonova host add h1"), ("{", 0o600, "cannot be used"),
-    ('{"host": "h1", "generation": 1, "keys": {"command": "ab", "query": "cd"}}', 0o600, "cannot be used"),
-    ("good", 0o640, "others may read"), ("good h2", 0o600, "is of host h2")])
-def test_a_key_file_that_cannot_be_used_is_said(tmp_path: Path, text: str | None, mode: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (None, 0o600, "has no key file .*kilonova host add h1"),
+        ("{", 0o600, "cannot be used"),
+        (
+            '{"host": "h1", "generation": 1, "keys": {"command": "ab", "query": "cd"}}',
+            0o600,
+            "cannot be used",
+        ),
+        ("good", 0o640, "others may read"),
+        ("good h2", 0o600, "is of host h2"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_is_said(
+    tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
     path = tmp_path / "host.key"
     if text is not None:
         host = "h2" if text == "good h2" else "h1"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each status of a neighbour means, in every call of every client: not now, or refused for good."""
+"""What each status of a neighbour means, in every call of every client: not now, or refused for
+good."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,8 +18,16 @@ from common.clients.network_records import Records
 
 NOT_NOW = (408, 423, 425, 429, 500, 501, 502, 503, 504, 599)
 #: Statuses that are in no table, and some that are.
-FOR_GOOD = {402: errors.Conflict, 405: errors.Conflict, 409: errors.Conflict, 418: errors.Conflict,
-            422: errors.Conflict, 451: errors.Conflict, 401: errors.Unauthorized, 413: errors.TooLarge}
+FOR_GOOD = {
+    402: errors.Conflict,
+    405: errors.Conflict,
+    409: errors.Conflict,
+    418: errors.Conflict,
+    422: errors.Conflict,
+    451: errors.Conflict,
+    401: errors.Unauthorized,
+    413: errors.TooLarge,
+}
 
 
 @dataclass
@@ -103,8 +113,18 @@ def test_an_image_that_is_gone_is_no_missing_role() -> None:
             CALLS[call](403)
 
 
-@pytest.mark.parametrize(("told", "wait"), [("3", 3.0), ("0", 0.0), ("86400", http.MAX_WAIT_SECONDS), ("", 0.0),
-                                            ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("²", 0.0)])
+@pytest.mark.parametrize(
+    ("told", "wait"),
+    [
+        ("3", 3.0),
+        ("0", 0.0),
+        ("86400", http.MAX_WAIT_SECONDS),
+        ("", 0.0),
+        ("-1", 0.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0),
+        ("²", 0.0),
+    ],
+)
 def test_a_neighbour_may_say_how_long_to_wait(told: str, wait: float) -> None:
     client = networks(429)
     client._http._session.answer.headers["Retry-After"] = told

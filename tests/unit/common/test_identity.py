@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kilonova's token: the catalogue that came with it is old, and the identity service may be silent, slow or gone."""
+"""Kilonova's token: the catalogue that came with it is old, and the identity service may be silent,
+slow or gone."""
+
 from __future__ import annotations
 
 import io
@@ -94,8 +96,9 @@ def hurried(session: Session) -> IdentityClient:
     return IdentityClient(config.load(None), wait=0.05, fetch=session.log_in)
 
 
-def test_service_that_came_later_is_found_in_a_minute(found: IdentityClient, session: Session,
-                                                      clock: list[float]) -> None:
+def test_service_that_came_later_is_found_in_a_minute(
+    found: IdentityClient, session: Session, clock: list[float]
+) -> None:
     assert found.network_url() is None
     session.catalogue["network"] = URL
     clock[0] += KEEP - 1
@@ -104,8 +107,9 @@ def test_service_that_came_later_is_found_in_a_minute(found: IdentityClient, ses
     assert found.network_url() == URL
 
 
-def test_cloud_without_networks_asks_for_a_catalogue_once_a_minute(found: IdentityClient, session: Session,
-                                                                   clock: list[float]) -> None:
+def test_cloud_without_networks_asks_for_a_catalogue_once_a_minute(
+    found: IdentityClient, session: Session, clock: list[float]
+) -> None:
     began = session.logins
     assert [found.network_url() for _ in range(9)] == [None] * 9
     assert session.logins == began + 1
@@ -114,7 +118,9 @@ def test_cloud_without_networks_asks_for_a_catalogue_once_a_minute(found: Identi
     assert session.logins == began + 2
 
 
-def test_service_that_is_named_costs_no_token(found: IdentityClient, session: Session, clock: list[float]) -> None:
+def test_service_that_is_named_costs_no_token(
+    found: IdentityClient, session: Session, clock: list[float]
+) -> None:
     session.catalogue["network"] = URL
     found.token()
     began = session.logins
@@ -122,16 +128,24 @@ def test_service_that_is_named_costs_no_token(found: IdentityClient, session: Se
     assert session.logins == began
 
 
-def test_one_token_serves_everybody_until_it_is_refused(found: IdentityClient, session: Session) -> None:
+def test_one_token_serves_everybody_until_it_is_refused(
+    found: IdentityClient, session: Session
+) -> None:
     session.catalogue["image"] = "https://images"
-    assert [found.token(), found.image_url(), found.token()] == ["token1", "https://images", "token1"]
+    assert [found.token(), found.image_url(), found.token()] == [
+        "token1",
+        "https://images",
+        "token1",
+    ]
     found.forget_token("token1")
     assert found.token() == "token2"
-    found.forget_token("token1")            # whose refusal comes late
+    found.forget_token("token1")  # whose refusal comes late
     assert found.token() == "token2"
 
 
-def test_a_token_is_renewed_before_it_ends_and_nobody_waits_for_that(hurried: IdentityClient, session: Session) -> None:
+def test_a_token_is_renewed_before_it_ends_and_nobody_waits_for_that(
+    hurried: IdentityClient, session: Session
+) -> None:
     hurried.token()
     session.answers.clear()
     session.tokens[0].seconds_left = RENEW - 1
@@ -144,8 +158,11 @@ def test_a_token_is_renewed_before_it_ends_and_nobody_waits_for_that(hurried: Id
     assert hurried.token() == "token2"
 
 
-def test_a_silent_identity_service_holds_nobody_up(hurried: IdentityClient, session: Session) -> None:
-    """One asks, in a thread of its own; all that need a token meanwhile wait a moment, and later ones not at all."""
+def test_a_silent_identity_service_holds_nobody_up(
+    hurried: IdentityClient, session: Session
+) -> None:
+    """One asks, in a thread of its own; all that need a token meanwhile wait a moment, and later
+    ones not at all."""
     session.answers.clear()
     for _ in range(20):
         with pytest.raises(errors.Unavailable, match=r"check \[identity\]"):
@@ -158,7 +175,9 @@ def test_a_silent_identity_service_holds_nobody_up(hurried: IdentityClient, sess
     assert hurried.token() == "token1"
 
 
-def test_one_that_is_gone_is_left_alone_for_a_while(found: IdentityClient, session: Session) -> None:
+def test_one_that_is_gone_is_left_alone_for_a_while(
+    found: IdentityClient, session: Session
+) -> None:
     session.problem = exceptions.ConnectFailure("refused")
     for _ in range(20):
         with pytest.raises(errors.Unavailable):
@@ -178,7 +197,12 @@ def test_any_failure_is_told_to_all_who_wait(found: IdentityClient, session: Ses
 # --- neighbours on other machines are asked over TLS ---
 ELSEWHERE = "http://10.0.0.5:9696"
 SAID = r"http://10\.0\.0\.5:9696 is no https:// .* \[identity\] allow_plain_text = true"
-CONFIGURED = [("identity", "auth_url"), ("image", "endpoint"), ("network", "endpoint"), ("share", "endpoint")]
+CONFIGURED = [
+    ("identity", "auth_url"),
+    ("image", "endpoint"),
+    ("network", "endpoint"),
+    ("share", "endpoint"),
+]
 
 
 @pytest.fixture
@@ -186,36 +210,61 @@ def load(tmp_path: Path) -> Iterator[Callable[[str], cfg.ConfigOpts]]:
     def read(lines: str) -> cfg.ConfigOpts:
         (tmp_path / "kilonova.conf").write_text(lines)
         return config.load(str(tmp_path / "kilonova.conf"))
+
     yield read
     config.CONF.clear()
 
 
 @pytest.mark.parametrize(("section", "option"), CONFIGURED)
-def test_a_plain_url_of_another_machine_is_refused_by_its_option(load, section: str, option: str) -> None:
+def test_a_plain_url_of_another_machine_is_refused_by_its_option(
+    load, section: str, option: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"\[{section}\] {option}: {SAID}"):
         IdentityClient(load(f"[{section}]\n{option} = {ELSEWHERE}\n"))
 
 
 @pytest.mark.parametrize(("section", "option"), CONFIGURED)
-@pytest.mark.parametrize("lines", ["{} = https://10.0.0.5:9696", "{} = http://127.0.0.1:9696", "{} = http://[::1]/",
-                                   f"{{}} = {ELSEWHERE}\n[identity]\nallow_plain_text = true",
-                                   f"{{}} = {ELSEWHERE}\n[tls]\nallow_plain_text = true"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "{} = https://10.0.0.5:9696",
+        "{} = http://127.0.0.1:9696",
+        "{} = http://[::1]/",
+        f"{{}} = {ELSEWHERE}\n[identity]\nallow_plain_text = true",
+        f"{{}} = {ELSEWHERE}\n[tls]\nallow_plain_text = true",
+    ],
+)
 def test_urls_that_may_be_asked(load, section: str, option: str, lines: str) -> None:
     IdentityClient(load(f"[{section}]\n{lines.format(option)}\n"))
 
 
-@pytest.mark.parametrize(("kind", "section"), [("image", "image"), ("network", "network"),
-                                               ("shared-file-system", "share"), ("sharev2", "share")])
-def test_a_plain_url_in_the_catalogue_is_not_given_out(session: Session, caplog: pytest.LogCaptureFixture,
-                                                       kind: str, section: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        ("image", "image"),
+        ("network", "network"),
+        ("shared-file-system", "share"),
+        ("sharev2", "share"),
+    ],
+)
+def test_a_plain_url_in_the_catalogue_is_not_given_out(
+    session: Session, caplog: pytest.LogCaptureFixture, kind: str, section: str
+) -> None:
     found = IdentityClient(config.load(), fetch=session.log_in)
     session.catalogue[kind] = ELSEWHERE
-    ask = {"image": found.image_url, "network": found.network_url, "share": found.share_url}[section]
+    ask = {"image": found.image_url, "network": found.network_url, "share": found.share_url}[
+        section
+    ]
     for _ in range(2):
-        with pytest.raises(errors.Unavailable, match=f"endpoint of {kind} in the catalogue is plain text"):
+        with pytest.raises(
+            errors.Unavailable, match=f"endpoint of {kind} in the catalogue is plain text"
+        ):
             ask()
     [said] = [record.getMessage() for record in caplog.records]
-    assert re.search(rf"the catalogue's endpoint of {kind}: {SAID}", said) and f"[{section}] endpoint" in said
+    assert (
+        re.search(rf"the catalogue's endpoint of {kind}: {SAID}", said)
+        and f"[{section}] endpoint" in said
+    )
 
 
 def test_a_redirection_from_tls_to_plain_text_is_not_followed() -> None:
@@ -233,6 +282,7 @@ def test_a_redirection_from_tls_to_plain_text_is_not_followed() -> None:
 
             def close(self) -> None:
                 """Nothing is open."""
+
         neighbour = http.Http("image service", "https://images.example")
         neighbour._http().session.mount("https://", Leads())
         with pytest.raises(errors.Unavailable):

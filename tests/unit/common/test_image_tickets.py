@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets for images: what they open, for how long, and that each verb gets what it needs and nothing more."""
+"""Tickets for images: what they open, for how long, and that each verb gets what it needs and
+nothing more."""
+
 from __future__ import annotations
 
 import base64
@@ -31,11 +33,29 @@ from compute_agent.virt.memory.script import QUIET
 FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 #: What any verb may find in its args; each image has an id of its own.
 ARGS: dict[str, Any] = {
-    "guest": {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR, "image": {"id": "of the guest"}},
-    "image": {"id": "of the command"}, "image_id": "made", "runs": True, "timeout": 0, "from": "host", "secret": "x",
-    "interface": {"port": "p", "mac": "m", "vif_type": "bridge"}, "user": "root", "admin_pass": "x", "back": True,
-    "resized": 1, "shared": False, "cpu": {}, "to": {},
-    "share": {"share_id": "s", "tag": "t", "protocol": "NFS", "export_location": "10.0.0.9:/s"}}
+    "guest": {
+        "server": "s",
+        "fence": 1,
+        "name": "n",
+        "flavor": FLAVOR,
+        "image": {"id": "of the guest"},
+    },
+    "image": {"id": "of the command"},
+    "image_id": "made",
+    "runs": True,
+    "timeout": 0,
+    "from": "host",
+    "secret": "x",
+    "interface": {"port": "p", "mac": "m", "vif_type": "bridge"},
+    "user": "root",
+    "admin_pass": "x",
+    "back": True,
+    "resized": 1,
+    "shared": False,
+    "cpu": {},
+    "to": {},
+    "share": {"share_id": "s", "tag": "t", "protocol": "NFS", "export_location": "10.0.0.9:/s"},
+}
 
 
 class Clock:
@@ -64,6 +84,7 @@ def load(tmp_path: Path) -> Iterator[Callable[[str], cfg.ConfigOpts]]:
     def read(lines: str) -> cfg.ConfigOpts:
         (tmp_path / "kilonova.conf").write_text(lines)
         return config.load(str(tmp_path / "kilonova.conf"))
+
     yield read
     config.CONF.clear()
 
@@ -98,8 +119,21 @@ def test_what_others_made_opens_nothing(tickets: Tickets, clock: Clock) -> None:
     says = json.loads(base64.urlsafe_b64decode(body))
     longer = base64.urlsafe_b64encode(json.dumps([says[0], ["b"], *says[2:]]).encode()).decode()
     forged = Tickets(Vault("another"), clock.seconds).make("h1", ["a"])
-    for text in ("", ".", body, f"{body}.", f".{signature}", f"{longer}.{signature}", forged, f"{body}.{'0' * 64}",
-                 ticket + "0", f"{ticket}.{signature}", "é.ÿ", "x" * 100_000, ticket[1:]):
+    for text in (
+        "",
+        ".",
+        body,
+        f"{body}.",
+        f".{signature}",
+        f"{longer}.{signature}",
+        forged,
+        f"{body}.{'0' * 64}",
+        ticket + "0",
+        f"{ticket}.{signature}",
+        "é.ÿ",
+        "x" * 100_000,
+        ticket[1:],
+    ):
         with pytest.raises(errors.Unauthorized):
             tickets.check(text)
 
@@ -119,7 +153,9 @@ def test_a_cloud_without_a_secret_has_no_tickets(clock: Clock) -> None:
 
 def test_the_key_is_for_tickets_alone() -> None:
     assert Tickets(Vault("key")).make("h", ["a"]).partition(".")[2] not in (
-        Vault("key").derive(""), Vault("key").derive("image-gateway"))
+        Vault("key").derive(""),
+        Vault("key").derive("image-gateway"),
+    )
 
 
 def test_a_full_ticket_fits_a_header(tickets: Tickets) -> None:
@@ -133,51 +169,77 @@ def test_a_full_ticket_fits_a_header(tickets: Tickets) -> None:
 def test_a_message_opens_the_images_of_its_commands(tickets: Tickets) -> None:
     gateway = Gateway("http://gateway", tickets)
     guest = {"image": {"id": "a"}}
-    access = gateway.for_commands("h1", [command("ensure_guest", guest=guest), command("snapshot", image_id="c"),
-                                         command("rescue", guest=guest, image={"id": "b"}),
-                                         command("ensure_guest", guest=guest)])
+    access = gateway.for_commands(
+        "h1",
+        [
+            command("ensure_guest", guest=guest),
+            command("snapshot", image_id="c"),
+            command("rescue", guest=guest, image={"id": "b"}),
+            command("ensure_guest", guest=guest),
+        ],
+    )
     assert access is not None
     found = tickets.check(access.token)
-    assert (access.url, found.host, found.reads, found.writes) == ("http://gateway", "h1", {"a", "b"}, {"c"})
+    assert (access.url, found.host, found.reads, found.writes) == (
+        "http://gateway",
+        "h1",
+        {"a", "b"},
+        {"c"},
+    )
 
 
 def test_commands_without_images_need_no_ticket(tickets: Tickets) -> None:
-    nothing = [command("ensure_guest", guest={"image": None}), command("ensure_guest", guest={}),
-               command("rescue", guest={"image": {"id": "a"}}, image=None), command("ensure_stopped", timeout=1),
-               command("install", guest={"image": {"id": "a"}}), command("of a later release", image_id="a")]
+    nothing = [
+        command("ensure_guest", guest={"image": None}),
+        command("ensure_guest", guest={}),
+        command("rescue", guest={"image": {"id": "a"}}, image=None),
+        command("ensure_stopped", timeout=1),
+        command("install", guest={"image": {"id": "a"}}),
+        command("of a later release", image_id="a"),
+    ]
     assert Gateway("http://gateway", tickets).for_commands("h1", nothing) is None
     assert not any(map(uses_image, nothing))
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_each_verb_has_what_it_hands_to_the_driver(verb: str) -> None:
-    """A verb that gives the driver the reader is in the table, and the others are not; so with the writer."""
+    """A verb that gives the driver the reader is in the table, and the others are not; so with the
+    writer."""
     driver, written, facts = Driver(), list[str](), VERBS[verb].facts
 
     def reader(image: str) -> Any:
         raise AssertionError("this driver reads nothing")
+
     tools = Tools(driver, reader, written.append, QUIET, lambda *where: None)  # type: ignore[arg-type]  # it records
     VERBS[verb].do(tools, command(verb, **ARGS))
     assert (reader in driver.given) == bool(facts.reads_image)
     assert written == images_written([command(verb, **ARGS)])
     assert bool(written) == bool(facts.writes_image)
-    given = [one.id if isinstance(one, ImageRef) else one.image.id for one in driver.given
-             if isinstance(one, (GuestSpec, ImageRef))]
+    given = [
+        one.id if isinstance(one, ImageRef) else one.image.id
+        for one in driver.given
+        if isinstance(one, (GuestSpec, ImageRef))
+    ]
     assert images_read([command(verb, **ARGS)]) == (given[-1:] if facts.reads_image else [])
     assert facts.copies or not (facts.reads_image or facts.writes_image)
 
 
-def test_who_has_the_clouds_secret_alone_makes_no_tickets(load: Callable[[str], cfg.ConfigOpts]) -> None:
+def test_who_has_the_clouds_secret_alone_makes_no_tickets(
+    load: Callable[[str], cfg.ConfigOpts],
+) -> None:
     """As an API process has it; conductors and gateways have another one."""
-    conf = load("[DEFAULT]\nsecret_key = everybody's\n[image_gateway]\nticket_secret = conductors', older\n")
+    conf = load(
+        "[DEFAULT]\nsecret_key = everybody's\n[image_gateway]\nticket_secret = conductors', older\n"
+    )
     with pytest.raises(errors.Unauthorized):
         configured(conf).check(Tickets(Vault("everybody's")).make("h1", ["a"]))
     for secret in ("conductors'", "older"):
         assert configured(conf).check(Tickets(Vault(secret)).make("h1", ["a"])).host == "h1"
 
 
-def test_a_cloud_without_that_secret_goes_on_and_says_so(load: Callable[[str], cfg.ConfigOpts],
-                                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cloud_without_that_secret_goes_on_and_says_so(
+    load: Callable[[str], cfg.ConfigOpts], caplog: pytest.LogCaptureFixture
+) -> None:
     conf = load("[DEFAULT]\nsecret_key = everybody's\n")
     assert configured(conf).check(Tickets(Vault("everybody's")).make("h1", ["a"])).host == "h1"
     assert "set [image_gateway] ticket_secret" in caplog.text

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest may know of itself: the documents, version by version, and EC2's tree."""
+
 from __future__ import annotations
 
 import base64
@@ -11,38 +12,88 @@ from typing import Any
 import pytest
 
 from common.clients.network import interface_of
-from common.instance_data import EC2_VERSIONS, VERSIONS, InstanceData, find, guest_spec, network_data, text
+from common.instance_data import (
+    EC2_VERSIONS,
+    VERSIONS,
+    InstanceData,
+    find,
+    guest_spec,
+    network_data,
+    text,
+)
 from common.models import Flavor, GuestSpec, ImageRef, Interface, LocalDisk
 from common.wire import to_wire
 
 SERVER = str(uuid.UUID("6f1d2c3b-4a59-4867-9768-5a4b3c2d1e0f"))
 IMAGE = str(uuid.UUID("70a599e0-31e7-49b7-b260-868f441e862b"))
-KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}, {"name": "x", "type": "x509", "data": "PEM"}]
-V4 = {"address": "10.0.0.5", "version": 4, "prefix": 24, "subnet": "s4", "gateway": "10.0.0.1",
-      "dns": ["1.1.1.1", "9.9.9.9"], "routes": [{"destination": "10.9.0.0/16", "nexthop": "10.0.0.7"}], "dhcp": False,
-      "floating": ["172.24.4.9"]}
-V6 = {"address": "fd00::5", "version": 6, "prefix": 64, "subnet": "s6", "gateway": "fd00::1", "dns": ["1.1.1.1"],
-      "routes": [], "dhcp": False, "floating": []}
+KEYS = [
+    {"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"},
+    {"name": "x", "type": "x509", "data": "PEM"},
+]
+V4 = {
+    "address": "10.0.0.5",
+    "version": 4,
+    "prefix": 24,
+    "subnet": "s4",
+    "gateway": "10.0.0.1",
+    "dns": ["1.1.1.1", "9.9.9.9"],
+    "routes": [{"destination": "10.9.0.0/16", "nexthop": "10.0.0.7"}],
+    "dhcp": False,
+    "floating": ["172.24.4.9"],
+}
+V6 = {
+    "address": "fd00::5",
+    "version": 6,
+    "prefix": 64,
+    "subnet": "s6",
+    "gateway": "fd00::1",
+    "dns": ["1.1.1.1"],
+    "routes": [],
+    "dhcp": False,
+    "floating": [],
+}
 
 
 def interface(number: int = 1, *addresses: dict[str, Any], **changed: Any) -> Interface:
     values: dict[str, Any] = {
-        "port": f"port{number}", "network": "net1", "label": "private", "mac": f"fa:16:3e:00:00:0{number}",
-        "addresses": list(addresses), "mtu": 1450, "vif_type": "bridge", "device": f"tap{number}"}
+        "port": f"port{number}",
+        "network": "net1",
+        "label": "private",
+        "mac": f"fa:16:3e:00:00:0{number}",
+        "addresses": list(addresses),
+        "mtu": 1450,
+        "vif_type": "bridge",
+        "device": f"tap{number}",
+    }
     return Interface(**{**values, **changed})
 
 
 def spec(**changed: object) -> GuestSpec:
     values: dict[str, object] = {
-        "server": SERVER, "fence": 1, "name": "naïve <web> \"1\"", "flavor": Flavor("1", "m1.nano", 1, 128, 1),
-        "image": ImageRef(IMAGE), "user_data": base64.b64encode(b"#!/bin/sh\necho \xff hello\n").decode(),
-        "instance": {"hostname": "web-1", "project_id": "p1", "availability_zone": "nova", "launch_index": 3,
-                     "meta": {"../../etc": "a\nb"}, "keys": KEYS, "reservation_id": "r-abc",
-                     "security_groups": ["default", "web"], "root_device_name": "/dev/vda"}}
+        "server": SERVER,
+        "fence": 1,
+        "name": 'naïve <web> "1"',
+        "flavor": Flavor("1", "m1.nano", 1, 128, 1),
+        "image": ImageRef(IMAGE),
+        "user_data": base64.b64encode(b"#!/bin/sh\necho \xff hello\n").decode(),
+        "instance": {
+            "hostname": "web-1",
+            "project_id": "p1",
+            "availability_zone": "nova",
+            "launch_index": 3,
+            "meta": {"../../etc": "a\nb"},
+            "keys": KEYS,
+            "reservation_id": "r-abc",
+            "security_groups": ["default", "web"],
+            "root_device_name": "/dev/vda",
+        },
+    }
     return GuestSpec(**{**values, **changed})  # type: ignore[arg-type]
 
 
-def document(name: str, given: GuestSpec | None = None, version: str = "latest", **more: Any) -> Any:
+def document(
+    name: str, given: GuestSpec | None = None, version: str = "latest", **more: Any
+) -> Any:
     return json.loads(InstanceData(given or spec(), **more).document(version, name, b"seed"))
 
 
@@ -54,33 +105,73 @@ def ec2(path: str, given: GuestSpec | None = None) -> str | None:
 
 def test_meta_data_tells_the_guest_who_it_is() -> None:
     assert document("meta_data.json") == {
-        "uuid": SERVER, "name": "naïve <web> \"1\"", "hostname": "web-1", "project_id": "p1", "launch_index": 3,
-        "availability_zone": "nova", "devices": [], "dedicated_cpus": [], "meta": {"../../etc": "a\nb"},
-        "random_seed": base64.b64encode(b"seed").decode(), "keys": KEYS,
-        "public_keys": {"mine": "ssh-ed25519 AAAA me"}}
+        "uuid": SERVER,
+        "name": 'naïve <web> "1"',
+        "hostname": "web-1",
+        "project_id": "p1",
+        "launch_index": 3,
+        "availability_zone": "nova",
+        "devices": [],
+        "dedicated_cpus": [],
+        "meta": {"../../etc": "a\nb"},
+        "random_seed": base64.b64encode(b"seed").decode(),
+        "keys": KEYS,
+        "public_keys": {"mine": "ssh-ed25519 AAAA me"},
+    }
 
 
-@pytest.mark.parametrize(("version", "absent"), [
-    ("2012-08-10", {"random_seed", "project_id", "devices", "dedicated_cpus"}),
-    ("2013-04-04", {"project_id", "devices", "dedicated_cpus"}), ("2015-10-15", {"devices", "dedicated_cpus"}),
-    ("2016-06-30", {"dedicated_cpus"}), ("2020-10-14", set()), ("latest", set())])
+@pytest.mark.parametrize(
+    ("version", "absent"),
+    [
+        ("2012-08-10", {"random_seed", "project_id", "devices", "dedicated_cpus"}),
+        ("2013-04-04", {"project_id", "devices", "dedicated_cpus"}),
+        ("2015-10-15", {"devices", "dedicated_cpus"}),
+        ("2016-06-30", {"dedicated_cpus"}),
+        ("2020-10-14", set()),
+        ("latest", set()),
+    ],
+)
 def test_every_version_has_the_keys_it_knew(version: str, absent: set[str]) -> None:
-    assert set(document("meta_data.json")) - set(document("meta_data.json", version=version)) == absent
+    assert (
+        set(document("meta_data.json")) - set(document("meta_data.json", version=version)) == absent
+    )
 
 
-@pytest.mark.parametrize(("version", "names"), [
-    ("2012-08-10", ["meta_data.json", "user_data"]), ("2013-04-04", ["meta_data.json", "user_data", "password"]),
-    ("2013-10-17", ["meta_data.json", "user_data", "password", "vendor_data.json"]),
-    ("2015-10-15", ["meta_data.json", "user_data", "password", "vendor_data.json", "network_data.json"]),
-    ("latest", ["meta_data.json", "user_data", "password", "vendor_data.json", "network_data.json",
-                "vendor_data2.json"])])
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("2012-08-10", ["meta_data.json", "user_data"]),
+        ("2013-04-04", ["meta_data.json", "user_data", "password"]),
+        ("2013-10-17", ["meta_data.json", "user_data", "password", "vendor_data.json"]),
+        (
+            "2015-10-15",
+            ["meta_data.json", "user_data", "password", "vendor_data.json", "network_data.json"],
+        ),
+        (
+            "latest",
+            [
+                "meta_data.json",
+                "user_data",
+                "password",
+                "vendor_data.json",
+                "network_data.json",
+                "vendor_data2.json",
+            ],
+        ),
+    ],
+)
 def test_every_version_has_the_documents_it_knew(version: str, names: list[str]) -> None:
     assert InstanceData(spec()).names(version) == names
-    assert InstanceData(spec(user_data=None)).names(version) == [name for name in names if name != "user_data"]
+    assert InstanceData(spec(user_data=None)).names(version) == [
+        name for name in names if name != "user_data"
+    ]
 
 
 def test_a_password_is_told_to_the_guest_that_it_is_for() -> None:
-    assert document("meta_data.json", spec(instance={"admin_pass": "s3cret"}))["admin_pass"] == "s3cret"
+    assert (
+        document("meta_data.json", spec(instance={"admin_pass": "s3cret"}))["admin_pass"]
+        == "s3cret"
+    )
     assert "admin_pass" not in document("meta_data.json")
 
 
@@ -89,16 +180,23 @@ def test_the_operators_services_are_told_who_asks() -> None:
     files = [{"path": "/x", "contents": "eA=="}]
     given.instance.update(boot_roles="member,reader", admin_pass="swordfish", files=files)
     assert InstanceData(given).facts() == {
-        "project-id": "p1", "instance-id": SERVER, "image-id": IMAGE, "user-data": given.user_data,
-        "hostname": "web-1", "metadata": {"../../etc": "a\nb"}, "boot-roles": "member,reader"}
+        "project-id": "p1",
+        "instance-id": SERVER,
+        "image-id": IMAGE,
+        "user-data": given.user_data,
+        "hostname": "web-1",
+        "metadata": {"../../etc": "a\nb"},
+        "boot-roles": "member,reader",
+    }
 
 
 def test_the_operator_tells_all_guests() -> None:
     assert document("vendor_data.json", vendor={"ntp": "n1"}) == {"ntp": "n1"}
     assert document("vendor_data2.json", vendor={"ntp": "n1"}) == {"static": {"ntp": "n1"}}
     assert document("vendor_data.json") == {}
-    assert document("vendor_data2.json", vendor={"ntp": "n1"}, dynamic=lambda: {"cmdb": {"rack": 7}}) == {
-        "static": {"ntp": "n1"}, "cmdb": {"rack": 7}}
+    assert document(
+        "vendor_data2.json", vendor={"ntp": "n1"}, dynamic=lambda: {"cmdb": {"rack": 7}}
+    ) == {"static": {"ntp": "n1"}, "cmdb": {"rack": 7}}
     assert document("vendor_data2.json", vendor=None, dynamic=lambda: {"cmdb": {}}) == {"cmdb": {}}
     assert "vendor_data.json" not in InstanceData(spec(), None).names("latest")
 
@@ -106,49 +204,116 @@ def test_the_operator_tells_all_guests() -> None:
 def test_tagged_interfaces_are_devices() -> None:
     given = spec(interfaces=[interface(1, V4, tag="blue"), interface(2, V4)])
     assert document("meta_data.json", given)["devices"] == [
-        {"type": "nic", "bus": "none", "address": "none", "mac": "fa:16:3e:00:00:01", "tags": ["blue"]}]
+        {
+            "type": "nic",
+            "bus": "none",
+            "address": "none",
+            "mac": "fa:16:3e:00:00:01",
+            "tags": ["blue"],
+        }
+    ]
 
 
 def test_network_data_of_addresses_that_the_guest_is_told() -> None:
     dns = [{"type": "dns", "address": "1.1.1.1"}, {"type": "dns", "address": "9.9.9.9"}]
     assert document("network_data.json", spec(interfaces=[interface(1, V4, V6), interface(2)])) == {
-        "links": [{"id": "tap1", "vif_id": "port1", "type": "bridge", "mtu": 1450,
-                   "ethernet_mac_address": "fa:16:3e:00:00:01"}],
+        "links": [
+            {
+                "id": "tap1",
+                "vif_id": "port1",
+                "type": "bridge",
+                "mtu": 1450,
+                "ethernet_mac_address": "fa:16:3e:00:00:01",
+            }
+        ],
         "networks": [
-            {"id": "network0", "type": "ipv4", "link": "tap1", "network_id": "net1", "ip_address": "10.0.0.5",
-             "netmask": "255.255.255.0", "services": dns, "routes": [
-                 {"network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": "10.0.0.1"},
-                 {"network": "10.9.0.0", "netmask": "255.255.0.0", "gateway": "10.0.0.7"}]},
-            {"id": "network1", "type": "ipv6", "link": "tap1", "network_id": "net1", "ip_address": "fd00::5",
-             "netmask": "ffff:ffff:ffff:ffff::", "services": dns[:1],
-             "routes": [{"network": "::", "netmask": "::", "gateway": "fd00::1"}]}],
-        "services": dns}
+            {
+                "id": "network0",
+                "type": "ipv4",
+                "link": "tap1",
+                "network_id": "net1",
+                "ip_address": "10.0.0.5",
+                "netmask": "255.255.255.0",
+                "services": dns,
+                "routes": [
+                    {"network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": "10.0.0.1"},
+                    {"network": "10.9.0.0", "netmask": "255.255.0.0", "gateway": "10.0.0.7"},
+                ],
+            },
+            {
+                "id": "network1",
+                "type": "ipv6",
+                "link": "tap1",
+                "network_id": "net1",
+                "ip_address": "fd00::5",
+                "netmask": "ffff:ffff:ffff:ffff::",
+                "services": dns[:1],
+                "routes": [{"network": "::", "netmask": "::", "gateway": "fd00::1"}],
+            },
+        ],
+        "services": dns,
+    }
 
 
 def test_network_data_of_addresses_that_the_guest_leases() -> None:
     leased = {**V4, "dhcp": True}
-    told = network_data([interface(1, leased, {**leased, "address": "10.0.0.6"}, {**V6, "dhcp": True},
-                                   {**V6, "dhcp": True, "ipv6_mode": "slaac"}, device="", mtu=0, vif_type="ovs")])
-    assert told["links"] == [{"id": "interface0", "vif_id": "port1", "type": "ovs", "mtu": None,
-                              "ethernet_mac_address": "fa:16:3e:00:00:01"}]
+    told = network_data(
+        [
+            interface(
+                1,
+                leased,
+                {**leased, "address": "10.0.0.6"},
+                {**V6, "dhcp": True},
+                {**V6, "dhcp": True, "ipv6_mode": "slaac"},
+                device="",
+                mtu=0,
+                vif_type="ovs",
+            )
+        ]
+    )
+    assert told["links"] == [
+        {
+            "id": "interface0",
+            "vif_id": "port1",
+            "type": "ovs",
+            "mtu": None,
+            "ethernet_mac_address": "fa:16:3e:00:00:01",
+        }
+    ]
     assert [(one["id"], one["type"], one.get("ip_address")) for one in told["networks"]] == [
-        ("network0", "ipv4_dhcp", None), ("network1", "ipv6_dhcp", None), ("network2", "ipv6_slaac", "fd00::5")]
+        ("network0", "ipv4_dhcp", None),
+        ("network1", "ipv6_dhcp", None),
+        ("network2", "ipv6_slaac", "fd00::5"),
+    ]
 
 
-@pytest.mark.parametrize(("subnet", "kind"), [
-    ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": "slaac"}, "ipv6_slaac"),
-    ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": None}, "ipv6_dhcp"),
-    ({"cidr": "fd00::/64", "enable_dhcp": False}, "ipv6"), ({}, "ipv6")])
-def test_network_data_of_a_port_as_the_network_service_tells_it(subnet: dict[str, Any], kind: str) -> None:
-    port = {"id": "port1", "network_id": "net1", "mac_address": "fa:16:3e:00:00:01",
-            "fixed_ips": [{"subnet_id": "s6", "ip_address": "fd00::5"}]}
+@pytest.mark.parametrize(
+    ("subnet", "kind"),
+    [
+        ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": "slaac"}, "ipv6_slaac"),
+        ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": None}, "ipv6_dhcp"),
+        ({"cidr": "fd00::/64", "enable_dhcp": False}, "ipv6"),
+        ({}, "ipv6"),
+    ],
+)
+def test_network_data_of_a_port_as_the_network_service_tells_it(
+    subnet: dict[str, Any], kind: str
+) -> None:
+    port = {
+        "id": "port1",
+        "network_id": "net1",
+        "mac_address": "fa:16:3e:00:00:01",
+        "fixed_ips": [{"subnet_id": "s6", "ip_address": "fd00::5"}],
+    }
     told = network_data([interface_of(port, {"net1": {"mtu": 1450}}, {"s6": subnet})])
     assert [network["type"] for network in told["networks"]] == [kind]
     assert told["links"][0]["mtu"] == 1450
 
 
-@pytest.mark.parametrize("interfaces", [[], [interface(1)], [interface(1, {**V4, "gateway": None, "dns": [],
-                                                                        "routes": []})]])
+@pytest.mark.parametrize(
+    "interfaces",
+    [[], [interface(1)], [interface(1, {**V4, "gateway": None, "dns": [], "routes": []})]],
+)
 def test_network_data_without(interfaces: list[Interface]) -> None:
     told = network_data(interfaces)
     assert told["services"] == []
@@ -156,34 +321,68 @@ def test_network_data_without(interfaces: list[Interface]) -> None:
 
 
 LATEST_NAMES = [
-    "ami-id", "ami-launch-index", "ami-manifest-path", "block-device-mapping/", "hostname", "instance-action",
-    "instance-id", "instance-type", "local-hostname", "local-ipv4", "placement/", "public-hostname", "public-ipv4",
-    "public-keys/", "reservation-id", "security-groups"]
+    "ami-id",
+    "ami-launch-index",
+    "ami-manifest-path",
+    "block-device-mapping/",
+    "hostname",
+    "instance-action",
+    "instance-id",
+    "instance-type",
+    "local-hostname",
+    "local-ipv4",
+    "placement/",
+    "public-hostname",
+    "public-ipv4",
+    "public-keys/",
+    "reservation-id",
+    "security-groups",
+]
 
 
-@pytest.mark.parametrize(("path", "shown"), [
-    ("latest", "meta-data/\nuser-data"),
-    ("latest/meta-data", "\n".join(LATEST_NAMES)),
-    ("1.0/meta-data", "ami-id\nami-launch-index\nami-manifest-path\nhostname\ninstance-id\nlocal-ipv4\npublic-keys/\n"
-                      "reservation-id\nsecurity-groups"),
-    ("latest/user-data", None),
-    ("latest/meta-data/ami-id", "ami-70a599e031e749b7b"), ("latest/meta-data/instance-id", "i-6f1d2c3b4a5948679"),
-    ("latest/meta-data/ami-launch-index", "3"), ("latest/meta-data/hostname", "web-1"),
-    ("latest/meta-data/local-ipv4", "10.0.0.5"), ("latest/meta-data/public-ipv4", "172.24.4.9"),
-    ("latest/meta-data/instance-type", "m1.nano"), ("latest/meta-data/reservation-id", "r-abc"),
-    ("latest/meta-data/security-groups", "default\nweb"),
-    ("latest/meta-data/placement", "availability-zone"), ("latest/meta-data/placement/availability-zone", "nova"),
-    ("latest/meta-data/block-device-mapping", "ami\nroot"), ("latest/meta-data/block-device-mapping/ami", "vda"),
-    ("latest/meta-data/block-device-mapping/root", "/dev/vda"),
-    ("latest/meta-data/public-keys", "0=mine"), ("latest/meta-data/public-keys/0", "openssh-key"),
-    ("latest/meta-data/public-keys/0/openssh-key", "ssh-ed25519 AAAA me"),
-    ("latest/meta-data/public-keys/1", None), ("2008-02-01/meta-data/instance-action", None),
-    ("2008-09-01/meta-data/instance-action", "none"), ("latest/meta-data/hostname/x", None),
-    ("latest/meta-data/../user-data", None), ("latest/nothing", None)])
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("latest", "meta-data/\nuser-data"),
+        ("latest/meta-data", "\n".join(LATEST_NAMES)),
+        (
+            "1.0/meta-data",
+            "ami-id\nami-launch-index\nami-manifest-path\nhostname\ninstance-id\nlocal-ipv4\npublic-keys/\n"
+            "reservation-id\nsecurity-groups",
+        ),
+        ("latest/user-data", None),
+        ("latest/meta-data/ami-id", "ami-70a599e031e749b7b"),
+        ("latest/meta-data/instance-id", "i-6f1d2c3b4a5948679"),
+        ("latest/meta-data/ami-launch-index", "3"),
+        ("latest/meta-data/hostname", "web-1"),
+        ("latest/meta-data/local-ipv4", "10.0.0.5"),
+        ("latest/meta-data/public-ipv4", "172.24.4.9"),
+        ("latest/meta-data/instance-type", "m1.nano"),
+        ("latest/meta-data/reservation-id", "r-abc"),
+        ("latest/meta-data/security-groups", "default\nweb"),
+        ("latest/meta-data/placement", "availability-zone"),
+        ("latest/meta-data/placement/availability-zone", "nova"),
+        ("latest/meta-data/block-device-mapping", "ami\nroot"),
+        ("latest/meta-data/block-device-mapping/ami", "vda"),
+        ("latest/meta-data/block-device-mapping/root", "/dev/vda"),
+        ("latest/meta-data/public-keys", "0=mine"),
+        ("latest/meta-data/public-keys/0", "openssh-key"),
+        ("latest/meta-data/public-keys/0/openssh-key", "ssh-ed25519 AAAA me"),
+        ("latest/meta-data/public-keys/1", None),
+        ("2008-02-01/meta-data/instance-action", None),
+        ("2008-09-01/meta-data/instance-action", "none"),
+        ("latest/meta-data/hostname/x", None),
+        ("latest/meta-data/../user-data", None),
+        ("latest/nothing", None),
+    ],
+)
 def test_ec2_tree(path: str, shown: str | None) -> None:
     given = spec(interfaces=[interface(1, V6, V4)])
     if path == "latest/user-data":
-        assert find(InstanceData(given).ec2("latest"), ["user-data"]) == b"#!/bin/sh\necho \xff hello\n"
+        assert (
+            find(InstanceData(given).ec2("latest"), ["user-data"])
+            == b"#!/bin/sh\necho \xff hello\n"
+        )
         return
     assert ec2(path, given) == shown
 
@@ -203,23 +402,36 @@ def test_the_name_of_a_key_stays_on_its_line() -> None:
 
 def test_a_drive_holds_every_version_and_no_password() -> None:
     tree = InstanceData(spec()).drive(b"seed")
-    assert {tree[f"openstack/{version}/user_data"] for version in VERSIONS} == {b"#!/bin/sh\necho \xff hello\n"}
-    assert "openstack/2012-08-10/vendor_data.json" not in tree and "openstack/2013-10-17/vendor_data.json" in tree
+    assert {tree[f"openstack/{version}/user_data"] for version in VERSIONS} == {
+        b"#!/bin/sh\necho \xff hello\n"
+    }
+    assert (
+        "openstack/2012-08-10/vendor_data.json" not in tree
+        and "openstack/2013-10-17/vendor_data.json" in tree
+    )
     assert "openstack/2015-10-15/vendor_data2.json" not in tree
     assert not any(path.endswith("/password") for path in tree)
     told = json.loads(tree["ec2/latest/meta-data.json"])
     assert told["instance-id"] == "i-6f1d2c3b4a5948679" and told["ami-launch-index"] == 3
     assert told["public-keys"] == {"0": {"openssh-key": "ssh-ed25519 AAAA me"}}
-    assert tree["ec2/2009-04-04/user-data"] == tree["ec2/latest/user-data"] == b"#!/bin/sh\necho \xff hello\n"
+    assert (
+        tree["ec2/2009-04-04/user-data"]
+        == tree["ec2/latest/user-data"]
+        == b"#!/bin/sh\necho \xff hello\n"
+    )
 
 
 def test_files_given_at_creation_lie_beside_the_meta_data_that_names_them() -> None:
     given = spec()
-    given.instance["files"] = [{"path": "/etc/motd", "contents": base64.b64encode(b"hello").decode()},
-                               {"path": "../../x", "contents": ""}]
+    given.instance["files"] = [
+        {"path": "/etc/motd", "contents": base64.b64encode(b"hello").decode()},
+        {"path": "../../x", "contents": ""},
+    ]
     tree = InstanceData(given).drive(b"seed")
     assert json.loads(tree["openstack/latest/meta_data.json"])["files"] == [
-        {"path": "/etc/motd", "content_path": "/content/0000"}, {"path": "../../x", "content_path": "/content/0001"}]
+        {"path": "/etc/motd", "content_path": "/content/0000"},
+        {"path": "../../x", "content_path": "/content/0001"},
+    ]
     assert (tree["openstack/content/0000"], tree["openstack/content/0001"]) == (b"hello", b"")
 
 
@@ -239,22 +451,53 @@ def test_tenants_words_never_become_paths() -> None:
 
 def test_the_spec_of_a_row() -> None:
     row = SimpleNamespace(
-        id=SERVER, name="vm", hostname="vm", project_id="p1", availability_zone="z1", launch_index=0, meta={"a": "b"},
-        key_name="k", key_data="-----BEGIN CERTIFICATE-----", reservation_id="r-1", root_device_name=None,
-        security_groups=[{"name": "default"}], flavor=to_wire(Flavor("1", "m1", 1, 128, 1)),
-        image=to_wire(ImageRef(IMAGE)), config_drive=1, user_data=None, interfaces=[to_wire(interface(1, V4))],
-        disks=None)
-    made = guest_spec(row, 7, files=[{"path": "/x", "contents": ""}], admin_pass="pw", availability_zone="z2")
+        id=SERVER,
+        name="vm",
+        hostname="vm",
+        project_id="p1",
+        availability_zone="z1",
+        launch_index=0,
+        meta={"a": "b"},
+        key_name="k",
+        key_data="-----BEGIN CERTIFICATE-----",
+        reservation_id="r-1",
+        root_device_name=None,
+        security_groups=[{"name": "default"}],
+        flavor=to_wire(Flavor("1", "m1", 1, 128, 1)),
+        image=to_wire(ImageRef(IMAGE)),
+        config_drive=1,
+        user_data=None,
+        interfaces=[to_wire(interface(1, V4))],
+        disks=None,
+    )
+    made = guest_spec(
+        row, 7, files=[{"path": "/x", "contents": ""}], admin_pass="pw", availability_zone="z2"
+    )
     assert (made.server, made.fence, made.flavor.name, made.config_drive) == (SERVER, 7, "m1", True)
     assert made.image == ImageRef(IMAGE) and made.interfaces == [interface(1, V4)]
     assert made.instance == {
-        "name": "vm", "hostname": "vm", "project_id": "p1", "availability_zone": "z2", "launch_index": 0,
-        "meta": {"a": "b"}, "keys": [{"name": "k", "type": "x509", "data": "-----BEGIN CERTIFICATE-----"}],
-        "files": [{"path": "/x", "contents": ""}], "reservation_id": "r-1", "security_groups": ["default"],
-        "root_device_name": None, "admin_pass": "pw"}
+        "name": "vm",
+        "hostname": "vm",
+        "project_id": "p1",
+        "availability_zone": "z2",
+        "launch_index": 0,
+        "meta": {"a": "b"},
+        "keys": [{"name": "k", "type": "x509", "data": "-----BEGIN CERTIFICATE-----"}],
+        "files": [{"path": "/x", "contents": ""}],
+        "reservation_id": "r-1",
+        "security_groups": ["default"],
+        "root_device_name": None,
+        "admin_pass": "pw",
+    }
     assert made.disks == []
-    row.flavor, row.disks = to_wire(Flavor("2", "m2", 1, 128, 1, ephemeral_gb=3, swap_mb=64)), {"swap_mb": 32}
-    assert guest_spec(row, 7).disks == [LocalDisk("ephemeral0", 3072), LocalDisk("swap", 32, "swap")]
+    row.flavor, row.disks = (
+        to_wire(Flavor("2", "m2", 1, 128, 1, ephemeral_gb=3, swap_mb=64)),
+        {"swap_mb": 32},
+    )
+    assert guest_spec(row, 7).disks == [
+        LocalDisk("ephemeral0", 3072),
+        LocalDisk("swap", 32, "swap"),
+    ]
     row.interfaces = row.image = row.key_name = None
     bare = guest_spec(row, 7, ImageRef("other"))
     assert (bare.image, bare.interfaces, bare.instance["keys"]) == (ImageRef("other"), [], [])
@@ -262,11 +505,18 @@ def test_the_spec_of_a_row() -> None:
 
 
 def test_guest_is_told_what_its_disks_are_called() -> None:
-    given = spec(disks=[LocalDisk("ephemeral0", 1024), LocalDisk("ephemeral1", 1024), LocalDisk("swap", 64, "swap")])
+    given = spec(
+        disks=[
+            LocalDisk("ephemeral0", 1024),
+            LocalDisk("ephemeral1", 1024),
+            LocalDisk("swap", 64, "swap"),
+        ]
+    )
     where = "latest/meta-data/block-device-mapping"
     assert ec2(where, given) == "ami\nephemeral0\nephemeral1\nroot\nswap"
-    assert [ec2(f"{where}/{name}", given) for name in ("root", "ephemeral0", "ephemeral1", "swap")] == [
-        "/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
+    assert [
+        ec2(f"{where}/{name}", given) for name in ("root", "ephemeral0", "ephemeral1", "swap")
+    ] == ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
     drive = json.loads(InstanceData(given).drive(b"")["ec2/latest/meta-data.json"])
     assert drive["block-device-mapping"]["swap"] == "/dev/vdd"
 
@@ -276,7 +526,14 @@ def test_versions_rise() -> None:
 
 
 def test_the_guest_knows_which_of_its_cpus_are_its_own() -> None:
-    mixed = Flavor("1", "mixed", 4, 128, 1, extra_specs={"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "2-3"})
+    mixed = Flavor(
+        "1",
+        "mixed",
+        4,
+        128,
+        1,
+        extra_specs={"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "2-3"},
+    )
     assert document("meta_data.json", spec(flavor=mixed))["dedicated_cpus"] == [2, 3]
     unknown = Flavor("1", "old", 1, 128, 1, extra_specs={"hw:cpu_policy": "nonsense"})
     assert document("meta_data.json", spec(flavor=unknown))["dedicated_cpus"] == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's limits: believed for a short time, asked for once however many wait, and never guessed."""
+"""Keystone's limits: believed for a short time, asked for once however many wait, and never
+guessed."""
+
 from __future__ import annotations
 
 import sys
@@ -78,7 +80,9 @@ def test_a_projects_own_limits_come_before_the_registered(client: UnifiedLimits)
     assert client.of("q") == client.of("*") == {"servers": 10, "class:VCPU": 20}
 
 
-def test_limits_are_believed_for_a_short_time(client: UnifiedLimits, keystone: Keystone, clock: Clock) -> None:
+def test_limits_are_believed_for_a_short_time(
+    client: UnifiedLimits, keystone: Keystone, clock: Clock
+) -> None:
     client.of("p")
     keystone.registered["servers"] = 3
     clock.now += 9.9
@@ -88,8 +92,9 @@ def test_limits_are_believed_for_a_short_time(client: UnifiedLimits, keystone: K
     assert client.of("p")["servers"] == 3
 
 
-def test_what_is_old_is_not_told_when_keystone_is_silent(client: UnifiedLimits, keystone: Keystone,
-                                                         clock: Clock) -> None:
+def test_what_is_old_is_not_told_when_keystone_is_silent(
+    client: UnifiedLimits, keystone: Keystone, clock: Clock
+) -> None:
     client.of("*")
     keystone.problem = OSError("no route")
     assert client.of("*")["servers"] == 10
@@ -103,7 +108,9 @@ def test_what_is_old_is_not_told_when_keystone_is_silent(client: UnifiedLimits, 
     assert client.of("*")["servers"] == 10
 
 
-def test_a_way_that_cannot_be_opened_is_opened_later(client: UnifiedLimits, keystone: Keystone) -> None:
+def test_a_way_that_cannot_be_opened_is_opened_later(
+    client: UnifiedLimits, keystone: Keystone
+) -> None:
     keystone.problem = OSError("no route")
     with pytest.raises(errors.Unavailable):
         client.of("*")
@@ -117,7 +124,7 @@ def test_one_question_does_for_all_who_wait(client: UnifiedLimits, keystone: Key
         found = [pool.submit(client.of, "p") for _ in range(8)]
         deadline = time.monotonic() + 20
         while len(keystone.asked) < 2 and time.monotonic() < deadline:
-            threading.Event().wait(0.01)        # nothing tells that a thread has asked
+            threading.Event().wait(0.01)  # nothing tells that a thread has asked
         keystone.answers.set()
         assert all(one.result(20)["class:VCPU"] == 5 for one in found)
     assert sorted(keystone.asked) == ["*", "p"]
@@ -134,12 +141,14 @@ def test_who_asks_waits_for_a_moment_only(keystone: Keystone) -> None:
     client.close()
 
 
-def test_the_moment_begins_with_the_question(client: UnifiedLimits, keystone: Keystone, clock: Clock) -> None:
+def test_the_moment_begins_with_the_question(
+    client: UnifiedLimits, keystone: Keystone, clock: Clock
+) -> None:
     keystone.answers.clear()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.of, "*")
         while not keystone.asked:
-            threading.Event().wait(0.01)        # nothing tells that a thread has asked
+            threading.Event().wait(0.01)  # nothing tells that a thread has asked
         clock.now += 30
         begun = time.monotonic()
         with pytest.raises(errors.Unavailable):
@@ -149,8 +158,9 @@ def test_the_moment_begins_with_the_question(client: UnifiedLimits, keystone: Ke
         assert first.result(20)["servers"] == 10
 
 
-def test_no_more_projects_are_remembered_than_allowed(client: UnifiedLimits, keystone: Keystone,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_projects_are_remembered_than_allowed(
+    client: UnifiedLimits, keystone: Keystone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MOST", 3)
     for project in "abcd":
         client.of(project)
@@ -167,6 +177,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         path = tmp_path / "kilonova.conf"
         path.write_text("\n".join(lines) + "\n")
         return config.load(str(path))
+
     yield write_and_load
     config.CONF.clear()
 
@@ -175,7 +186,9 @@ def test_our_own_limits_need_no_keystone(load: Callable[..., Any]) -> None:
     assert limits.configured(load("[quota]")) is None
 
 
-def test_a_missing_oslo_limit_is_named_at_start(load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_oslo_limit_is_named_at_start(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = load("[quota]", "driver = unified")
     for name in ("oslo_limit", "oslo_limit.limit"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disks a server has beside its root disk, through one flavor and another, and how they begin."""
+"""Which disks a server has beside its root disk, through one flavor and another, and how they
+begin."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,32 +18,70 @@ def swap(mebibytes: int) -> LocalDisk:
     return LocalDisk("swap", mebibytes, "swap")
 
 
-@pytest.mark.parametrize(("given", "asked", "disks"), [
-    (flavor(), None, []), (flavor(3), None, [LocalDisk("ephemeral0", 3072)]), (flavor(0, 64), None, [swap(64)]),
-    (flavor(3, 64), None, [LocalDisk("ephemeral0", 3072), swap(64)]),
-    (flavor(3, 64), {"swap_mb": 16}, [LocalDisk("ephemeral0", 3072), swap(16)]),
-    (flavor(3, 64), {"ephemeral": [{"gb": 1, "format": "xfs"}, {"gb": 2}]},
-     [LocalDisk("ephemeral0", 1024, "xfs"), LocalDisk("ephemeral1", 2048), swap(64)]),
-    (flavor(3), {"ephemeral": [{"gb": 0, "format": "ext3"}]}, [LocalDisk("ephemeral0", 3072, "ext3")]),
-    # another flavor than the request was made with
-    (flavor(5, 8), {"ephemeral": [{"gb": 1}], "swap_mb": 16}, [LocalDisk("ephemeral0", 1024), swap(8)]),
-    (flavor(5, 0), {"ephemeral": [{"gb": 0}], "swap_mb": 16}, [LocalDisk("ephemeral0", 5120)])])
+@pytest.mark.parametrize(
+    ("given", "asked", "disks"),
+    [
+        (flavor(), None, []),
+        (flavor(3), None, [LocalDisk("ephemeral0", 3072)]),
+        (flavor(0, 64), None, [swap(64)]),
+        (flavor(3, 64), None, [LocalDisk("ephemeral0", 3072), swap(64)]),
+        (flavor(3, 64), {"swap_mb": 16}, [LocalDisk("ephemeral0", 3072), swap(16)]),
+        (
+            flavor(3, 64),
+            {"ephemeral": [{"gb": 1, "format": "xfs"}, {"gb": 2}]},
+            [LocalDisk("ephemeral0", 1024, "xfs"), LocalDisk("ephemeral1", 2048), swap(64)],
+        ),
+        (
+            flavor(3),
+            {"ephemeral": [{"gb": 0, "format": "ext3"}]},
+            [LocalDisk("ephemeral0", 3072, "ext3")],
+        ),
+        # another flavor than the request was made with
+        (
+            flavor(5, 8),
+            {"ephemeral": [{"gb": 1}], "swap_mb": 16},
+            [LocalDisk("ephemeral0", 1024), swap(8)],
+        ),
+        (flavor(5, 0), {"ephemeral": [{"gb": 0}], "swap_mb": 16}, [LocalDisk("ephemeral0", 5120)]),
+    ],
+)
 def test_disks_of_a_server(given: Flavor, asked: JSON | None, disks: list[LocalDisk]) -> None:
     assert of(given, asked) == disks
 
 
-@pytest.mark.parametrize(("asked", "size"), [(None, 3), ({"swap_mb": 1}, 3), ({"ephemeral": [{"gb": 1}]}, 1),
-                                             ({"ephemeral": [{"gb": 0}]}, 3)])
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (None, 3),
+        ({"swap_mb": 1}, 3),
+        ({"ephemeral": [{"gb": 1}]}, 1),
+        ({"ephemeral": [{"gb": 0}]}, 3),
+    ],
+)
 def test_room_that_another_flavor_must_have(asked: JSON | None, size: int) -> None:
     assert ephemeral_gb(flavor(3, 64), asked) == size
 
 
-@pytest.mark.parametrize(("asked", "os_type", "default", "kind"), [
-    ("", "linux", "", "ext4"), ("", "Linux", "", "ext4"), ("", "windows", "", "ntfs"), ("", "", "", "vfat"),
-    ("", "beos", "", "vfat"), ("", "windows", "xfs", "xfs"), ("ext2", "windows", "xfs", "ext2")])
-def test_file_system_goes_with_the_os_unless_told(asked: str, os_type: str, default: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "os_type", "default", "kind"),
+    [
+        ("", "linux", "", "ext4"),
+        ("", "Linux", "", "ext4"),
+        ("", "windows", "", "ntfs"),
+        ("", "", "", "vfat"),
+        ("", "beos", "", "vfat"),
+        ("", "windows", "xfs", "xfs"),
+        ("ext2", "windows", "xfs", "ext2"),
+    ],
+)
+def test_file_system_goes_with_the_os_unless_told(
+    asked: str, os_type: str, default: str, kind: str
+) -> None:
     assert format_of(LocalDisk("ephemeral0", 1, asked), os_type, default) == kind
 
 
 def test_names_follow_the_root_disk() -> None:
-    assert devices(of(flavor(3, 64), None), "/dev/sda") == {"ephemeral0": "/dev/sdb", "swap": "/dev/sdc"}
+    assert devices(of(flavor(3, 64), None), "/dev/sda") == {
+        "ephemeral0": "/dev/sdb",
+        "swap": "/dev/sdc",
+    }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Payloads of notifications as functions of a row: both formats, names, faults, periods."""
+
 from __future__ import annotations
 
 import re
@@ -17,27 +18,86 @@ from common.notifications.periods import Periods
 from common.store.notifications import outbox
 
 SERVER = {
-    "id": "s1", "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "description": None,
-    "vm_state": "active", "task_state": None, "power_state": 1, "progress": 0, "locked": False, "locked_reason": None,
-    "host": "h1", "node": "node1", "availability_zone": None, "pinned_availability_zone": "az1", "image_id": "i1",
+    "id": "s1",
+    "project_id": "p",
+    "user_id": "u",
+    "name": "web",
+    "hostname": "web",
+    "description": None,
+    "vm_state": "active",
+    "task_state": None,
+    "power_state": 1,
+    "progress": 0,
+    "locked": False,
+    "locked_reason": None,
+    "host": "h1",
+    "node": "node1",
+    "availability_zone": None,
+    "pinned_availability_zone": "az1",
+    "image_id": "i1",
     "image": {"properties": {"hw_architecture": "aarch64", "os_type": "linux", "kernel_id": "k1"}},
-    "flavor": {"id": "2", "name": "m1.big", "vcpus": 2, "memory_mb": 512, "root_gb": 3, "ephemeral_gb": 1,
-               "swap_mb": 64, "extra_specs": {"a": "b"}},
-    "key_name": "k", "key_data": "ssh-ed25519 AAAA", "key_type": "ssh", "key_fingerprint": "1e:2c", "meta": {"x": "y"},
-    "tags": ["t"], "trusted_image_certificates": None, "access_ip_v4": None, "access_ip_v6": None,
-    "disk_config": "MANUAL", "reservation_id": "r-1", "created_at": parse("2026-03-05T10:00:00Z"),
-    "updated_at": parse("2026-03-05T10:00:09Z"), "launched_at": parse("2026-03-05T10:00:08Z"), "terminated_at": None,
-    "deleted_at": None, "scheduler_hints": {"group": "g"}, "security_groups": [{"name": "default"}],
-    "interfaces": [{"port": "p1", "label": "net", "mac": "fa:16", "device": "tap1", "addresses": [
-        {"address": "10.0.0.5", "version": 4, "floating": ["1.2.3.4"]}, {"address": "fe80::1", "version": 6}]}]}
+    "flavor": {
+        "id": "2",
+        "name": "m1.big",
+        "vcpus": 2,
+        "memory_mb": 512,
+        "root_gb": 3,
+        "ephemeral_gb": 1,
+        "swap_mb": 64,
+        "extra_specs": {"a": "b"},
+    },
+    "key_name": "k",
+    "key_data": "ssh-ed25519 AAAA",
+    "key_type": "ssh",
+    "key_fingerprint": "1e:2c",
+    "meta": {"x": "y"},
+    "tags": ["t"],
+    "trusted_image_certificates": None,
+    "access_ip_v4": None,
+    "access_ip_v6": None,
+    "disk_config": "MANUAL",
+    "reservation_id": "r-1",
+    "created_at": parse("2026-03-05T10:00:00Z"),
+    "updated_at": parse("2026-03-05T10:00:09Z"),
+    "launched_at": parse("2026-03-05T10:00:08Z"),
+    "terminated_at": None,
+    "deleted_at": None,
+    "scheduler_hints": {"group": "g"},
+    "security_groups": [{"name": "default"}],
+    "interfaces": [
+        {
+            "port": "p1",
+            "label": "net",
+            "mac": "fa:16",
+            "device": "tap1",
+            "addresses": [
+                {"address": "10.0.0.5", "version": 4, "floating": ["1.2.3.4"]},
+                {"address": "fe80::1", "version": 6},
+            ],
+        }
+    ],
+}
 REQUEST = {"id": "req-1", "user": "admin", "project": "other"}
 FAULT = {"exception": "ActionFailed", "message": "It broke.", "step": "build", "details": "because"}
 
 
-def row(event: str, publisher: str = "nova-compute:h1", about: dict[str, Any] | None = None,
-        request: dict[str, str] | None = None) -> Any:
-    return SimpleNamespace(id=5, event=event, key="s1", publisher=publisher, body={
-        "request": REQUEST if request is None else request, "object": SERVER, "about": about or {}})
+def row(
+    event: str,
+    publisher: str = "nova-compute:h1",
+    about: dict[str, Any] | None = None,
+    request: dict[str, str] | None = None,
+) -> Any:
+    return SimpleNamespace(
+        id=5,
+        event=event,
+        key="s1",
+        publisher=publisher,
+        body={
+            "request": REQUEST if request is None else request,
+            "object": SERVER,
+            "about": about or {},
+        },
+    )
 
 
 def newer(event: str, **more: Any) -> Any:
@@ -51,18 +111,40 @@ def older(event: str, **more: Any) -> Any:
 def test_what_a_versioned_payload_says() -> None:
     data = newer("instance.create.end")
     assert (data["uuid"], data["host"], data["node"], data["state"], data["power_state"]) == (
-        "s1", "h1", "node1", "active", "running")
+        "s1",
+        "h1",
+        "node1",
+        "active",
+        "running",
+    )
     assert (data["architecture"], data["os_type"], data["kernel_id"], data["ramdisk_id"]) == (
-        "aarch64", "linux", "k1", "")
-    assert (data["created_at"], data["deleted_at"], data["availability_zone"]) == ("2026-03-05T10:00:00Z", None, "az1")
-    assert [(one["nova_object.data"]["address"], one["nova_object.data"]["version"]) for one in data["ip_addresses"]
-            ] == [("10.0.0.5", 4), ("fe80::1", 6)]
+        "aarch64",
+        "linux",
+        "k1",
+        "",
+    )
+    assert (data["created_at"], data["deleted_at"], data["availability_zone"]) == (
+        "2026-03-05T10:00:00Z",
+        None,
+        "az1",
+    )
+    assert [
+        (one["nova_object.data"]["address"], one["nova_object.data"]["version"])
+        for one in data["ip_addresses"]
+    ] == [("10.0.0.5", 4), ("fe80::1", 6)]
     flavor = data["flavor"]["nova_object.data"]
     assert (flavor["flavorid"], flavor["swap"], flavor["ephemeral_gb"], flavor["extra_specs"]) == (
-        "2", 64, 1, {"a": "b"})
+        "2",
+        64,
+        1,
+        {"a": "b"},
+    )
     assert data["keypairs"][0]["nova_object.data"]["fingerprint"] == "1e:2c"
-    assert (data["request_id"], data["action_initiator_user"], data["action_initiator_project"]) == (
-        "req-1", "admin", "other")
+    assert (
+        data["request_id"],
+        data["action_initiator_user"],
+        data["action_initiator_project"],
+    ) == ("req-1", "admin", "other")
 
 
 def test_what_nobody_asked_for_names_no_request() -> None:
@@ -74,35 +156,60 @@ def test_a_failure_tells_what_and_where() -> None:
     [message, plain] = messages(row("instance.create.error", about={"fault": FAULT}), BOTH)
     assert (message.is_error, plain.is_error) == (True, True)
     fault = message.payload["nova_object.data"]["fault"]["nova_object.data"]
-    assert (fault["exception_message"], fault["function_name"], fault["traceback"]) == ("It broke.", "build", "because")
+    assert (fault["exception_message"], fault["function_name"], fault["traceback"]) == (
+        "It broke.",
+        "build",
+        "because",
+    )
     assert plain.payload["message"] == "It broke."
 
 
 def test_what_an_older_payload_says() -> None:
     data = older("instance.create.end")
-    assert (data["instance_id"], data["instance_type"], data["disk_gb"], data["state"], data["message"]) == (
-        "s1", "m1.big", 4, "active", "Success")
+    assert (
+        data["instance_id"],
+        data["instance_type"],
+        data["disk_gb"],
+        data["state"],
+        data["message"],
+    ) == ("s1", "m1.big", 4, "active", "Success")
     assert (data["created_at"], data["launched_at"], data["deleted_at"]) == (
-        "2026-03-05 10:00:00+00:00", "2026-03-05T10:00:08.000000", "")
+        "2026-03-05 10:00:00+00:00",
+        "2026-03-05T10:00:08.000000",
+        "",
+    )
     assert [(one["address"], one["label"], one["floating_ips"]) for one in data["fixed_ips"]] == [
-        ("10.0.0.5", "net", ["1.2.3.4"]), ("fe80::1", "net", [])]
+        ("10.0.0.5", "net", ["1.2.3.4"]),
+        ("fe80::1", "net", []),
+    ]
 
 
-@pytest.mark.parametrize(("event", "name"), [
-    ("instance.power_off.end", "compute.instance.power_off.end"),
-    ("instance.resize_prep.start", "compute.instance.resize.prep.start"),
-    ("instance.resize_finish.end", "compute.instance.finish_resize.end"),
-    ("instance.live_migration_post.end", "compute.instance.live_migration._post.end"),
-    ("instance.live_migration_abort.end", "compute.instance.live.migration.abort.end"),
-    ("instance.live_migration_force_complete.start", "compute.instance.live.migration.force.complete.start"),
-    ("instance.evacuate", "compute.instance.evacuate"), ("instance.lock", None)])
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        ("instance.power_off.end", "compute.instance.power_off.end"),
+        ("instance.resize_prep.start", "compute.instance.resize.prep.start"),
+        ("instance.resize_finish.end", "compute.instance.finish_resize.end"),
+        ("instance.live_migration_post.end", "compute.instance.live_migration._post.end"),
+        ("instance.live_migration_abort.end", "compute.instance.live.migration.abort.end"),
+        (
+            "instance.live_migration_force_complete.start",
+            "compute.instance.live.migration.force.complete.start",
+        ),
+        ("instance.evacuate", "compute.instance.evacuate"),
+        ("instance.lock", None),
+    ],
+)
 def test_older_names(event: str, name: str | None) -> None:
     assert legacy.name(event) == name
     assert [one.event for one in messages(row(event), UNVERSIONED)] == ([name] if name else [])
 
 
 def test_each_format_has_its_publisher() -> None:
-    assert [one.publisher for one in messages(row("instance.pause.end"), BOTH)] == ["nova-compute:h1", "compute.h1"]
+    assert [one.publisher for one in messages(row("instance.pause.end"), BOTH)] == [
+        "nova-compute:h1",
+        "compute.h1",
+    ]
     assert messages(row("instance.pause.end"), BOTH)[0].context["notification_id"] == 5
 
 
@@ -110,22 +217,33 @@ def test_an_update_says_from_which_state() -> None:
     about = {"old_task_state": "powering-off"}
     data = newer("instance.update", about=about)
     assert data["state_update"]["nova_object.data"] == {
-        "old_state": "active", "state": "active", "old_task_state": "powering-off", "new_task_state": None}
+        "old_state": "active",
+        "state": "active",
+        "old_task_state": "powering-off",
+        "new_task_state": None,
+    }
     plain = older("instance.update", about=about)
-    assert (plain["old_task_state"], plain["audit_period_beginning"]) == ("powering-off", "2026-03-01T00:00:00.000000")
+    assert (plain["old_task_state"], plain["audit_period_beginning"]) == (
+        "powering-off",
+        "2026-03-01T00:00:00.000000",
+    )
 
 
-@pytest.mark.parametrize(("text", "at", "begin", "end"), [
-    ("month", "2026-02-28T23:59:59Z", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"),
-    ("month", "2026-01-01T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
-    ("month@15", "2026-03-14T23:00:00Z", "2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z"),
-    ("month@0", "2026-01-31T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
-    ("day", "2026-03-01T12:34:56Z", "2026-02-28T00:00:00Z", "2026-03-01T00:00:00Z"),
-    ("day@18", "2026-03-01T17:59:59Z", "2026-02-27T18:00:00Z", "2026-02-28T18:00:00Z"),
-    ("hour", "2026-01-01T00:59:59Z", "2025-12-31T23:00:00Z", "2026-01-01T00:00:00Z"),
-    ("hour@30", "2026-01-01T00:29:00Z", "2025-12-31T22:30:00Z", "2025-12-31T23:30:00Z"),
-    ("year", "2026-06-01T00:00:00Z", "2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z"),
-    ("year@3", "2026-02-28T00:00:00Z", "2024-03-01T00:00:00Z", "2025-03-01T00:00:00Z")])
+@pytest.mark.parametrize(
+    ("text", "at", "begin", "end"),
+    [
+        ("month", "2026-02-28T23:59:59Z", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"),
+        ("month", "2026-01-01T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+        ("month@15", "2026-03-14T23:00:00Z", "2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z"),
+        ("month@0", "2026-01-31T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+        ("day", "2026-03-01T12:34:56Z", "2026-02-28T00:00:00Z", "2026-03-01T00:00:00Z"),
+        ("day@18", "2026-03-01T17:59:59Z", "2026-02-27T18:00:00Z", "2026-02-28T18:00:00Z"),
+        ("hour", "2026-01-01T00:59:59Z", "2025-12-31T23:00:00Z", "2026-01-01T00:00:00Z"),
+        ("hour@30", "2026-01-01T00:29:00Z", "2025-12-31T22:30:00Z", "2025-12-31T23:30:00Z"),
+        ("year", "2026-06-01T00:00:00Z", "2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+        ("year@3", "2026-02-28T00:00:00Z", "2024-03-01T00:00:00Z", "2025-03-01T00:00:00Z"),
+    ],
+)
 def test_audit_periods(text: str, at: str, begin: str, end: str) -> None:
     found = Periods.of(text)
     assert re.fullmatch(periods.FORM, text)
@@ -134,7 +252,9 @@ def test_audit_periods(text: str, at: str, begin: str, end: str) -> None:
     assert found.current(parse(at)) == (parse(end), parse(at))
 
 
-@pytest.mark.parametrize("text", ["", "week", "month@29", "day@24", "hour@60", "year@13", "day@", "month@-1", "days"])
+@pytest.mark.parametrize(
+    "text", ["", "week", "month@29", "day@24", "hour@60", "year@13", "day@", "month@-1", "days"]
+)
 def test_what_is_no_audit_period(text: str) -> None:
     assert not re.fullmatch(periods.FORM, text)
 
@@ -143,10 +263,14 @@ def test_what_a_server_has_used_says_the_period() -> None:
     """One that is over, or the current one, up to the server's last change."""
     over = {"period": [parse("2026-02-01T00:00:00Z"), parse("2026-03-01T00:00:00Z")]}
     assert newer("instance.exists", about=over)["audit_period"]["nova_object.data"] == {
-        "audit_period_beginning": "2026-02-01T00:00:00Z", "audit_period_ending": "2026-03-01T00:00:00Z"}
+        "audit_period_beginning": "2026-02-01T00:00:00Z",
+        "audit_period_ending": "2026-03-01T00:00:00Z",
+    }
     plain = older("instance.exists", about={"periods": "day"})
     assert (plain["audit_period_beginning"], plain["audit_period_ending"]) == (
-        "2026-03-05 00:00:00", "2026-03-05 10:00:09")
+        "2026-03-05 00:00:00",
+        "2026-03-05 10:00:09",
+    )
     assert legacy.name("instance.exists") == "compute.instance.exists"
 
 
@@ -154,10 +278,18 @@ def test_no_host_says_what_was_asked_for() -> None:
     data = newer("compute_task.build_instances.error", about={"fault": FAULT})
     spec = data["request_spec"]["nova_object.data"]
     assert (spec["scheduler_hints"], spec["security_groups"], spec["num_instances"]) == (
-        {"group": ["g"]}, ["default"], 1)
-    plain = messages(row("compute_task.build_instances.error", about={"fault": FAULT}), UNVERSIONED)[0]
+        {"group": ["g"]},
+        ["default"],
+        1,
+    )
+    plain = messages(
+        row("compute_task.build_instances.error", about={"fault": FAULT}), UNVERSIONED
+    )[0]
     assert (plain.event, plain.payload["method"], plain.payload["reason"]) == (
-        "compute_task.build_instances", "build_instances", "It broke.")
+        "compute_task.build_instances",
+        "build_instances",
+        "It broke.",
+    )
 
 
 def test_a_picture_has_nothing_secret() -> None:
@@ -167,10 +299,24 @@ def test_a_picture_has_nothing_secret() -> None:
 
 
 def test_of_arguments_only_what_is_told_is_kept() -> None:
-    args = {"image_id": "i", "image": {"id": "i"}, "admin_pass": "p", "new_flavor": {"id": "2"}, "files": ["f"]}
-    kept = {name: events.about(name, args) for name in ("snapshot", "rescue", "resize", "create", "rebuild")}
-    assert kept == {"snapshot": {"snapshot_image_id": "i"}, "rescue": {"rescue_image_ref": "i"},
-                    "resize": {"new_flavor": {"id": "2"}}, "create": {}, "rebuild": {}}
+    args = {
+        "image_id": "i",
+        "image": {"id": "i"},
+        "admin_pass": "p",
+        "new_flavor": {"id": "2"},
+        "files": ["f"],
+    }
+    kept = {
+        name: events.about(name, args)
+        for name in ("snapshot", "rescue", "resize", "create", "rebuild")
+    }
+    assert kept == {
+        "snapshot": {"snapshot_image_id": "i"},
+        "rescue": {"rescue_image_ref": "i"},
+        "resize": {"new_flavor": {"id": "2"}},
+        "create": {},
+        "rebuild": {},
+    }
 
 
 def test_every_action_of_a_workflow_is_told_or_known_to_be_silent() -> None:

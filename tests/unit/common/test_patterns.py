@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which regular expressions of users are taken, what they match, and that none takes long."""
+
 from __future__ import annotations
 
 import time
@@ -10,10 +11,26 @@ from common.patterns import is_found, is_pattern
 from common.store.engine import Store
 
 
-@pytest.mark.parametrize(("pattern", "text"), [
-    ("", "web"), ("web", "my-web-1"), ("^web-[0-9]+$", "web-12"), ("^web.*prod.*1$", "web-a-prod-1"),
-    ("(web|db)-1", "db-1"), ("a{3}", "aaa"), ("colou?r", "color"), ("^(?i:x)", "X"), ("(ab){2}c", "ababc"),
-    (r"\bweb\b", "a web"), ("☃+", "☃☃"), ("[[:alpha:]]", "x"), ("(a+)+$", "aa"), (r"\d\.\d", "1.2"), ("a.b", "a☃b")])
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("", "web"),
+        ("web", "my-web-1"),
+        ("^web-[0-9]+$", "web-12"),
+        ("^web.*prod.*1$", "web-a-prod-1"),
+        ("(web|db)-1", "db-1"),
+        ("a{3}", "aaa"),
+        ("colou?r", "color"),
+        ("^(?i:x)", "X"),
+        ("(ab){2}c", "ababc"),
+        (r"\bweb\b", "a web"),
+        ("☃+", "☃☃"),
+        ("[[:alpha:]]", "x"),
+        ("(a+)+$", "aa"),
+        (r"\d\.\d", "1.2"),
+        ("a.b", "a☃b"),
+    ],
+)
 def test_what_people_search_with(pattern: str, text: str) -> None:
     assert is_pattern(pattern)
     assert is_found(pattern, text)
@@ -21,16 +38,41 @@ def test_what_people_search_with(pattern: str, text: str) -> None:
     assert pattern == "" or not is_found(pattern, "~")
 
 
-@pytest.mark.parametrize("pattern", [
-    "(", "*", "[z-a]", "(?P<x", "(" * 5000, "(?=web)w", r"(a)\1", "(?:(?:(?:^){60000}){60000}){60000}", "a{1001}",
-    "(?:(a{40}){40})", r"\pL{1000}", "(*LIMIT_MATCH=9)a", "\ud800"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        "*",
+        "[z-a]",
+        "(?P<x",
+        "(" * 5000,
+        "(?=web)w",
+        r"(a)\1",
+        "(?:(?:(?:^){60000}){60000}){60000}",
+        "a{1001}",
+        "(?:(a{40}){40})",
+        r"\pL{1000}",
+        "(*LIMIT_MATCH=9)a",
+        "\ud800",
+    ],
+)
 def test_what_is_refused(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 
-@pytest.mark.parametrize("pattern", [
-    "(a+)+$", "(a|a)*b", "(a?){40}a{40}b", ".*" * 127 + "x", "(x+x+)+y", "a{1000}" * 36, "(.*a.{200}b)*x",
-    "(.*a){20}b"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(a|a)*b",
+        "(a?){40}a{40}b",
+        ".*" * 127 + "x",
+        "(x+x+)+y",
+        "a{1000}" * 36,
+        "(.*a.{200}b)*x",
+        "(.*a){20}b",
+    ],
+)
 def test_none_takes_long(pattern: str) -> None:
     assert is_pattern(pattern)
     begun = time.thread_time()
@@ -41,8 +83,9 @@ def test_none_takes_long(pattern: str) -> None:
 
 def test_sqlite_matches_with_the_same() -> None:
     with Store("sqlite://").engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT 'web-1' REGEXP '^w', NULL REGEXP 'w', 'x' REGEXP 'w'").one() == (
-            1, None, 0)
+        assert connection.exec_driver_sql(
+            "SELECT 'web-1' REGEXP '^w', NULL REGEXP 'w', 'x' REGEXP 'w'"
+        ).one() == (1, None, 0)
         begun = time.thread_time()
         connection.exec_driver_sql(f"SELECT '{'a' * 40}!' REGEXP '(a+)+$'").one()
     assert time.thread_time() - begun < 0.5

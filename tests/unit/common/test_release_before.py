@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents and conductors of this release and of the one before understand each other (docs/decisions/0026).
+"""Agents and conductors of this release and of the one before understand each other
+(docs/decisions/0026).
 
-release_before.json has the records that crossed between them in that release, and its verbs. At a release it is
-written anew: python -m tests.unit.common.test_release_before > tests/unit/common/release_before.json
+release_before.json has the records that crossed between them in that release, and its verbs. At a
+release it is written anew: python -m tests.unit.common.test_release_before >
+tests/unit/common/release_before.json
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +23,8 @@ from compute_agent.verbs import VERBS
 
 CROSSING = (Sync, SyncAnswer, Heartbeat, Access, GuestSpec)
 RELEASE = Path(__file__).with_name("release_before.json")
-#: Records that were renamed -> what the release before calls them. Fields say so themselves, see common.wire.
+#: Records that were renamed -> what the release before calls them. Fields say so themselves, see
+#: common.wire.
 RENAMED = {"NumaNode": "Cell", "AssignedNumaNode": "FittedCell", "HardwareAssignment": "Fitting"}
 
 
@@ -33,9 +37,14 @@ def records(kind: Any) -> set[Any]:
 
 def shape(kind: Any) -> dict[str, dict[str, Any]]:
     """Field -> its type, and whether a reader insists on it."""
-    return {one.metadata.get("wire", one.name): {"type": _old_names(str(one.type)),
-            "required": one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING}
-            for one in dataclasses.fields(kind)}
+    return {
+        one.metadata.get("wire", one.name): {
+            "type": _old_names(str(one.type)),
+            "required": one.default is dataclasses.MISSING
+            and one.default_factory is dataclasses.MISSING,
+        }
+        for one in dataclasses.fields(kind)
+    }
 
 
 def _old_names(text: str) -> str:
@@ -44,16 +53,22 @@ def _old_names(text: str) -> str:
 
 def today() -> dict[str, Any]:
     found = set().union(*map(records, CROSSING))
-    return {"records": {_old_names(kind.__name__): shape(kind) for kind in sorted(found,
-                                                                                  key=lambda kind: str(kind.__name__))},
-            "verbs": sorted(VERBS)}
+    return {
+        "records": {
+            _old_names(kind.__name__): shape(kind)
+            for kind in sorted(found, key=lambda kind: str(kind.__name__))
+        },
+        "verbs": sorted(VERBS),
+    }
 
 
 BEFORE, NOW = json.loads(RELEASE.read_text()) if RELEASE.exists() else {"records": {}}, today()
 
 
 def test_the_records_that_cross_are_known() -> None:
-    assert {"Sync", "SyncAnswer", "Command", "Result", "DomainState", "HostInventory"} <= set(BEFORE["records"])
+    assert {"Sync", "SyncAnswer", "Command", "Result", "DomainState", "HostInventory"} <= set(
+        BEFORE["records"]
+    )
 
 
 @pytest.mark.parametrize("name", sorted(BEFORE["records"]))
@@ -72,7 +87,8 @@ def test_what_the_release_before_does_not_tell_has_a_default(name: str) -> None:
 def test_what_both_tell_means_the_same(name: str) -> None:
     before, now = BEFORE["records"][name], NOW["records"].get(name, {})
     assert {field: of["type"] for field, of in before.items() if field in now} == {
-        field: now[field]["type"] for field in before if field in now}
+        field: now[field]["type"] for field in before if field in now
+    }
 
 
 def test_an_agent_still_knows_the_verbs_of_the_release_before() -> None:

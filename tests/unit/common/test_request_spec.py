@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server wants of placement follows from its flavor, image and hints."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,11 +13,23 @@ FLAVOR = Flavor("1", "small", vcpus=2, memory_mb=512, root_gb=0)
 
 def test_it_says_what_the_server_holds_of_its_host_and_what_it_is_made_of() -> None:
     image = ImageRef("image-1", properties={"os_type": "linux"})
-    spec = request_spec.of("server-1", "project-1", FLAVOR, image, availability_zone="az1", excluded=["host-9"])
-    assert (spec.server, spec.project_id, spec.flavor, spec.image_id) == ("server-1", "project-1", FLAVOR, "image-1")
+    spec = request_spec.of(
+        "server-1", "project-1", FLAVOR, image, availability_zone="az1", excluded=["host-9"]
+    )
+    assert (spec.server, spec.project_id, spec.flavor, spec.image_id) == (
+        "server-1",
+        "project-1",
+        FLAVOR,
+        "image-1",
+    )
     assert spec.resources == {"VCPU": 2, "MEMORY_MB": 512}, "an amount of nothing is not asked for"
     assert spec.image_properties == {"os_type": "linux"}
-    assert (spec.availability_zone, spec.excluded, spec.group, spec.is_rebuild) == ("az1", ["host-9"], None, False)
+    assert (spec.availability_zone, spec.excluded, spec.group, spec.is_rebuild) == (
+        "az1",
+        ["host-9"],
+        None,
+        False,
+    )
 
 
 def test_a_server_without_an_image_has_no_properties() -> None:
@@ -26,7 +39,9 @@ def test_a_server_without_an_image_has_no_properties() -> None:
 
 @pytest.mark.parametrize("hint", ["group-1", ["group-1"]])
 def test_the_group_is_the_one_that_the_hints_name(hint: object) -> None:
-    spec = request_spec.of("server-1", "project-1", FLAVOR, hints={"group": hint, "different_host": ["server-2"]})
+    spec = request_spec.of(
+        "server-1", "project-1", FLAVOR, hints={"group": hint, "different_host": ["server-2"]}
+    )
     assert spec.group == "group-1"
     assert spec.hints["different_host"] == ["server-2"]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process makes sure of when it starts."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +12,10 @@ from common import service
 
 def test_two_processes_of_a_kind_do_not_work_on_one_folder(tmp_path: Path) -> None:
     first = service.only_one(str(tmp_path / "state"), "agent")
-    with pytest.raises(SystemExit, match=f"kilonova-agent: another one works on {tmp_path}/state; give each its own"):
+    with pytest.raises(
+        SystemExit,
+        match=f"kilonova-agent: another one works on {tmp_path}/state; give each its own",
+    ):
         service.only_one(str(tmp_path / "state"), "agent")
     service.only_one(str(tmp_path / "other"), "agent").close()
     first.close()

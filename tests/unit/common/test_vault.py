@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Secrets at rest: readable with the key only, also after the key was changed."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records over the wire: every record of common.models comes back as it was, whatever it holds."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,36 +13,65 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
 from common import context, models
-from common.models import Command, Device, FailureReason, Flavor, GuestSpec, ImageRef, Result, Sync, SyncAnswer
+from common.models import (
+    Command,
+    Device,
+    FailureReason,
+    Flavor,
+    GuestSpec,
+    ImageRef,
+    Result,
+    Sync,
+    SyncAnswer,
+)
 from common.wire import from_wire, to_wire
 
 RECORDS = [kind for kind in vars(models).values() if dataclasses.is_dataclass(kind)]
 JSON = strategies.recursive(
     strategies.none() | strategies.booleans() | strategies.integers() | strategies.text(max_size=5),
-    lambda inner: strategies.lists(inner, max_size=2) | strategies.dictionaries(strategies.text(max_size=3), inner,
-                                                                               max_size=2), max_leaves=4)
+    lambda inner: (
+        strategies.lists(inner, max_size=2)
+        | strategies.dictionaries(strategies.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
 
 
 def of(hint: Any) -> strategies.SearchStrategy[Any]:
     """Values of a field of this type."""
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
-        return strategies.one_of([strategies.none() if part is types.NoneType else of(part) for part in arguments])
+        return strategies.one_of(
+            [strategies.none() if part is types.NoneType else of(part) for part in arguments]
+        )
     if typing.get_origin(hint) is list:
         return strategies.lists(of(arguments[0]), max_size=2)
     if typing.get_origin(hint) is dict:
         return strategies.dictionaries(strategies.text(max_size=5), of(arguments[1]), max_size=2)
     if dataclasses.is_dataclass(hint):
-        return strategies.builds(hint, **{name: of(kind) for name, kind in typing.get_type_hints(hint).items()})
+        return strategies.builds(
+            hint, **{name: of(kind) for name, kind in typing.get_type_hints(hint).items()}
+        )
     if hint is float:
-        return strategies.floats(allow_nan=False)          # which is not equal to itself
+        return strategies.floats(allow_nan=False)  # which is not equal to itself
     return JSON if hint is Any else strategies.from_type(hint)
 
 
 def test_every_record_is_tried() -> None:
     assert {kind.__name__ for kind in RECORDS} >= {
-        "Flavor", "ImageRef", "GuestSpec", "DomainState", "HostInventory", "Command", "Result", "Sync", "SyncAnswer",
-        "Access", "RequestSpec", "Selection"}
+        "Flavor",
+        "ImageRef",
+        "GuestSpec",
+        "DomainState",
+        "HostInventory",
+        "Command",
+        "Result",
+        "Sync",
+        "SyncAnswer",
+        "Access",
+        "RequestSpec",
+        "Selection",
+    }
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
@@ -55,8 +85,13 @@ def test_each_record_survives_json(kind: type[Any], data: strategies.DataObject)
 def least(kind: type[Any]) -> dict[str, Any]:
     """Only the fields without a default."""
     hints = typing.get_type_hints(kind)
-    return {field.name: least(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
-            for field in dataclasses.fields(kind) if field.default is field.default_factory}
+    return {
+        field.name: least(hints[field.name])
+        if dataclasses.is_dataclass(hints[field.name])
+        else None
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory
+    }
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
@@ -85,7 +120,9 @@ def test_records_inside_records_and_lists_become_records() -> None:
     spec = GuestSpec("s", 1, "n", flavor, ImageRef("i"), instance={"keys": [{"name": "k"}]})
     assert from_wire(GuestSpec, to_wire(spec)) == spec
     assert from_wire(GuestSpec, to_wire(GuestSpec("s", 1, "n", flavor))).image is None
-    answer = SyncAnswer(1, ["k"], [Command("a", "s", 1, "x", 1, 1, "v", {"guest": to_wire(spec)})], {"x": 1})
+    answer = SyncAnswer(
+        1, ["k"], [Command("a", "s", 1, "x", 1, 1, "v", {"guest": to_wire(spec)})], {"x": 1}
+    )
     assert from_wire(SyncAnswer, to_wire(answer)) == answer
     sync = Sync("h", 1, domains=[], results=[Result("k", "s", 1, "done")])
     assert from_wire(Sync, to_wire(sync)).domains == []
@@ -97,7 +134,9 @@ def test_renamed_fields_travel_by_their_old_name_and_are_read_by_both() -> None:
     plain = to_wire(device)
     assert plain["cell"] == 1 and "numa_node" not in plain
     assert from_wire(Device, plain) == device
-    assert from_wire(Device, {**plain, "cell": 0, "numa_node": 1}) == device, "the new name counts for more"
+    assert from_wire(Device, {**plain, "cell": 0, "numa_node": 1}) == device, (
+        "the new name counts for more"
+    )
 
 
 def test_what_is_no_record_does_not_cross_a_process_border() -> None:
@@ -132,6 +171,10 @@ def test_admin_is_a_role() -> None:
 def test_result_reason_of_a_later_release_is_unspecified() -> None:
     sent = to_wire(Result("k", "s", 1, "failed", reason=FailureReason.ABORTED))
     assert from_wire(Result, sent).reason is FailureReason.ABORTED
-    assert from_wire(Result, sent | {"reason": "of a later release"}).reason is FailureReason.UNSPECIFIED
-    assert from_wire(Result, {name: value for name, value in sent.items() if name != "reason"}) == Result(
-        "k", "s", 1, "failed")
+    assert (
+        from_wire(Result, sent | {"reason": "of a later release"}).reason
+        is FailureReason.UNSPECIFIED
+    )
+    assert from_wire(
+        Result, {name: value for name, value in sent.items() if name != "reason"}
+    ) == Result("k", "s", 1, "failed")

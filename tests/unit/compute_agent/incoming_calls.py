@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the libvirtd of another host says in a migration, made here; an expected guest; a libvirtd that writes down."""
+"""What the libvirtd of another host says in a migration, made here; an expected guest; a libvirtd
+that writes down."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,22 +24,46 @@ SOURCE, OTHER_HOST, HERE = "192.0.2.1", "192.0.2.9", "192.0.2.2"
 PLUG = Plug("p1", "fa:16:3e:00:00:01", "br-a", "tap1")
 #: Of a migration with its disk, with a certificate.
 FLAGS = 1 | 2 | 8 | 16 | 1 << 7 | 1 << 16
-COOKIE = (f"<qemu-migration><name>instance-{SERVER}</name><uuid>{SERVER}</uuid><hostname>h1</hostname>"
-          "<hostuuid>d625b19a-465b-427c-b2fa-58b879a3d203</hostuuid><feature name='lockstate'/>"
-          "<nbd><disk target='vda' capacity='1073741824'/></nbd>"
-          "<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>"
-          "<capabilities><cap name='xbzrle' auto='no'/></capabilities></qemu-migration>")
+COOKIE = (
+    f"<qemu-migration><name>instance-{SERVER}</name><uuid>{SERVER}</uuid><hostname>h1</hostname>"
+    "<hostuuid>d625b19a-465b-427c-b2fa-58b879a3d203</hostuuid><feature name='lockstate'/>"
+    "<nbd><disk target='vda' capacity='1073741824'/></nbd>"
+    "<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>"
+    "<capabilities><cap name='xbzrle' auto='no'/></capabilities></qemu-migration>"
+)
 
 
 def described(folder: str, server: str = SERVER, **changed: Any) -> str:
     home = Path(folder)
-    return domain_xml(Domain(server, 5, "web", 1, 128, "qemu", Disk(home / "disk", home / "base"), home / "console.log",
-                             **{"interfaces": (PLUG,), **changed}))
+    return domain_xml(
+        Domain(
+            server,
+            5,
+            "web",
+            1,
+            128,
+            "qemu",
+            Disk(home / "disk", home / "base"),
+            home / "console.log",
+            **{"interfaces": (PLUG,), **changed},
+        )
+    )
 
 
 def arrival(**changed: Any) -> Arrival:
-    return Arrival(**{"server": SERVER, "fence": 5, "source": SOURCE, "xml": described("/here"), "address": HERE,
-                      "shared": False, "encrypted": True, "until": time.time() + 60, **changed})
+    return Arrival(
+        **{
+            "server": SERVER,
+            "fence": 5,
+            "source": SOURCE,
+            "xml": described("/here"),
+            "address": HERE,
+            "shared": False,
+            "encrypted": True,
+            "until": time.time() + 60,
+            **changed,
+        }
+    )
 
 
 def running(server: str = SERVER) -> ElementTree.Element:
@@ -62,31 +88,47 @@ def text(root: ElementTree.Element) -> bytes:
 
 
 def call(procedure: int, body: bytes = b"", **more: Any) -> bytes:
-    return Packet(**{"program": REMOTE, "procedure": procedure, "serial": 7, "body": body, **more}).written()
+    return Packet(
+        **{"program": REMOTE, "procedure": procedure, "serial": 7, "body": body, **more}
+    ).written()
 
 
 def params(*found: tuple[str, str | bytes]) -> bytes:
-    return rpc.strings([(name, value if isinstance(value, str) else value.decode()) for name, value in found])
+    return rpc.strings(
+        [(name, value if isinstance(value, str) else value.decode()) for name, value in found]
+    )
 
 
 def opening(name: str = "qemu:///system", flags: int = 0) -> bytes:
     return call(filters.OPEN, rpc.number(1) + rpc.opaque(name.encode()) + rpc.number(flags))
 
 
-def preparing(domain: bytes | None = None, *more: tuple[str, str | bytes], flags: int = FLAGS, cookie: str = COOKIE
-              ) -> bytes:
-    sent = params(("destination_xml", domain or text(running())), ("migrate_uri", "tcp://192.0.2.2"),
-                  ("migrate_disks", "vda"), *more)
+def preparing(
+    domain: bytes | None = None,
+    *more: tuple[str, str | bytes],
+    flags: int = FLAGS,
+    cookie: str = COOKIE,
+) -> bytes:
+    sent = params(
+        ("destination_xml", domain or text(running())),
+        ("migrate_uri", "tcp://192.0.2.2"),
+        ("migrate_disks", "vda"),
+        *more,
+    )
     return call(filters.PREPARE, sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags))
 
 
 def finishing(cookie: str = COOKIE, flags: int = FLAGS, cancelled: int = 0) -> bytes:
     sent = params(("destination_xml", text(running())), ("destination_name", "instance-another"))
-    return call(filters.FINISH, sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags) + rpc.number(cancelled))
+    return call(
+        filters.FINISH,
+        sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags) + rpc.number(cancelled),
+    )
 
 
 class Local:
-    """In place of the local libvirtd: keeps what it is told, and answers each call with ``answer``."""
+    """In place of the local libvirtd: keeps what it is told, and answers each call with
+    ``answer``."""
 
     def __init__(self, path: Path) -> None:
         self.heard: list[Packet] = []

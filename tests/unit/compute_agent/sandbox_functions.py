@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What helpers of the tests do: each tries what a parser that was taken over would try."""
+
 from __future__ import annotations
 
 import ctypes
@@ -16,17 +17,30 @@ from typing import Any
 
 def look(file: int) -> dict[str, Any]:
     """Who this is and what it may do."""
-    return {"user": os.getresuid(), "group": os.getresgid(), "groups": os.getgroups(),
-            "read": os.pread(file, 100, 0).decode(), "environment": sorted(os.environ), "files": _open_files(),
-            "refused": {
-                name: _fails(attempt) for name, attempt in {
-                    "network": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
-                    "unix": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-                    "open": lambda: os.open("/etc/hostname", os.O_RDONLY), "fork": os.fork,
-                    "execute": lambda: os.execv("/bin/true", ["true"]), "kill": lambda: os.kill(1, 0),
-                    "become": lambda: os.setresuid(1, 1, 1)}.items()},
-            "limits": {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
-                       for name in ("AS", "CPU", "FSIZE", "NOFILE", "CORE")}}
+    return {
+        "user": os.getresuid(),
+        "group": os.getresgid(),
+        "groups": os.getgroups(),
+        "read": os.pread(file, 100, 0).decode(),
+        "environment": sorted(os.environ),
+        "files": _open_files(),
+        "refused": {
+            name: _fails(attempt)
+            for name, attempt in {
+                "network": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+                "unix": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+                "open": lambda: os.open("/etc/hostname", os.O_RDONLY),
+                "fork": os.fork,
+                "execute": lambda: os.execv("/bin/true", ["true"]),
+                "kill": lambda: os.kill(1, 0),
+                "become": lambda: os.setresuid(1, 1, 1),
+            }.items()
+        },
+        "limits": {
+            name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
+            for name in ("AS", "CPU", "FSIZE", "NOFILE", "CORE")
+        },
+    }
 
 
 def eat(file: int) -> int:
@@ -40,7 +54,7 @@ def spin(file: int) -> None:
 
 
 def sleep(file: int, seconds: float) -> None:
-    time.sleep(seconds)     # nothing else happens here: it is ended
+    time.sleep(seconds)  # nothing else happens here: it is ended
 
 
 def write(file: int) -> int:

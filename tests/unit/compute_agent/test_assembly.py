@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the configuration names is made, or the process ends and says what to do."""
+
 from __future__ import annotations
 
 import ipaddress
@@ -21,16 +22,34 @@ SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 def load(tmp_path: Path) -> Iterator[object]:
     def write_and_load(*lines: str, migration: tuple[str, ...] = ()) -> cfg.ConfigOpts:
         path = tmp_path / "kilonova.conf"
-        path.write_text("\n".join(["[DEFAULT]", "host = h1", f"state_dir = {tmp_path}", "[agent]", *lines,
-                                   "[migration]", *migration]) + "\n")
+        path.write_text(
+            "\n".join(
+                [
+                    "[DEFAULT]",
+                    "host = h1",
+                    f"state_dir = {tmp_path}",
+                    "[agent]",
+                    *lines,
+                    "[migration]",
+                    *migration,
+                ]
+            )
+            + "\n"
+        )
         return config.load(str(path))
+
     yield write_and_load
     config.CONF.clear()
 
 
 def test_memory_has_the_size_and_the_cpus_of_the_configuration(load) -> None:
-    conf = load("driver = memory", "memory_vcpus = 8", "memory_mb = 4096", "cpu_shared_set = 0-3,^2",
-                "cpu_dedicated_set = 4-7")
+    conf = load(
+        "driver = memory",
+        "memory_vcpus = 8",
+        "memory_mb = 4096",
+        "cpu_shared_set = 0-3,^2",
+        "cpu_dedicated_set = 4-7",
+    )
     told = assembly.make_driver(conf).inventory()
     assert (told.vcpus, told.pcpus, told.memory_mb) == (3, 4, 4096)
     assert told.numa_nodes == [NumaNode(0, [0, 1, 3], [4, 5, 6, 7], 4096)]
@@ -41,12 +60,18 @@ def test_memory_without_sets_has_no_cells(load) -> None:
     assert (told.vcpus, told.pcpus, told.numa_nodes) == (8, 0, [])
 
 
-@pytest.mark.parametrize(("lines", "said"), [
-    (("driver = memory", "memory_vcpus = 4", "cpu_shared_set = 0-7"), "no CPU 4-7"),
-    (("driver = memory", "cpu_shared_set = 0-3", "cpu_dedicated_set = 3"), "both name 3"),
-    (("cpu_dedicated_set = 90000",), "no CPU 90000"),
-    (("pci_devices = 0000:ff:1f.7",), "no device 0000:ff:1f.7; see lspci -D")])
-def test_what_the_host_does_not_have_ends_the_process(load, lines: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (("driver = memory", "memory_vcpus = 4", "cpu_shared_set = 0-7"), "no CPU 4-7"),
+        (("driver = memory", "cpu_shared_set = 0-3", "cpu_dedicated_set = 3"), "both name 3"),
+        (("cpu_dedicated_set = 90000",), "no CPU 90000"),
+        (("pci_devices = 0000:ff:1f.7",), "no device 0000:ff:1f.7; see lspci -D"),
+    ],
+)
+def test_what_the_host_does_not_have_ends_the_process(
+    load, lines: tuple[str, ...], said: str
+) -> None:
     with pytest.raises(SystemExit, match=said):
         assembly.make_driver(load(*lines))
 
@@ -63,7 +88,9 @@ HERE = "live_migration_inbound_addr = 127.0.0.1"
 def test_files_go_from_one_host_to_another_as_both_are_configured(load) -> None:
     conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
     driver = assembly.make_driver(conf)
-    driver.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET)
+    driver.ensure_guest(
+        GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET
+    )
     driver.offer(SERVER, 1, "open sesame", QUIET)
     transfer, peer = assembly.make_transfer(conf, driver)
     address = transfer.start()
@@ -78,13 +105,24 @@ def test_a_host_has_an_address_although_none_is_configured(load) -> None:
     assert ipaddress.ip_address(assembly.own_address(load()))
 
 
-@pytest.mark.parametrize(("lines", "said"), [
-    (("live_migration_inbound_addr = 192.0.2.1",), "192.0.2.1 is no loopback address"),
-    (("live_migration_inbound_addr = 192.0.2.1", "[tls]", "allow_plain_text = true"),
-     "transfer_port 16599 at 192.0.2.1"),
-    ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all or none"),
-    ((HERE, "transfer_cert = /n/c", "transfer_key = /n/k", "transfer_ca = /n/a"), "give PEM files")])
-def test_a_transfer_service_that_cannot_be_ends_the_process(load, lines: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (("live_migration_inbound_addr = 192.0.2.1",), "192.0.2.1 is no loopback address"),
+        (
+            ("live_migration_inbound_addr = 192.0.2.1", "[tls]", "allow_plain_text = true"),
+            "transfer_port 16599 at 192.0.2.1",
+        ),
+        ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all or none"),
+        (
+            (HERE, "transfer_cert = /n/c", "transfer_key = /n/k", "transfer_ca = /n/a"),
+            "give PEM files",
+        ),
+    ],
+)
+def test_a_transfer_service_that_cannot_be_ends_the_process(
+    load, lines: tuple[str, ...], said: str
+) -> None:
     conf = load("driver = memory", migration=lines)
     with pytest.raises(SystemExit, match=said):
         assembly.make_transfer(conf, assembly.make_driver(conf))

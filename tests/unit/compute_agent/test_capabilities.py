@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt says of a host becomes an inventory: cells, CPUs, traits, and what guests can be."""
+
 from __future__ import annotations
 
 import os
@@ -15,10 +16,18 @@ from compute_agent.cpu_sets import CpuSets, opened
 from compute_agent.virt import traits
 from compute_agent.virt.libvirt import capabilities
 from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
-from compute_agent.virt.libvirt.host import HostCapabilities, HostOptions, close_to_others, inventory, storage_id
+from compute_agent.virt.libvirt.host import (
+    HostCapabilities,
+    HostOptions,
+    close_to_others,
+    inventory,
+    storage_id,
+)
 
-CPUS = "".join(f"<cpu id='{number}' siblings='{number % 2}-{number % 2 + 2}'/>".replace("-", ",")
-               for number in (0, 1, 2, 3))
+CPUS = "".join(
+    f"<cpu id='{number}' siblings='{number % 2}-{number % 2 + 2}'/>".replace("-", ",")
+    for number in (0, 1, 2, 3)
+)
 CAPABILITIES = f"""<capabilities>
   <host>
     <cpu><arch>x86_64</arch><model>EPYC</model><vendor>AMD</vendor>
@@ -42,29 +51,47 @@ DOMAIN_CAPABILITIES = """<domainCapabilities>
   </devices>
 </domainCapabilities>"""
 MODEL = "<cpu><model>EPYC</model><feature name='sse4.1'/><feature name='sha-ni'/></cpu>"
-FACTS = HostCapabilities("QEMU", 7_002_000, "node-1", 6, 8704, CAPABILITIES, DOMAIN_CAPABILITIES, ("sse4.1", "pni"))
+FACTS = HostCapabilities(
+    "QEMU", 7_002_000, "node-1", 6, 8704, CAPABILITIES, DOMAIN_CAPABILITIES, ("sse4.1", "pni")
+)
 
 
 def test_cells_have_their_cpus_threads_and_pages() -> None:
     assert capabilities.numa_nodes(CAPABILITIES, CpuSets()) == [
         NumaNode(0, [0, 1, 2, 3], [], 8192, [[0, 2], [1, 3]], {"4": 1048576, "2048": 1024}),
-        NumaNode(1, [4, 5], [], 512, [], {})]
+        NumaNode(1, [4, 5], [], 512, [], {}),
+    ]
     split = capabilities.numa_nodes(CAPABILITIES, opened("0-1", "2-5,^4"))
-    assert [(numa_node.cpus, numa_node.pcpus) for numa_node in split] == [([0, 1], [2, 3]), ([], [5])]
+    assert [(numa_node.cpus, numa_node.pcpus) for numa_node in split] == [
+        ([0, 1], [2, 3]),
+        ([], [5]),
+    ]
     assert capabilities.numa_nodes("<capabilities><host/></capabilities>", CpuSets()) == []
 
 
-@pytest.mark.parametrize(("model", "label", "user"), [
-    ("dac", "+64055:+110", (64055, 110)), ("apparmor", "+64055:+110", None), ("dac", "libvirt-qemu:kvm", None)])
-def test_libvirt_says_who_guests_run_as(model: str, label: str, user: tuple[int, int] | None) -> None:
-    told = (f"<capabilities><host><secmodel><model>{model}</model><doi>0</doi><baselabel type='kvm'>{label}</baselabel>"
-            "</secmodel></host></capabilities>")
+@pytest.mark.parametrize(
+    ("model", "label", "user"),
+    [
+        ("dac", "+64055:+110", (64055, 110)),
+        ("apparmor", "+64055:+110", None),
+        ("dac", "libvirt-qemu:kvm", None),
+    ],
+)
+def test_libvirt_says_who_guests_run_as(
+    model: str, label: str, user: tuple[int, int] | None
+) -> None:
+    told = (
+        f"<capabilities><host><secmodel><model>{model}</model><doi>0</doi><baselabel type='kvm'>{label}</baselabel>"
+        "</secmodel></host></capabilities>"
+    )
     assert (capabilities.guests_user(told), capabilities.guests_user(CAPABILITIES)) == (user, None)
 
 
 def test_only_the_group_of_guests_goes_through_to_their_files(tmp_path: Path) -> None:
-    told = (f"<capabilities><host><secmodel><model>dac</model><baselabel>+0:+{os.getgid()}</baselabel></secmodel>"
-            "</host></capabilities>")
+    told = (
+        f"<capabilities><host><secmodel><model>dac</model><baselabel>+0:+{os.getgid()}</baselabel></secmodel>"
+        "</host></capabilities>"
+    )
     tmp_path.chmod(0o711)
     close_to_others(tmp_path, CAPABILITIES)
     assert tmp_path.stat().st_mode & 0o777 == 0o711
@@ -76,7 +103,11 @@ def test_guests_run_under_kvm_only_where_that_works() -> None:
     emulated = [["i686", "qemu", "hvm"], ["x86_64", "qemu", "hvm"]]
     assert capabilities.supported_instances(CAPABILITIES, "qemu") == emulated
     assert capabilities.supported_instances(CAPABILITIES, "kvm") == [
-        ["i686", "kvm", "hvm"], emulated[0], ["x86_64", "kvm", "hvm"], emulated[1]]
+        ["i686", "kvm", "hvm"],
+        emulated[0],
+        ["x86_64", "kvm", "hvm"],
+        emulated[1],
+    ]
 
 
 def test_features_are_those_that_guests_see() -> None:
@@ -90,12 +121,24 @@ def test_inventory_of_a_host(tmp_path: Path) -> None:
     device = Device("0000:81:00.1", "8086", "1521", 1)
     about = HostOptions(reserved_memory_mb=512, cpus=opened("0-1", "2-3"), devices=[device])
     told = inventory(FACTS, tmp_path, "qemu", about)
-    assert (told.hypervisor_type, told.hypervisor_hostname, told.vcpus, told.pcpus) == ("QEMU", "node-1", 2, 2)
+    assert (told.hypervisor_type, told.hypervisor_hostname, told.vcpus, told.pcpus) == (
+        "QEMU",
+        "node-1",
+        2,
+        2,
+    )
     assert (told.memory_mb, told.reserved_memory_mb, told.devices) == (8704, 512, [device])
     assert told.numa_nodes == capabilities.numa_nodes(CAPABILITIES, about.cpus)
-    assert told.cpu_info == {"arch": "x86_64", "model": "EPYC", "vendor": "AMD", "features": ["avx2", "vme"],
-                             "topology": {"sockets": 1, "cells": 1, "cores": 2, "threads": 2}}
-    assert told == inventory(FACTS, tmp_path, "qemu", about), "told alike, or it would be told again every minute"
+    assert told.cpu_info == {
+        "arch": "x86_64",
+        "model": "EPYC",
+        "vendor": "AMD",
+        "features": ["avx2", "vme"],
+        "topology": {"sockets": 1, "cells": 1, "cores": 2, "threads": 2},
+    }
+    assert told == inventory(FACTS, tmp_path, "qemu", about), (
+        "told alike, or it would be told again every minute"
+    )
     assert inventory(replace(FACTS, cpus=8), tmp_path, "qemu", HostOptions()).vcpus == 8
 
 
@@ -104,26 +147,47 @@ def test_hosts_that_share_folders_tell_the_same_storage(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "shared").symlink_to(tmp_path / "one")
     told = storage_id(tmp_path / "one")
-    assert storage_id(tmp_path / "one") == storage_id(tmp_path / "shared") == told != storage_id(tmp_path / "another")
-    assert uuid.UUID(told) and [path.name for path in (tmp_path / "one").iterdir()] == [".storage-id"]
+    assert (
+        storage_id(tmp_path / "one")
+        == storage_id(tmp_path / "shared")
+        == told
+        != storage_id(tmp_path / "another")
+    )
+    assert uuid.UUID(told) and [path.name for path in (tmp_path / "one").iterdir()] == [
+        ".storage-id"
+    ]
 
 
 def test_traits_promise_what_emulator_and_driver_both_can(tmp_path: Path) -> None:
     told = inventory(FACTS, tmp_path, "qemu", HostOptions()).traits
-    assert {"HW_CPU_X86_SSE41", "HW_CPU_X86_SSE3", "HW_CPU_HYPERTHREADING", "COMPUTE_STORAGE_BUS_VIRTIO",
-            "COMPUTE_STORAGE_BUS_IDE", "COMPUTE_GRAPHICS_MODEL_VGA", "COMPUTE_NET_VIF_MODEL_E1000"} <= set(told)
-    assert not {"HW_CPU_X86_AVX2", "COMPUTE_STORAGE_BUS_FDC", "COMPUTE_STORAGE_BUS_SCSI"} & set(told)
+    assert {
+        "HW_CPU_X86_SSE41",
+        "HW_CPU_X86_SSE3",
+        "HW_CPU_HYPERTHREADING",
+        "COMPUTE_STORAGE_BUS_VIRTIO",
+        "COMPUTE_STORAGE_BUS_IDE",
+        "COMPUTE_GRAPHICS_MODEL_VGA",
+        "COMPUTE_NET_VIF_MODEL_E1000",
+    } <= set(told)
+    assert not {"HW_CPU_X86_AVX2", "COMPUTE_STORAGE_BUS_FDC", "COMPUTE_STORAGE_BUS_SCSI"} & set(
+        told
+    )
     assert told == sorted(told)
 
 
 def test_a_host_that_serves_folders_says_so(tmp_path: Path) -> None:
-    told = DOMAIN_CAPABILITIES.replace("<devices>", """
+    told = DOMAIN_CAPABILITIES.replace(
+        "<devices>",
+        """
         <memoryBacking><enum name='sourceType'><value>memfd</value></enum></memoryBacking><devices>
-        <filesystem><enum name='driverType'><value>virtiofs</value></enum></filesystem>""")
+        <filesystem><enum name='driverType'><value>virtiofs</value></enum></filesystem>""",
+    )
     assert set(os_traits.get_traits()) >= traits.SHARES
-    for facts, has in ((replace(FACTS, domain_capabilities=told, serves_folders=True), traits.SHARES),
-                       (replace(FACTS, domain_capabilities=told), {"COMPUTE_MEM_BACKING_FILE"}),
-                       (replace(FACTS, serves_folders=True), set())):
+    for facts, has in (
+        (replace(FACTS, domain_capabilities=told, serves_folders=True), traits.SHARES),
+        (replace(FACTS, domain_capabilities=told), {"COMPUTE_MEM_BACKING_FILE"}),
+        (replace(FACTS, serves_folders=True), set()),
+    ):
         assert traits.SHARES & set(inventory(facts, tmp_path, "qemu", HostOptions()).traits) == has
 
 
@@ -132,14 +196,23 @@ def test_every_trait_is_one_of_os_traits() -> None:
     assert everything >= traits.COMMON
     for feature, ends in traits.OTHER_NAMES.items():
         assert traits.of_processor([feature]) == {traits.PREFIX + end for end in ends} <= everything
-    for prefix, names in (("COMPUTE_STORAGE_BUS", DISK_BUSES), ("COMPUTE_GRAPHICS_MODEL", VIDEO_MODELS),
-                          ("COMPUTE_NET_VIF_MODEL", VIF_MODELS)):
+    for prefix, names in (
+        ("COMPUTE_STORAGE_BUS", DISK_BUSES),
+        ("COMPUTE_GRAPHICS_MODEL", VIDEO_MODELS),
+        ("COMPUTE_NET_VIF_MODEL", VIF_MODELS),
+    ):
         assert {f"{prefix}_{name.upper()}" for name in names} <= everything
     facts = replace(FACTS, cpu_features=tuple(traits.OTHER_NAMES))
-    assert set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) - everything == traits.OWN_TRAITS
+    assert (
+        set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) - everything
+        == traits.OWN_TRAITS
+    )
     assert all(name.startswith("CUSTOM_KILONOVA_") for name in traits.OWN_TRAITS)
 
 
 def test_a_feature_without_a_name_in_os_traits_is_no_trait() -> None:
     assert traits.of_processor(["vme", "x2apic", "3dnow", "avx512-vpopcntdq", "sse4.2"]) == {
-        "HW_CPU_X86_3DNOW", "HW_CPU_X86_AVX512VPOPCNTDQ", "HW_CPU_X86_SSE42"}
+        "HW_CPU_X86_3DNOW",
+        "HW_CPU_X86_AVX512VPOPCNTDQ",
+        "HW_CPU_X86_SSE42",
+    }

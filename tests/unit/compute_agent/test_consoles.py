@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The relay of consoles: who may have one, for how long, and when it ends."""
+
 from __future__ import annotations
 
 import socket
@@ -23,7 +24,9 @@ SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 @pytest.fixture
 def driver() -> MemoryDriver:
     made = MemoryDriver()
-    made.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)), lambda image: iter(()), QUIET)
+    made.ensure_guest(
+        GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)), lambda image: iter(()), QUIET
+    )
     return made
 
 
@@ -62,7 +65,9 @@ def test_a_reader_that_does_not_read_stops_the_writer(relay: Consoles) -> None:
     with connect(relay.offer(SERVER, SERIAL)) as console:
         console.settimeout(0.3)
         with pytest.raises(TimeoutError):
-            console.sendall(bytes(64 << 20))        # what comes back is not read: buffers fill, and there it ends
+            console.sendall(
+                bytes(64 << 20)
+            )  # what comes back is not read: buffers fill, and there it ends
 
 
 def test_a_secret_opens_once(relay: Consoles) -> None:
@@ -87,7 +92,7 @@ def test_a_wrong_secret_is_told_nothing_and_spoils_nothing(relay: Consoles, secr
         try:
             assert said(stranger, 1) == b""
         except ConnectionResetError:
-            assert len(secret) > 43                 # what it sent too much was thrown away
+            assert len(secret) > 43  # what it sent too much was thrown away
     with connect(offer) as console:
         assert said(console, 12) == b"RFB 003.008\n"
 
@@ -98,6 +103,7 @@ def test_an_offer_expires_and_the_guest_s_side_is_closed(driver: MemoryDriver) -
     def open_console(server: str, kind: str) -> socket.socket:
         opened.append(driver.console(server, kind))
         return opened[-1]
+
     made = Consoles(open_console, "127.0.0.1", seconds=0.1)
     thread = made.start()
     offer = made.offer(SERVER, VNC)

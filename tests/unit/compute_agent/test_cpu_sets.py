@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator's words for CPUs."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,22 +11,38 @@ from common.config import ConfigError
 from compute_agent.cpu_sets import CpuSets, listed, opened, parse
 
 
-@pytest.mark.parametrize(("text", "cpus"), [
-    ("0", {0}), ("0-3", {0, 1, 2, 3}), ("0-3,^2", {0, 1, 3}), ("^2,0-3", {0, 1, 3}), (" 8 , 2-4,^3-4 ", {2, 8}),
-    ("5,5,4-6", {4, 5, 6})])
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("0", {0}),
+        ("0-3", {0, 1, 2, 3}),
+        ("0-3,^2", {0, 1, 3}),
+        ("^2,0-3", {0, 1, 3}),
+        (" 8 , 2-4,^3-4 ", {2, 8}),
+        ("5,5,4-6", {4, 5, 6}),
+    ],
+)
 def test_texts(text: str, cpus: set[int]) -> None:
     assert parse(text, "cpu_shared_set") == cpus
 
 
-@pytest.mark.parametrize("text", ["x", "3-1", "-1", "1-", "1,,2", "^1", "0-1,^0-5", "1 2", "999999"])
+@pytest.mark.parametrize(
+    "text", ["x", "3-1", "-1", "1-", "1,,2", "^1", "0-1,^0-5", "1 2", "999999"]
+)
 def test_wrong_texts_name_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\[agent\] cpu_dedicated_set: "):
         opened("", text)
 
 
-@pytest.mark.parametrize(("shared", "dedicated", "split"), [
-    ("", "", ([0, 1, 2, 3], [])), ("1-2", "", ([1, 2], [])), ("", "1-2", ([], [1, 2])),
-    ("0", "2-3", ([0], [2, 3]))])
+@pytest.mark.parametrize(
+    ("shared", "dedicated", "split"),
+    [
+        ("", "", ([0, 1, 2, 3], [])),
+        ("1-2", "", ([1, 2], [])),
+        ("", "1-2", ([], [1, 2])),
+        ("0", "2-3", ([0], [2, 3])),
+    ],
+)
 def test_who_shares_what(shared: str, dedicated: str, split: tuple[list[int], list[int]]) -> None:
     assert opened(shared, dedicated, range(4)).split({3, 1, 0, 2}) == split
 

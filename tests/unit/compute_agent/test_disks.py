@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: an overlay of the right size, whole or absent; and the KVM probe."""
+
 from __future__ import annotations
 
 import json
@@ -20,34 +21,47 @@ from tests.disks import base, names
 from tests.phases import Phases
 
 MIB, GIB = 1 << 20, 1 << 30
-needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
+needs_qemu_img = pytest.mark.skipif(
+    shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed"
+)
 
 
 def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
     path = folder / f"image.{disk_format}"
-    subprocess.run(["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True
+    )
     return disks_seen.cached(path, disk_format, size)
 
 
 def info(path: Path) -> dict[str, Any]:
-    told = subprocess.run(["qemu-img", "info", "--output=json", "-f", "qcow2", str(path)], capture_output=True,
-                          check=True)
+    told = subprocess.run(
+        ["qemu-img", "info", "--output=json", "-f", "qcow2", str(path)],
+        capture_output=True,
+        check=True,
+    )
     loaded: dict[str, Any] = json.loads(told.stdout)
     return loaded
 
 
 @needs_qemu_img
-@pytest.mark.parametrize(("disk_format", "root_gb", "size"), [("raw", 1, GIB), ("qcow2", 2, 2 * GIB),
-                                                              ("qcow2", 0, 3 * MIB)])
-def test_overlay_names_its_base_and_has_the_flavors_size(tmp_path: Path, disk_format: str, root_gb: int,
-                                                         size: int) -> None:
+@pytest.mark.parametrize(
+    ("disk_format", "root_gb", "size"),
+    [("raw", 1, GIB), ("qcow2", 2, 2 * GIB), ("qcow2", 0, 3 * MIB)],
+)
+def test_overlay_names_its_base_and_has_the_flavors_size(
+    tmp_path: Path, disk_format: str, root_gb: int, size: int
+) -> None:
     home = tmp_path / "server"
     home.mkdir()
     image = cached(tmp_path, disk_format)
     made = disks.make(home, image, root_gb)
     about = info(home / "disk")
     assert about["virtual-size"] == size
-    assert (about["backing-filename"], about["backing-filename-format"]) == (str(base(home)), disk_format)
+    assert (about["backing-filename"], about["backing-filename-format"]) == (
+        str(base(home)),
+        disk_format,
+    )
     assert made == disks.existing(home) == Disk(home / "disk", base(home), disk_format)
     assert base(home).name == f"base.{image.path.name}" and base(home).samefile(image.path)
     assert names(home) == ["base", "disk"]
@@ -101,23 +115,34 @@ def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format
 
 @needs_qemu_img
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2", None])
-def test_copy_refers_to_nothing_and_believes_no_file(tmp_path: Path, disk_format: str | None) -> None:
+def test_copy_refers_to_nothing_and_believes_no_file(
+    tmp_path: Path, disk_format: str | None
+) -> None:
     image = cached(tmp_path, disk_format) if disk_format else None
     disk = disks.make(tmp_path, image, 1)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 64M 4k", str(disk.path)], check=True,
-                   capture_output=True)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", "write -P 7 64M 4k", str(disk.path)],
+        check=True,
+        capture_output=True,
+    )
     # What a QEMU that was taken over could write into its own disk: another base.
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret" * 1000)
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", str(secret), "-F", "raw", str(disk.path)],
-                   check=True)
+    subprocess.run(
+        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", str(secret), "-F", "raw", str(disk.path)],
+        check=True,
+    )
     phases = Phases()
     disks.convert(disk, tmp_path / "copy", VerbContext(phases, lambda: False))
     assert "backing-filename" not in info(tmp_path / "copy")
     assert phases[-1] == "copying disk 100 %"
     assert b"secret" not in (tmp_path / "copy").read_bytes()
-    told = subprocess.run(["qemu-io", "-f", "qcow2", "-c", "read -P 7 64M 4k", str(tmp_path / "copy")], check=True,
-                          capture_output=True, text=True)
+    told = subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", "read -P 7 64M 4k", str(tmp_path / "copy")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert "read 4096/4096" in told.stdout and "failed" not in told.stdout
 
 
@@ -127,7 +152,9 @@ def test_copy_is_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         disks.convert(disk, tmp_path / "copy", VerbContext(lambda name: None, lambda: True))
     with pytest.raises(VerbFailed, match="could not copy") as caught:
-        disks.convert(disk, tmp_path / "no folder" / "copy", VerbContext(lambda name: None, lambda: False))
+        disks.convert(
+            disk, tmp_path / "no folder" / "copy", VerbContext(lambda name: None, lambda: False)
+        )
     assert "no folder" in caught.value.details
 
 
@@ -140,7 +167,7 @@ def test_failing_qemu_img_is_definite(tmp_path: Path, monkeypatch: pytest.Monkey
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "qemu-img")
         tool.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
-        for path in (tool, tool.parent):        # its user is another
+        for path in (tool, tool.parent):  # its user is another
             path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
         with pytest.raises(VerbFailed) as caught:
@@ -159,8 +186,19 @@ def test_probe_guest_ends_well_where_guests_run() -> None:
 def test_probe_is_what_its_source_says(tmp_path: Path) -> None:
     source = Path(host.__file__).with_name("probe.S")
     subprocess.run(["as", str(source), "-o", str(tmp_path / "probe.o")], check=True)
-    subprocess.run(["ld", "-Ttext", "0x7c00", "--oformat", "binary", "-o", str(tmp_path / "probe"),
-                    str(tmp_path / "probe.o")], check=True)
+    subprocess.run(
+        [
+            "ld",
+            "-Ttext",
+            "0x7c00",
+            "--oformat",
+            "binary",
+            "-o",
+            str(tmp_path / "probe"),
+            str(tmp_path / "probe.o"),
+        ],
+        check=True,
+    )
     assert (tmp_path / "probe").read_bytes() == host.PROBE
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain's XML against golden files; and that no name can become markup.
 
-After a wanted change: write ``domain_xml(DOMAINS[name])`` into ``golden/<name>.xml`` and read the difference.
+After a wanted change: write ``domain_xml(DOMAINS[name])`` into ``golden/<name>.xml`` and read the
+difference.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,62 +28,176 @@ from compute_agent.virt.libvirt.domain_xml import (
     metadata,
     read_metadata,
 )
-from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, HostPlacement
+from compute_agent.virt.libvirt.hardware_xml import (
+    DISK_BUSES,
+    VIDEO_MODELS,
+    VIF_MODELS,
+    HostPlacement,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 HOME = Path("/var/lib/kilonova/instances") / SERVER
 HOSTILE = "</title><devices>&amp;\"'\x00\x1b[2J\n\ud800\ufffe é 漢 ]]>"
 
-EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME / "base"), HOME / "console.log",
-                  HOME / "config")
+EMULATED = Domain(
+    SERVER,
+    7,
+    "web-1",
+    1,
+    128,
+    "qemu",
+    Disk(HOME / "disk", HOME / "base"),
+    HOME / "console.log",
+    HOME / "config",
+)
 RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
 LOCAL = (Disk(HOME / "ephemeral0"), Disk(HOME / "swap"))
 PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
 EVERY_OPTION = {
-    "cpu_shares": "512", "cpu_period": "100000", "cpu_quota": "50000", "disk_total_bytes_sec": "1000000",
-    "disk_read_iops_sec": "100", "disk_write_iops_sec": "50", "disk_total_iops_sec": "300",
-    "disk_read_bytes_sec": "600000", "disk_write_bytes_sec": "700000", "vif_inbound_average": "1000",
-    "vif_inbound_peak": "2000", "vif_inbound_burst": "64", "vif_outbound_average": "500", "vif_outbound_peak": "900",
-    "vif_outbound_burst": "32", "watchdog_action": "reset", "rng_bytes": "1024",
-    "rng_period": "2000", "boot_menu": "yes", "hide_hypervisor": "yes", "pmu": "no", "hpet": "yes", "vif_queues": "2",
-    "video_model": "qxl", "video_ram_mb": "32", "disk_bus": "sata", "cdrom_bus": "scsi", "scsi_model": "lsilogic",
-    "vif_model": "virtio", "machine_type": "pc", "pointer_model": "usbtablet", "guest_agent": "yes",
-    "require_quiesce": "yes", "os_type": "windows", "pci_policy": "legacy"}
+    "cpu_shares": "512",
+    "cpu_period": "100000",
+    "cpu_quota": "50000",
+    "disk_total_bytes_sec": "1000000",
+    "disk_read_iops_sec": "100",
+    "disk_write_iops_sec": "50",
+    "disk_total_iops_sec": "300",
+    "disk_read_bytes_sec": "600000",
+    "disk_write_bytes_sec": "700000",
+    "vif_inbound_average": "1000",
+    "vif_inbound_peak": "2000",
+    "vif_inbound_burst": "64",
+    "vif_outbound_average": "500",
+    "vif_outbound_peak": "900",
+    "vif_outbound_burst": "32",
+    "watchdog_action": "reset",
+    "rng_bytes": "1024",
+    "rng_period": "2000",
+    "boot_menu": "yes",
+    "hide_hypervisor": "yes",
+    "pmu": "no",
+    "hpet": "yes",
+    "vif_queues": "2",
+    "video_model": "qxl",
+    "video_ram_mb": "32",
+    "disk_bus": "sata",
+    "cdrom_bus": "scsi",
+    "scsi_model": "lsilogic",
+    "vif_model": "virtio",
+    "machine_type": "pc",
+    "pointer_model": "usbtablet",
+    "guest_agent": "yes",
+    "require_quiesce": "yes",
+    "os_type": "windows",
+    "pci_policy": "legacy",
+}
 DOMAINS = {
     "emulated": EMULATED,
-    "kvm_raw_base": replace(EMULATED, virt_type="kvm", vcpus=4, memory_mb=8192, config_drive=None,
-                            disk=Disk(HOME / "disk", HOME / "base", "raw")),
+    "kvm_raw_base": replace(
+        EMULATED,
+        virt_type="kvm",
+        vcpus=4,
+        memory_mb=8192,
+        config_drive=None,
+        disk=Disk(HOME / "disk", HOME / "base", "raw"),
+    ),
     "hostile_name": replace(EMULATED, name=HOSTILE),
     "blank_disk": replace(EMULATED, virt_type="test", disk=Disk(HOME / "disk")),
-    "interfaces": replace(EMULATED, interfaces=(
-        Plug("0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c", 1450),
-        Plug("1f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:02", "br-int", "tap1f6b4a52-7c", ovs=True)),
-        addresses={"fa:16:3e:00:00:02": PLACE, "fa:16:3e:00:00:03": PLACE}),
+    "interfaces": replace(
+        EMULATED,
+        interfaces=(
+            Plug(
+                "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b",
+                "fa:16:3e:00:00:01",
+                "brq9b8a7c6d-5e",
+                "tap0f6b4a52-7c",
+                1450,
+            ),
+            Plug(
+                "1f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b",
+                "fa:16:3e:00:00:02",
+                "br-int",
+                "tap1f6b4a52-7c",
+                ovs=True,
+            ),
+        ),
+        addresses={"fa:16:3e:00:00:02": PLACE, "fa:16:3e:00:00:03": PLACE},
+    ),
     "rescued": replace(EMULATED, made=5, rescue=Rescue(RESCUE)),
     "rescued_from_cdrom": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide")),
     "rescued_from_usb": replace(EMULATED, rescue=Rescue(RESCUE, "disk", "usb")),
     "fitted": replace(
-        EMULATED, vcpus=4, memory_mb=3072,
-        hardware=Hardware(sockets=1, cores=2, threads_per_core=2, dedicated=frozenset({0, 1}), page_kb=2048,
-                          numa_nodes=(NumaNodeRequest((0, 1, 2), 2048), NumaNodeRequest((3,), 1024)),
-                          options={"cpu_shares": "20000"}),
-        place=HostPlacement((AssignedNumaNode(1, [0, 1, 2], {"0": 8, "1": 10}, 2048, 2048),
-                             AssignedNumaNode(0, [3], {}, 1024, 4)),
-                    ("0000:81:00.1",), {0: (0, 1, 2), 1: (9, 12)}, (0, 1, 2, 9, 12), 10000)),
+        EMULATED,
+        vcpus=4,
+        memory_mb=3072,
+        hardware=Hardware(
+            sockets=1,
+            cores=2,
+            threads_per_core=2,
+            dedicated=frozenset({0, 1}),
+            page_kb=2048,
+            numa_nodes=(NumaNodeRequest((0, 1, 2), 2048), NumaNodeRequest((3,), 1024)),
+            options={"cpu_shares": "20000"},
+        ),
+        place=HostPlacement(
+            (
+                AssignedNumaNode(1, [0, 1, 2], {"0": 8, "1": 10}, 2048, 2048),
+                AssignedNumaNode(0, [3], {}, 1024, 4),
+            ),
+            ("0000:81:00.1",),
+            {0: (0, 1, 2), 1: (9, 12)},
+            (0, 1, 2, 9, 12),
+            10000,
+        ),
+    ),
     "shared_set": replace(EMULATED, place=HostPlacement(cpus=(0, 1, 3))),
-    "every_option": replace(EMULATED, virt_type="kvm", vcpus=2, interfaces=(
-        Plug("0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c", 1450),),
-        hardware=Hardware(options=EVERY_OPTION)),
-    "q35_on_scsi": replace(EMULATED, rescue=Rescue(RESCUE), hardware=Hardware(options={
-        "machine_type": "q35", "disk_bus": "scsi", "guest_agent": "no", "rng": "no", "video_model": "none"})),
-    "ide_rescued_from_ide": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide"), hardware=Hardware(options={
-        "disk_bus": "ide", "vif_model": "e1000", "require_quiesce": "yes"})),
-    "local_disks": replace(EMULATED, local=LOCAL, config_drive_is_disk=True, hardware=Hardware(options={
-        "disk_total_iops_sec": "300"})),
-    "local_disks_rescued_from_usb": replace(EMULATED, local=LOCAL, rescue=Rescue(RESCUE, "disk", "usb")),
-    "usb_with_a_disk_as_config_drive": replace(EMULATED, config_drive_is_disk=True, hardware=Hardware(options={
-        "disk_bus": "usb"})),
+    "every_option": replace(
+        EMULATED,
+        virt_type="kvm",
+        vcpus=2,
+        interfaces=(
+            Plug(
+                "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b",
+                "fa:16:3e:00:00:01",
+                "brq9b8a7c6d-5e",
+                "tap0f6b4a52-7c",
+                1450,
+            ),
+        ),
+        hardware=Hardware(options=EVERY_OPTION),
+    ),
+    "q35_on_scsi": replace(
+        EMULATED,
+        rescue=Rescue(RESCUE),
+        hardware=Hardware(
+            options={
+                "machine_type": "q35",
+                "disk_bus": "scsi",
+                "guest_agent": "no",
+                "rng": "no",
+                "video_model": "none",
+            }
+        ),
+    ),
+    "ide_rescued_from_ide": replace(
+        EMULATED,
+        rescue=Rescue(RESCUE, "cdrom", "ide"),
+        hardware=Hardware(
+            options={"disk_bus": "ide", "vif_model": "e1000", "require_quiesce": "yes"}
+        ),
+    ),
+    "local_disks": replace(
+        EMULATED,
+        local=LOCAL,
+        config_drive_is_disk=True,
+        hardware=Hardware(options={"disk_total_iops_sec": "300"}),
+    ),
+    "local_disks_rescued_from_usb": replace(
+        EMULATED, local=LOCAL, rescue=Rescue(RESCUE, "disk", "usb")
+    ),
+    "usb_with_a_disk_as_config_drive": replace(
+        EMULATED, config_drive_is_disk=True, hardware=Hardware(options={"disk_bus": "usb"})
+    ),
 }
 
 
@@ -101,8 +217,13 @@ def test_a_name_stays_text(name: str) -> None:
 
 def test_metadata_comes_back() -> None:
     kept = dict.fromkeys(KEPT_OPTIONS, "1")
-    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=kept))) == DomainMetadata(SERVER, 1, options=kept)
-    for marks in (DomainMetadata(SERVER, 42), DomainMetadata(SERVER, 42, made=7, rescue=9, started=1_800_000_000)):
+    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=kept))) == DomainMetadata(
+        SERVER, 1, options=kept
+    )
+    for marks in (
+        DomainMetadata(SERVER, 42),
+        DomainMetadata(SERVER, 42, made=7, rescue=9, started=1_800_000_000),
+    ):
         assert read_metadata(metadata(marks)) == marks
 
 
@@ -113,12 +234,19 @@ def test_foreign_metadata_is_told_apart(text: str) -> None:
 
 
 def test_every_option_that_can_be_asked_for_is_tried_above() -> None:
-    assert {option.key for option in OPTIONS if option.key} | {"watchdog_action"} == {*EVERY_OPTION, "rng"}
+    assert {option.key for option in OPTIONS if option.key} | {"watchdog_action"} == {
+        *EVERY_OPTION,
+        "rng",
+    }
 
 
-@pytest.mark.parametrize(("key", "names"), [("disk_bus", DISK_BUSES), ("vif_model", VIF_MODELS),
-                                            ("video_model", VIDEO_MODELS)])
-def test_models_that_can_be_asked_for_are_those_that_are_promised(key: str, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [("disk_bus", DISK_BUSES), ("vif_model", VIF_MODELS), ("video_model", VIDEO_MODELS)],
+)
+def test_models_that_can_be_asked_for_are_those_that_are_promised(
+    key: str, names: tuple[str, ...]
+) -> None:
     [option] = [option for option in OPTIONS if option.key == key]
     assert [option.parse(name) for name in names] == list(names)
     with pytest.raises(ValueError, match=", ".join(sorted(names)[:1])):
@@ -127,8 +255,11 @@ def test_models_that_can_be_asked_for_are_those_that_are_promised(key: str, name
 
 def test_every_disk_ends_its_chain() -> None:
     for domain in DOMAINS.values():
-        disks = [disk for disk in ElementTree.fromstring(domain_xml(domain)).iterfind("devices/disk")
-                 if disk.find("driver").get("type") == "qcow2"]
+        disks = [
+            disk
+            for disk in ElementTree.fromstring(domain_xml(domain)).iterfind("devices/disk")
+            if disk.find("driver").get("type") == "qcow2"
+        ]
         assert len(disks) == (2 if domain.rescue else 1) + len(domain.local)
         for disk in disks:
             while (backing := disk.find("backingStore")) is not None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that hears no conductor for too long makes its own guests off, whatever else hangs."""
+
 from __future__ import annotations
 
 import threading
@@ -42,18 +43,22 @@ def test_a_host_that_hears_nobody_makes_its_guests_off() -> None:
     assert registration.boot_id == f"{rig.registration.boot_id}.1", "as after a boot"
     rig.conductor.is_away, rig.conductor.says = True, None
     rig.clock.seconds += 1000
-    assert not is_true_within(lambda: rig.journal.fencings(rig.driver.boot_id())[0] > 1, 0.5), "nothing runs any more"
+    assert not is_true_within(lambda: rig.journal.fencings(rig.driver.boot_id())[0] > 1, 0.5), (
+        "nothing runs any more"
+    )
     rig.close()
 
 
-def test_a_hypervisor_that_says_nothing_does_not_end_the_talk(monkeypatch: pytest.MonkeyPatch,
-                                                              caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hypervisor_that_says_nothing_does_not_end_the_talk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = Rig(fence_after=90)
     rig.conductor.is_away, rig.conductor.says = True, None
     seen = rig.driver.domains
 
     def gone() -> list[DomainState]:
         raise errors.Unavailable("libvirtd is away")
+
     monkeypatch.setattr(rig.driver, "domains", gone)
     rig.clock.seconds += 91
     await_true(lambda: "the guests of this host cannot be listed" in caplog.text, 10)
@@ -71,6 +76,7 @@ def test_guests_are_made_off_while_the_connection_hangs(monkeypatch: pytest.Monk
         asked.set()
         over.wait(30)
         raise errors.NoAnswer("cut off")
+
     monkeypatch.setattr(rig.conductor, "sync", hang)
     rig.speak()
     rig.speak()

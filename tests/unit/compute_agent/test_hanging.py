@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that hang in the hypervisor: what the host tells of them, and who takes their place."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,8 +17,13 @@ def rig() -> Rig:
 
 def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
     rig = Rig(builds=1)
-    rig.agent.accept([command("a", "s1", verb="ensure_guest"), command("b", "s2", verb="ensure_guest"),
-                      command("c", "s1", fence=1)])
+    rig.agent.accept(
+        [
+            command("a", "s1", verb="ensure_guest"),
+            command("b", "s2", verb="ensure_guest"),
+            command("c", "s1", fence=1),
+        ]
+    )
     work = rig.agent.take()
     assert work is not None
     work.progress = CommandProgress(CommandPhase.MAKING_DISKS)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a heartbeat stands in for the exchange, and what its answer means for the host."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,11 +33,16 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
     assert rig.agent.heartbeat() == said
 
 
-@pytest.mark.parametrize("told", [
-    lambda agent: agent.changed([DomainState("s", 4, 1)]), lambda agent: agent.cached("image", ""),
-    lambda agent: agent.noticed(INVENTORY, {"cpu.percent": 1.0}),
-    lambda agent: agent.noticed(replace(INVENTORY, memory_mb=2), None)],
-    ids=["domain", "image", "metrics", "inventory"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda agent: agent.changed([DomainState("s", 4, 1)]),
+        lambda agent: agent.cached("image", ""),
+        lambda agent: agent.noticed(INVENTORY, {"cpu.percent": 1.0}),
+        lambda agent: agent.noticed(replace(INVENTORY, memory_mb=2), None),
+    ],
+    ids=["domain", "image", "metrics", "inventory"],
+)
 def test_news_need_an_exchange(rig: Rig, told: Callable[[Agent], None]) -> None:
     told(rig.agent)
     assert rig.agent.heartbeat() is None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ticket a host uses for which image: the one that came with the command, for as long as this is in hand."""
+"""Which ticket a host uses for which image: the one that came with the command, for as long as this
+is in hand."""
+
 from __future__ import annotations
 
 import threading
@@ -17,7 +19,9 @@ from tests.waiting import await_true
 
 def build(server: str, image: str) -> Command:
     guest = replace(GUEST, server=server, image=ImageRef(image, "raw"))
-    return Command(f"a-{server}", "build", 1, server, 1, 7, "ensure_guest", {"guest": to_wire(guest)})
+    return Command(
+        f"a-{server}", "build", 1, server, 1, 7, "ensure_guest", {"guest": to_wire(guest)}
+    )
 
 
 def access(ticket: str) -> Access:
@@ -34,6 +38,7 @@ class Gated(Rig):
         def download(given: Access, image: str) -> Iterator[bytes]:
             yield from read(given, image)
             self.gate.wait(10)
+
         self.images.download = download  # type: ignore[method-assign]
 
 
@@ -49,9 +54,14 @@ def test_each_command_uses_the_ticket_that_came_with_it(rig: Gated) -> None:
     rig.host.do([build("s1", "one")], access("first"))
     await_true(lambda: rig.images.asked, 5, "the worker is in the first image")
     rig.host.do([build("s2", "two")], access("second"))
-    rig.host.do([build("s3", "three"), Command("b", "stop", 1, "s4", 1, 7, "ensure_paused", {})], access("third"))
+    rig.host.do(
+        [build("s3", "three"), Command("b", "stop", 1, "s4", 1, 7, "ensure_paused", {})],
+        access("third"),
+    )
     rig.host.do([Command("c", "stop", 1, "s5", 1, 7, "ensure_paused", {})], None)
-    assert set(rig.host._access) == {f"a-s{number}/build/1" for number in (1, 2, 3)}, "only of commands with images"
+    assert set(rig.host._access) == {f"a-s{number}/build/1" for number in (1, 2, 3)}, (
+        "only of commands with images"
+    )
     rig.gate.set()
     await_true(lambda: len(rig.images.asked) == 3, 5, "all images are read")
     assert rig.images.asked == [("first", "one"), ("second", "two"), ("third", "three")]
@@ -66,7 +76,9 @@ def test_tickets_of_commands_that_have_ended_are_forgotten(rig: Gated) -> None:
 
 def test_a_ticket_that_is_not_accepted_is_replaced(rig: Gated) -> None:
     rig.gate.set()
-    rig.images.problem = errors.Unavailable("the image gateway does not accept the ticket (any more)")
+    rig.images.problem = errors.Unavailable(
+        "the image gateway does not accept the ticket (any more)"
+    )
     rig.host.do([build("s1", "one")], access("old"))
     await_true(lambda: rig.images.asked, 5, "the image is asked for")
     rig.conductor.hears(lambda said: not said.working and not said.results)
@@ -81,4 +93,6 @@ def test_a_command_without_a_ticket_waits(rig: Gated) -> None:
     rig.host.do([build("s1", "one")], None)
     await_true(lambda: not rig.host._agent.in_hand(), 5, "the worker has given it back")
     assert rig.images.asked == []
-    assert rig.journal.find("a-s1/build/1") is None, "nothing is reported: the command is sent again"
+    assert rig.journal.find("a-s1/build/1") is None, (
+        "nothing is reported: the command is sent again"
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image cache: one download, verified; and what a hostile image meets."""
+
 from __future__ import annotations
 
 import hashlib
@@ -25,40 +26,84 @@ from tests.services import demand
 
 GIB = 1 << 30
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
-VMDK = (b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
-        b'RW 2048 FLAT "/etc/shadow" 0\n')
+VMDK = (
+    b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
+    b'RW 2048 FLAT "/etc/shadow" 0\n'
+)
 TEXT_VMDK, VMDK = VMDK.ljust(4096, b"\n"), VMDK.ljust(4096, b"\0")
 
 
 def qcow2(size: int = 1 << 20, *, version: int = 3, backing: int = 0, features: int = 0) -> bytes:
     """An empty qcow2 file with clusters of 4 KiB: header, refcounts, the L1 table."""
     table = -(-size // (2 << 20))
-    header = struct.pack(">4sIQIIQIIQQIIQQQQII", b"QFI\xfb", version, backing, 16 if backing else 0, 12, size, 0,
-                         table, 12288, 4096, 1, 0, 0, features, 0, 0, 4, 104 if version > 2 else 0)
+    header = struct.pack(
+        ">4sIQIIQIIQQIIQQQQII",
+        b"QFI\xfb",
+        version,
+        backing,
+        16 if backing else 0,
+        12,
+        size,
+        0,
+        table,
+        12288,
+        4096,
+        1,
+        0,
+        0,
+        features,
+        0,
+        0,
+        4,
+        104 if version > 2 else 0,
+    )
     refcounts = struct.pack(">Q", 8192).ljust(4096, b"\0") + (b"\0\1" * 16).ljust(4096, b"\0")
     return (header.ljust(4096, b"\0") + refcounts).ljust(1 << 16, b"\0")
 
 
 def ref(content: bytes, disk_format: str = "qcow2") -> ImageRef:
-    return ImageRef(str(uuid.UUID(int=9)), disk_format, len(content), "sha512", hashlib.sha512(content).hexdigest())
+    return ImageRef(
+        str(uuid.UUID(int=9)),
+        disk_format,
+        len(content),
+        "sha512",
+        hashlib.sha512(content).hexdigest(),
+    )
 
 
 def chunks(content: bytes, step: int = 1000) -> Callable[[str], Iterator[bytes]]:
-    return lambda image: (content[at:at + step] for at in range(0, len(content), step))
+    return lambda image: (content[at : at + step] for at in range(0, len(content), step))
 
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("content", "disk_format", "size"), [
-    (qcow2(5 * GIB), "qcow2", 5 * GIB),
-    (qcow2(version=2), "qcow2", 1 << 20),
-    (b"just bytes" * 1000, "raw", 10000),
-    (bytes(446) + b"\x80" + bytes(3) + b"\x0e" + bytes(11) + bytes(48) + b"\x55\xaa" + bytes(99488), "raw", 100000),
-    (b"", "raw", 0),
-], ids=["qcow2", "qcow2-v2", "raw", "raw-partitioned", "raw-empty"])
-def test_good_image_is_fetched_once(tmp_path: Path, content: bytes, disk_format: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "disk_format", "size"),
+    [
+        (qcow2(5 * GIB), "qcow2", 5 * GIB),
+        (qcow2(version=2), "qcow2", 1 << 20),
+        (b"just bytes" * 1000, "raw", 10000),
+        (
+            bytes(446)
+            + b"\x80"
+            + bytes(3)
+            + b"\x0e"
+            + bytes(11)
+            + bytes(48)
+            + b"\x55\xaa"
+            + bytes(99488),
+            "raw",
+            100000,
+        ),
+        (b"", "raw", 0),
+    ],
+    ids=["qcow2", "qcow2-v2", "raw", "raw-partitioned", "raw-empty"],
+)
+def test_good_image_is_fetched_once(
+    tmp_path: Path, content: bytes, disk_format: str, size: int
+) -> None:
     cache, reads = ImageCache(tmp_path), []
 
     def read(image: str) -> Iterator[bytes]:
@@ -67,26 +112,40 @@ def test_good_image_is_fetched_once(tmp_path: Path, content: bytes, disk_format:
 
     for _ in range(2):
         cached = cache.fetch(ref(content, disk_format), 0, read, QUIET)
-        assert (cached.format, cached.virtual_size, cached.path.read_bytes()) == (disk_format, size, content)
+        assert (cached.format, cached.virtual_size, cached.path.read_bytes()) == (
+            disk_format,
+            size,
+            content,
+        )
     assert len(reads) == 1
     assert names(tmp_path) == {cached.path.name}
     assert cached.path.stat().st_mode & 0o777 == 0o644
 
 
 def test_what_a_tenant_says_of_an_image_makes_no_new_file(tmp_path: Path) -> None:
-    """The cache knows an image by its checksum: neither its id nor the flavor's size is a key (CVE-2013-6437)."""
+    """The cache knows an image by its checksum: neither its id nor the flavor's size is a key
+    (CVE-2013-6437)."""
     cache, content = ImageCache(tmp_path), qcow2(1 << 20)
     for number in range(100):
-        cache.fetch(replace(ref(content), id=str(uuid.UUID(int=number))), number << 20, chunks(content), QUIET)
+        cache.fetch(
+            replace(ref(content), id=str(uuid.UUID(int=number))),
+            number << 20,
+            chunks(content),
+            QUIET,
+        )
     assert len(names(tmp_path)) == 1
 
 
 def test_a_fetch_tells_how_far_it_is(tmp_path: Path) -> None:
     phases = Phases()
     content = qcow2()
-    ImageCache(tmp_path).fetch(ref(content), 0, chunks(content, len(content) // 4),
-                               VerbContext(phases, lambda: False))
-    assert phases == ["fetching image", *(f"fetching image {percent} %" for percent in (25, 50, 75, 100))]
+    ImageCache(tmp_path).fetch(
+        ref(content), 0, chunks(content, len(content) // 4), VerbContext(phases, lambda: False)
+    )
+    assert phases == [
+        "fetching image",
+        *(f"fetching image {percent} %" for percent in (25, 50, 75, 100)),
+    ]
 
 
 GOOD = qcow2()
@@ -107,8 +166,16 @@ HOSTILE = {
     "wrong-checksum": (ref(GOOD), GOOD[:-1] + b"!", "sha512 checksum"),
     "longer": (ref(GOOD), GOOD + b"x" * 5000, "longer than the 65536 bytes"),
     "shorter": (ref(GOOD), GOOD[:-5000], "ended after 60536 of 65536"),
-    "weak-checksum": (replace(ref(GOOD), hash_algo="md5", hash_value="0" * 32), GOOD, "'md5'; use one of"),
-    "path-as-checksum": (replace(ref(GOOD), hash_value="../../etc/passwd"), GOOD, "not a hexadecimal"),
+    "weak-checksum": (
+        replace(ref(GOOD), hash_algo="md5", hash_value="0" * 32),
+        GOOD,
+        "'md5'; use one of",
+    ),
+    "path-as-checksum": (
+        replace(ref(GOOD), hash_value="../../etc/passwd"),
+        GOOD,
+        "not a hexadecimal",
+    ),
     "path-as-id": (replace(ref(GOOD), hash_value="", id="../../etc/passwd"), GOOD, "not a UUID"),
 }
 
@@ -128,7 +195,7 @@ def test_refusal_comes_before_the_rest_is_read(tmp_path: Path) -> None:
     def reader(image: str) -> Iterator[bytes]:
         for at in range(0, len(content), 1 << 20):
             read.append(at)
-            yield content[at:at + (1 << 20)]
+            yield content[at : at + (1 << 20)]
 
     with pytest.raises(VerbFailed, match="backing file"):
         ImageCache(tmp_path).fetch(ref(content), 0, reader, QUIET)
@@ -153,7 +220,9 @@ def test_hanging_image_service_does_not_outlast_a_cancel(tmp_path: Path) -> None
     threading.Timer(0.1, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        ImageCache(tmp_path).fetch(ref(GOOD), 0, reader, VerbContext(lambda name: None, cancelled.is_set))
+        ImageCache(tmp_path).fetch(
+            ref(GOOD), 0, reader, VerbContext(lambda name: None, cancelled.is_set)
+        )
     assert time.monotonic() - began < 5
     hang.set()
     assert names(tmp_path) == set()
@@ -192,7 +261,7 @@ def test_one_download_serves_all_who_wait(tmp_path: Path) -> None:
 
     def reader(image: str) -> Iterator[bytes]:
         reads.append(image)
-        time.sleep(0.2)     # the others ask meanwhile, and nothing shows that they wait
+        time.sleep(0.2)  # the others ask meanwhile, and nothing shows that they wait
         yield GOOD
 
     results = fetch_in_threads(ImageCache(tmp_path), [reader] * 4)
@@ -237,16 +306,23 @@ def test_image_without_a_checksum_is_known_by_its_own(tmp_path: Path) -> None:
     def reader(asked: str) -> Iterator[bytes]:
         reads.append(asked)
         yield GOOD
+
     for _ in range(2):
         path = cache.fetch(image, 0, reader, QUIET).path
-        assert path.name == f"sha256-{hashlib.sha256(GOOD).hexdigest()}.qcow2" and path.read_bytes() == GOOD
+        assert (
+            path.name == f"sha256-{hashlib.sha256(GOOD).hexdigest()}.qcow2"
+            and path.read_bytes() == GOOD
+        )
     assert len(reads) == 1
-    assert sorted(cache.evict(time.time() + 3600 * 48)) == sorted([path.name, f"id-{image.id}.qcow2"])
+    assert sorted(cache.evict(time.time() + 3600 * 48)) == sorted(
+        [path.name, f"id-{image.id}.qcow2"]
+    )
 
 
 @pytest.mark.parametrize("keeps_attributes", [True, False])
-def test_file_that_was_changed_in_the_cache_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                             keeps_attributes: bool) -> None:
+def test_file_that_was_changed_in_the_cache_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_attributes: bool
+) -> None:
     if not keeps_attributes:
         monkeypatch.setattr(os, "setxattr", refused)
         monkeypatch.setattr(os, "getxattr", refused)
@@ -298,19 +374,30 @@ def test_upload_lets_go_of_a_writer_that_hangs(tmp_path: Path) -> None:
     threading.Timer(0.2, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        upload(tmp_path / "copy", lambda chunks: hang.wait(30) and None,
-               VerbContext(lambda name: None, cancelled.is_set))
+        upload(
+            tmp_path / "copy",
+            lambda chunks: hang.wait(30) and None,
+            VerbContext(lambda name: None, cancelled.is_set),
+        )
     hang.set()
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize(("error", "raised", "text"), [
-    (errors.Forbidden("The image quota is used up."), VerbFailed, "image quota"),
-    (errors.Unavailable("The image service does not answer."), errors.Unavailable, "does not answer"),
-    (OSError("broken"), VerbFailed, "did not take the image"),
-])
-def test_upload_that_fails_says_whether_it_is_for_good(tmp_path: Path, error: Exception, raised: type[Exception],
-                                                     text: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (errors.Forbidden("The image quota is used up."), VerbFailed, "image quota"),
+        (
+            errors.Unavailable("The image service does not answer."),
+            errors.Unavailable,
+            "does not answer",
+        ),
+        (OSError("broken"), VerbFailed, "did not take the image"),
+    ],
+)
+def test_upload_that_fails_says_whether_it_is_for_good(
+    tmp_path: Path, error: Exception, raised: type[Exception], text: str
+) -> None:
     def refuse(chunks: Iterator[bytes]) -> None:
         next(chunks)
         raise error

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another libvirtd's calls become on their way to the local one, and which get nowhere."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -58,8 +59,16 @@ def domain_of(packet: bytes, **changed: Any) -> str:
 
 def test_calls_of_a_migration_pass() -> None:
     found = made()
-    calls = [call(filters.AUTH_LIST), call(filters.SUPPORTS_FEATURE, rpc.number(10)), opening(), preparing(),
-             call(filters.WATCH_CLOSE), finishing(), call(filters.UNWATCH_CLOSE), call(filters.CLOSE)]
+    calls = [
+        call(filters.AUTH_LIST),
+        call(filters.SUPPORTS_FEATURE, rpc.number(10)),
+        opening(),
+        preparing(),
+        call(filters.WATCH_CLOSE),
+        finishing(),
+        call(filters.UNWATCH_CLOSE),
+        call(filters.CLOSE),
+    ]
     assert [passed(one, found).procedure for one in calls] == [66, 60, 1, 303, 360, 306, 361, 2]
     assert {passed(one, found).serial for one in calls} == {7}
     for ping in (filters.PING, filters.PONG):
@@ -73,30 +82,48 @@ def test_the_domain_is_this_hosts_own_where_the_guest_ran() -> None:
     assert (told["migrate_uri"], told["migrate_disks"]) == (["tcp://192.0.2.2"], ["vda"])
     root = ElementTree.fromstring(told["destination_xml"][0])
     assert root.find("os/type").get("machine") == "pc-i440fx-7.2"  # type: ignore[union-attr]
-    assert {path.get("file") for path in root.iterfind("devices/disk//source")} == {"/here/disk", "/here/base"}
+    assert {path.get("file") for path in root.iterfind("devices/disk//source")} == {
+        "/here/disk",
+        "/here/base",
+    }
     assert root.find("devices/disk/address").get("slot") == "0x04"  # type: ignore[union-attr]
     assert root.find("devices/interface/address").get("slot") == "0x09"  # type: ignore[union-attr]
     assert len(root.findall("devices/controller[@type='virtio-serial']")) == 1
     assert running_domain.serial_socket(told["destination_xml"][0]) == "/here/tty2"
     assert root.find("metadata")[0].attrib == {  # type: ignore[index]
-        "id": SERVER, "fence": "5", "started": "1795402416", "moving": "5", "resumes": "1"}
+        "id": SERVER,
+        "fence": "5",
+        "started": "1795402416",
+        "moving": "5",
+        "resumes": "1",
+    }
     assert cookie.endswith("</qemu-migration>\0") and "lockstate" not in cookie
-    assert all(part in cookie for part in ("<hostname>h1</hostname>", 'capacity="1073741824"', "qemu64", "xbzrle"))
+    assert all(
+        part in cookie
+        for part in ("<hostname>h1</hostname>", 'capacity="1073741824"', "qemu64", "xbzrle")
+    )
 
 
 def test_storage_that_is_shared_is_not_copied() -> None:
-    told, _, flags = prepared(passed(preparing(flags=FLAGS & ~(1 << 7) | 1 << 9), made(shared=True)))
+    told, _, flags = prepared(
+        passed(preparing(flags=FLAGS & ~(1 << 7) | 1 << 9), made(shared=True))
+    )
     assert "migrate_disks" not in told and flags & 1 << 9
 
 
-def _in(path: str, tag: str, attributes: dict[str, str] | None = None, *below: tuple[str, dict[str, str]]
-        ) -> Callable[[Element], None]:
+def _in(
+    path: str,
+    tag: str,
+    attributes: dict[str, str] | None = None,
+    *below: tuple[str, dict[str, str]],
+) -> Callable[[Element], None]:
     def change(root: Element) -> None:
         parent = root if path == "." else root.find(path)
         assert parent is not None
         one = SubElement(parent, tag, attributes or {})
         for name, more in below:
             SubElement(one, name, more)
+
     return change
 
 
@@ -108,28 +135,49 @@ def _set(path: str, name: str, value: str) -> Callable[[Element], None]:
             found.text = value
         else:
             found.set(name, value)
+
     return change
 
 
 QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}commandline"
 HOSTILE = {
-    "a disk": _in("devices", "disk", {"type": "block", "device": "disk"}, ("source", {"dev": "/dev/sda"}),
-                  ("target", {"dev": "vdz", "bus": "virtio"})),
+    "a disk": _in(
+        "devices",
+        "disk",
+        {"type": "block", "device": "disk"},
+        ("source", {"dev": "/dev/sda"}),
+        ("target", {"dev": "vdz", "bus": "virtio"}),
+    ),
     "another file": _set("devices/disk/source", "file", "/etc/shadow"),
     "another base": _set("devices/disk/backingStore/source", "file", "/dev/sda"),
-    "a device": _in("devices", "hostdev", {"mode": "subsystem", "type": "pci", "managed": "yes"}, ("source", {})),
+    "a device": _in(
+        "devices", "hostdev", {"mode": "subsystem", "type": "pci", "managed": "yes"}, ("source", {})
+    ),
     "an emulator": _in("devices", "emulator"),
     "QEMU's command line": _in(".", QEMU, {}, ("arg", {"value": "-fsdev"})),
-    "a folder": _in("devices", "filesystem", {"type": "mount"}, ("source", {"dir": "/"}), ("target", {"dir": "all"})),
+    "a folder": _in(
+        "devices",
+        "filesystem",
+        {"type": "mount"},
+        ("source", {"dir": "/"}),
+        ("target", {"dir": "all"}),
+    ),
     "a bridge": _set("devices/interface/source", "bridge", "br-other"),
     "a script": _in("devices/interface", "script", {"path": "/bin/sh"}),
     "a console's path": _set("devices/serial/source", "path", "/root/.ssh/tty2"),
     "a console's log": _set("devices/serial/log", "file", "/etc/cron.d/x"),
-    "a screen that listens": _in("devices", "graphics", {"type": "vnc", "port": "5900", "listen": "0.0.0.0"}),
-    "a kernel": _in("os", "kernel"), "a loader": _in("os", "loader", {"readonly": "no"}),
-    "a label": _in(".", "seclabel", {"type": "none"}), "a user's": _in(".", "resource"),
-    "more memory": _set("memory", "text", "9999999"), "more processors": _set("vcpu", "text", "64"),
-    "cells": _in("cpu", "numa", {}, ("cell", {"id": "0", "cpus": "0", "memory": "99", "unit": "GiB"})),
+    "a screen that listens": _in(
+        "devices", "graphics", {"type": "vnc", "port": "5900", "listen": "0.0.0.0"}
+    ),
+    "a kernel": _in("os", "kernel"),
+    "a loader": _in("os", "loader", {"readonly": "no"}),
+    "a label": _in(".", "seclabel", {"type": "none"}),
+    "a user's": _in(".", "resource"),
+    "more memory": _set("memory", "text", "9999999"),
+    "more processors": _set("vcpu", "text", "64"),
+    "cells": _in(
+        "cpu", "numa", {}, ("cell", {"id": "0", "cpus": "0", "memory": "99", "unit": "GiB"})
+    ),
     "sockets": _in("cpu", "topology", {"sockets": "8", "cores": "8", "threads": "1"}),
     "another name": _set("name", "text", "instance-another"),
     "another owner": lambda root: root.find("metadata")[0].set("id", ANOTHER),  # type: ignore[index]
@@ -156,8 +204,12 @@ def test_what_the_destination_says_of_the_processor_stays() -> None:
     cpu = own.find("cpu")
     assert cpu is not None
     SubElement(SubElement(cpu, "numa"), "cell", {"id": "0", "memory": "128"})
-    found = ElementTree.fromstring(domain_of(preparing(), xml=ElementTree.tostring(own, encoding="unicode")))
-    assert [cell.attrib for cell in found.iterfind("cpu/numa/cell")] == [{"id": "0", "memory": "128"}]
+    found = ElementTree.fromstring(
+        domain_of(preparing(), xml=ElementTree.tostring(own, encoding="unicode"))
+    )
+    assert [cell.attrib for cell in found.iterfind("cpu/numa/cell")] == [
+        {"id": "0", "memory": "128"}
+    ]
     assert found.findtext("cpu/model") == "qemu64"
 
 
@@ -183,14 +235,19 @@ def _controllers(count: int) -> bytes:
 
 
 REFUSED = {
-    "another guest": preparing(text(running(ANOTHER))), "no guest": preparing(_without(".", "uuid")),
-    "no domain": preparing(b"<network/>"), "no XML": preparing(b"<domain>"),
+    "another guest": preparing(text(running(ANOTHER))),
+    "no guest": preparing(_without(".", "uuid")),
+    "no domain": preparing(b"<network/>"),
+    "no XML": preparing(b"<domain>"),
     "two domains": preparing(None, ("destination_xml", text(running()))),
     "an entity": preparing(b'<!DOCTYPE d [<!ENTITY e "e">]>' + text(running())),
     "an encoding": preparing(b'<?xml version="1.0"?>' + text(running())),
-    "too much XML": preparing(text(running()).replace(b"</domain>", b" " * (256 << 10) + b"</domain>")),
+    "too much XML": preparing(
+        text(running()).replace(b"</domain>", b" " * (256 << 10) + b"</domain>")
+    ),
     "XML that is too deep": preparing(b"<domain>" * 20000 + b"</domain>" * 20000),
-    "no machine": preparing(_without("os", "type")), "no devices": preparing(_without(".", "devices")),
+    "no machine": preparing(_without("os", "type")),
+    "no devices": preparing(_without(".", "devices")),
     "a machine that is no word": preparing(_with("os/type", "machine", "pc,accel=kvm")),
     "a model that is no word": preparing(_with("cpu/model", "text", "qemu64,+vmx")),
     "an address that is no word": preparing(_with("devices/disk/address", "slot", "0x04,id=x")),
@@ -198,17 +255,26 @@ REFUSED = {
     "a cookie that is none": preparing(cookie="<domain/>"),
     "a cookie with markup": preparing(cookie=COOKIE.replace("h1", "<![CDATA[h1]]>")),
     "a cookie with another's word": preparing(cookie=COOKIE.replace("xbzrle", "a;b")),
-    "a tunnel": preparing(flags=FLAGS | 4), "an offline one": preparing(flags=FLAGS | 1 << 10),
-    "all of the disk": preparing(flags=FLAGS | 1 << 6), "plain text": preparing(flags=FLAGS & ~(1 << 16)),
-    "no disks": preparing(flags=FLAGS & ~(1 << 7)), "an unsafe one": preparing(flags=FLAGS | 1 << 9),
-    "one from a client": preparing(flags=FLAGS & ~2), "one that does not stay": preparing(flags=FLAGS & ~8),
-    "an end without a beginning": finishing(), "a connection that only reads": opening(flags=1),
+    "a tunnel": preparing(flags=FLAGS | 4),
+    "an offline one": preparing(flags=FLAGS | 1 << 10),
+    "all of the disk": preparing(flags=FLAGS | 1 << 6),
+    "plain text": preparing(flags=FLAGS & ~(1 << 16)),
+    "no disks": preparing(flags=FLAGS & ~(1 << 7)),
+    "an unsafe one": preparing(flags=FLAGS | 1 << 9),
+    "one from a client": preparing(flags=FLAGS & ~2),
+    "one that does not stay": preparing(flags=FLAGS & ~8),
+    "an end without a beginning": finishing(),
+    "a connection that only reads": opening(flags=1),
     "a feature that is none": call(filters.SUPPORTS_FEATURE, rpc.number(1 << 31)),
-    "more than a call has": call(filters.CLOSE, b"\0\0\0\0"), "less than a call has": call(filters.OPEN),
-    "another version": call(filters.AUTH_LIST, version=2), "an error": call(filters.AUTH_LIST, status=1),
-    "an answer": call(filters.AUTH_LIST, kind=1), "a stream": call(filters.AUTH_LIST, kind=3),
+    "more than a call has": call(filters.CLOSE, b"\0\0\0\0"),
+    "less than a call has": call(filters.OPEN),
+    "another version": call(filters.AUTH_LIST, version=2),
+    "an error": call(filters.AUTH_LIST, status=1),
+    "an answer": call(filters.AUTH_LIST, kind=1),
+    "a stream": call(filters.AUTH_LIST, kind=3),
     "descriptors": call(filters.AUTH_LIST, kind=4),
-    "the monitor": call(1, params(), program=0x20008087), "administration": call(1, program=0x06900690),
+    "the monitor": call(1, params(), program=0x20008087),
+    "administration": call(1, program=0x06900690),
     "another way to keep alive": call(3, program=KEEPALIVE, kind=MESSAGE),
     "a call that keeps alive": call(1, program=KEEPALIVE),
     "a length that is wrong": call(filters.AUTH_LIST)[:-1] + b"\0\0",
@@ -232,7 +298,10 @@ def test_no_other_procedure_passes() -> None:
 
 
 def test_a_connection_is_about_one_guest() -> None:
-    expected = {SERVER: arrival(), ANOTHER: arrival(server=ANOTHER, xml=described("/here", ANOTHER))}
+    expected = {
+        SERVER: arrival(),
+        ANOTHER: arrival(server=ANOTHER, xml=described("/here", ANOTHER)),
+    }
     found = Filter(expected.get, "qemu:///system")
     found.passed(preparing())
     with pytest.raises(Refused, match="not expected"):
@@ -243,8 +312,11 @@ def test_a_connection_is_about_one_guest() -> None:
 def test_the_end_is_of_the_guest_that_came() -> None:
     found = made()
     found.passed(preparing())
-    cookie = COOKIE.replace("</qemu-migration>", f"<feature name='persistent'/>{described('/theirs')}"
-                            "<statistics><time_elapsed>3921</time_elapsed></statistics></qemu-migration>")
+    cookie = COOKIE.replace(
+        "</qemu-migration>",
+        f"<feature name='persistent'/>{described('/theirs')}"
+        "<statistics><time_elapsed>3921</time_elapsed></statistics></qemu-migration>",
+    )
     reader = Reader(passed(finishing(cookie, cancelled=5), found).body)
     assert reader.strings() == {"destination_name": [f"instance-{SERVER}".encode()]}
     kept = reader.opaque().decode()
@@ -260,9 +332,24 @@ def test_whatever_is_opened_is_the_local_hypervisor() -> None:
 
 
 def test_flags_are_those_of_libvirt() -> None:
-    assert filters.ALWAYS == (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER
-                              | libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE)
-    assert (filters.PAUSED, filters.AUTO_CONVERGE, filters.POST_COPY, filters.WITH_DISKS, filters.UNCHECKED,
-            filters.ENCRYPTED) == (
-        libvirt.VIR_MIGRATE_PAUSED, libvirt.VIR_MIGRATE_AUTO_CONVERGE, libvirt.VIR_MIGRATE_POSTCOPY,
-        libvirt.VIR_MIGRATE_NON_SHARED_INC, libvirt.VIR_MIGRATE_UNSAFE, libvirt.VIR_MIGRATE_TLS)
+    assert filters.ALWAYS == (
+        libvirt.VIR_MIGRATE_LIVE
+        | libvirt.VIR_MIGRATE_PEER2PEER
+        | libvirt.VIR_MIGRATE_PERSIST_DEST
+        | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
+    )
+    assert (
+        filters.PAUSED,
+        filters.AUTO_CONVERGE,
+        filters.POST_COPY,
+        filters.WITH_DISKS,
+        filters.UNCHECKED,
+        filters.ENCRYPTED,
+    ) == (
+        libvirt.VIR_MIGRATE_PAUSED,
+        libvirt.VIR_MIGRATE_AUTO_CONVERGE,
+        libvirt.VIR_MIGRATE_POSTCOPY,
+        libvirt.VIR_MIGRATE_NON_SHARED_INC,
+        libvirt.VIR_MIGRATE_UNSAFE,
+        libvirt.VIR_MIGRATE_TLS,
+    )

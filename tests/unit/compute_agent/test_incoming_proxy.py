@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reaches the local libvirtd through the proxy, for how long, and what becomes of everybody else."""
+"""Who reaches the local libvirtd through the proxy, for how long, and what becomes of everybody
+else."""
+
 from __future__ import annotations
 
 import contextlib
@@ -48,21 +50,35 @@ SHORT, LONG, PATIENT = 0.2, 10.0, 60.0
 
 
 class Rig:
-    """A proxy of a host at 127.0.0.1 that expects a guest from SOURCE, and what others have to show."""
+    """A proxy of a host at 127.0.0.1 that expects a guest from SOURCE, and what others have to
+    show."""
 
     def __init__(self, folder: Path, shown: dict[str, Tls]) -> None:
-        self.source, self.another, self.foreign = shown["source"], shown["another"], shown["foreign"]
+        self.source, self.another, self.foreign = (
+            shown["source"],
+            shown["another"],
+            shown["foreign"],
+        )
         self.local = Local(folder / "libvirt")
         self.found = HERE
         self.records = Records(folder / "arrivals")
-        self.settings = Settings(str(folder / "arrivals"), LOOPBACK, 0, str(folder / "libvirt"), "qemu:///system", "",
-                                 shown["here"])
+        self.settings = Settings(
+            str(folder / "arrivals"),
+            LOOPBACK,
+            0,
+            str(folder / "libvirt"),
+            "qemu:///system",
+            "",
+            shown["here"],
+        )
         self.proxy = self.started()
         self.records.write(arrival())
 
     def started(self, **changed: float) -> Proxy:
         patient = dict.fromkeys(("handshake", "packet", "name"), PATIENT)
-        made = Proxy(self.settings, lambda server: self.found, **{**patient, "look": 0.05, **changed})
+        made = Proxy(
+            self.settings, lambda server: self.found, **{**patient, "look": 0.05, **changed}
+        )
         threading.Thread(target=made.serve, daemon=True).start()
         return made
 
@@ -97,10 +113,15 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
-    """Certificates: of this host, of the source, of another host; and one for the source, of another authority."""
+    """Certificates: of this host, of the source, of another host; and one for the source, of
+    another authority."""
     ours, others = (Authority(tmp_path_factory.mktemp(name)) for name in ("ours", "others"))
-    return {"here": ours.issue("here", LOOPBACK), "source": ours.issue("source", SOURCE),
-            "another": ours.issue("another", OTHER_HOST), "foreign": others.issue("source", SOURCE)}
+    return {
+        "here": ours.issue("here", LOOPBACK),
+        "source": ours.issue("source", SOURCE),
+        "another": ours.issue("another", OTHER_HOST),
+        "foreign": others.issue("source", SOURCE),
+    }
 
 
 @pytest.fixture
@@ -115,7 +136,7 @@ def asked(connection: socket.socket, packet: bytes) -> bytes:
     connection.sendall(packet)
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         read = connection.recv(4096)
-        return read[HEADER.size:] if read else b""
+        return read[HEADER.size :] if read else b""
     return b""
 
 
@@ -130,15 +151,22 @@ def test_the_source_of_an_expected_guest_is_let_in(rig: Rig) -> None:
     with rig.connected() as connection:
         for packet in (call(filters.AUTH_LIST), opening(), preparing()):
             assert asked(connection, packet) == b"answered"
-        assert [packet.procedure for packet in rig.local.heard] == [filters.AUTH_LIST, filters.OPEN, filters.PREPARE]
+        assert [packet.procedure for packet in rig.local.heard] == [
+            filters.AUTH_LIST,
+            filters.OPEN,
+            filters.PREPARE,
+        ]
     assert rig.local.ended.wait(LONG)
     assert rig.proxy.refused == 0
 
 
 @pytest.mark.parametrize("shows", ["nothing", "another host's", "another authority's"])
 def test_nobody_else_is(rig: Rig, shows: str) -> None:
-    shown = {"nothing": Tls("", "", rig.source.ca), "another host's": rig.another,
-             "another authority's": replace(rig.foreign, ca=rig.source.ca)}[shows]
+    shown = {
+        "nothing": Tls("", "", rig.source.ca),
+        "another host's": rig.another,
+        "another authority's": replace(rig.foreign, ca=rig.source.ca),
+    }[shows]
     with pytest.raises((ConnectionError, ssl.SSLError)):
         rig.connected(shown)
     rig.is_refused()
@@ -169,9 +197,15 @@ def test_a_wrong_call_ends_the_connection(rig: Rig) -> None:
     assert rig.local.ended.wait(LONG)
 
 
-@pytest.mark.parametrize("packet", [
-    HEADER.pack(1 << 31, REMOTE, 1, filters.PREPARE, 0, 0, 0), HEADER.pack(filters.MOST + 1, REMOTE, 1, 303, 0, 0, 0),
-    HEADER.pack(filters.MOST_PLAIN + 1, REMOTE, 1, filters.OPEN, 0, 0, 0), HEADER.pack(3, 0, 0, 0, 0, 0, 0)])
+@pytest.mark.parametrize(
+    "packet",
+    [
+        HEADER.pack(1 << 31, REMOTE, 1, filters.PREPARE, 0, 0, 0),
+        HEADER.pack(filters.MOST + 1, REMOTE, 1, 303, 0, 0, 0),
+        HEADER.pack(filters.MOST_PLAIN + 1, REMOTE, 1, filters.OPEN, 0, 0, 0),
+        HEADER.pack(3, 0, 0, 0, 0, 0, 0),
+    ],
+)
 def test_a_packet_that_is_too_long_is_not_read(rig: Rig, packet: bytes) -> None:
     with rig.connected() as connection:
         assert asked(connection, packet) == b""
@@ -200,7 +234,9 @@ def test_too_many_at_once_are_sent_away(rig: Rig) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(proxies.MOST_CONNECTIONS):
             stack.enter_context(rig.plain())
-        await_true(lambda: is_closed(stack.enter_context(rig.plain())), LONG, lambda: "all are taken")
+        await_true(
+            lambda: is_closed(stack.enter_context(rig.plain())), LONG, lambda: "all are taken"
+        )
 
 
 @pytest.mark.parametrize("how", ["removed", "expired", "another fence"])
@@ -252,9 +288,13 @@ def test_without_tls_its_address_says_who_it_is(rig: Rig) -> None:
 
 
 # --- the question ---
-@pytest.mark.parametrize(("found", "answer"), [
-    (HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "speaks otherwise")])
-def test_the_source_is_told_whether_its_guest_has_arrived(rig: Rig, found: bytes, answer: bool | str) -> None:
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "speaks otherwise")],
+)
+def test_the_source_is_told_whether_its_guest_has_arrived(
+    rig: Rig, found: bytes, answer: bool | str
+) -> None:
     rig.found = found
     if isinstance(answer, str):
         with pytest.raises(errors.NoAnswer, match=answer):
@@ -286,7 +326,11 @@ def test_what_is_no_record_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def incoming(tmp_path: Path, port: int) -> Incoming:
-    return Incoming(records.settings(tmp_path, f"qemu+unix:///system?socket={tmp_path}/libvirt", LOOPBACK, port, None))
+    return Incoming(
+        records.settings(
+            tmp_path, f"qemu+unix:///system?socket={tmp_path}/libvirt", LOOPBACK, port, None
+        )
+    )
 
 
 def is_open(port: int) -> bool:
@@ -311,19 +355,31 @@ def test_something_listens_only_while_a_guest_is_expected(tmp_path: Path) -> Non
         assert asked(connection, call(filters.CLOSE)) == b"answered"
         second.withdraw(SERVER)
         second.keep()
-        await_true(lambda: is_closed(connection) and not is_open(port), LONG, lambda: "it still listens")
+        await_true(
+            lambda: is_closed(connection) and not is_open(port), LONG, lambda: "it still listens"
+        )
     assert [packet.procedure for packet in local.heard] == [filters.PREPARE, filters.CLOSE]
     local.close()
 
 
 def test_it_is_started_again_and_ends_with_its_agent(tmp_path: Path) -> None:
     port = free_ports(1)
-    agent = subprocess.Popen([sys.executable, "-c", (
-        "import sys, time; from pathlib import Path; "
-        "from tests.unit.compute_agent.test_incoming_proxy import arrival, incoming; "
-        "one = incoming(Path(sys.argv[1]), int(sys.argv[2])); one.expect(arrival()); one._proxy.kill(); "
-        "one._proxy.wait(); one.keep(); print('kept', flush=True); time.sleep(60)")     # until it is killed
-        , str(tmp_path), str(port)], stdout=subprocess.PIPE, text=True)
+    agent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import sys, time; from pathlib import Path; "
+                "from tests.unit.compute_agent.test_incoming_proxy import arrival, incoming; "
+                "one = incoming(Path(sys.argv[1]), int(sys.argv[2])); one.expect(arrival()); one._proxy.kill(); "
+                "one._proxy.wait(); one.keep(); print('kept', flush=True); time.sleep(60)"
+            ),  # until it is killed
+            str(tmp_path),
+            str(port),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert agent.stdout is not None and agent.stdout.readline() == "kept\n"
     assert is_open(port)
     agent.kill()

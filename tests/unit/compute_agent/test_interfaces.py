@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host makes of a port: which it can plug a guest into, and how long it waits for a bridge."""
+"""What a host makes of a port: which it can plug a guest into, and how long it waits for a
+bridge."""
+
 from __future__ import annotations
 
 import time
@@ -16,8 +18,16 @@ from tests.phases import Phases
 
 PORT = "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b"
 NETWORK = "9b8a7c6d-5e4f-4a3b-8c2d-1e0f9a8b7c6d"
-WIRED = Interface(PORT, NETWORK, "private", "FA:16:3E:00:00:01", vif_type="bridge", bridge="brq-told",
-                  device="tap-told", mtu=1450)
+WIRED = Interface(
+    PORT,
+    NETWORK,
+    "private",
+    "FA:16:3E:00:00:01",
+    vif_type="bridge",
+    bridge="brq-told",
+    device="tap-told",
+    mtu=1450,
+)
 
 
 def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() -> None:
@@ -29,9 +39,15 @@ def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() 
     assert len(plug(untold).bridge) < 16 and len(plug(untold).device) < 16
 
 
-@pytest.mark.parametrize(("kind", "named", "retryable"), [
-    ("", "nothing", False), ("unbound", "unbound", False), ("vhostuser", "vhostuser", False),
-    ("binding_failed", "binding_failed", True)])
+@pytest.mark.parametrize(
+    ("kind", "named", "retryable"),
+    [
+        ("", "nothing", False),
+        ("unbound", "unbound", False),
+        ("vhostuser", "vhostuser", False),
+        ("binding_failed", "binding_failed", True),
+    ],
+)
 def test_what_cannot_be_plugged_is_named(kind: str, named: str, retryable: bool) -> None:
     with pytest.raises(VerbFailed, match=named) as failed:
         plug(replace(WIRED, vif_type=kind))
@@ -45,6 +61,7 @@ def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
         if len(phases) < 2:
             raise no_bridge("brq1")
         return "plugged"
+
     assert when_bridged(VerbContext(phases, lambda: False), work) == "plugged"
     assert phases == ["waiting for the network"] * 2
 
@@ -52,6 +69,7 @@ def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
 def test_the_wait_for_a_bridge_ends() -> None:
     def missing() -> None:
         raise no_bridge("no brq1")
+
     began = time.monotonic()
     with pytest.raises(NoBridge, match="network is not there on this host") as failed:
         when_bridged(QUIET, missing, seconds=0.1)
@@ -64,6 +82,7 @@ def test_the_wait_for_a_bridge_ends() -> None:
 def test_only_a_bridge_is_waited_for() -> None:
     def broken() -> None:
         raise VerbFailed("No such device", retryable=True)
+
     with pytest.raises(VerbFailed, match="No such device"):
         when_bridged(VerbContext(lambda name: pytest.fail("waits"), lambda: False), broken)
 

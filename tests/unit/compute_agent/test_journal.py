@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's journal: what survives a restart, and what is never written."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -40,8 +41,11 @@ def test_the_highest_fence_is_kept() -> None:
 def test_a_guest_that_was_made_off_is_not_said_to_run() -> None:
     """Its host did that. What else was said of it, or of others, is said again."""
     journal = Journal(":memory:")
-    others = (result("b/build/1", server="other"), Result("a/stop/1", "s", 4, "done", {"power_state": 4}),
-              Result("a/snapshot/1", "s", 4, "done", {"size": 1}))
+    others = (
+        result("b/build/1", server="other"),
+        Result("a/stop/1", "s", 4, "done", {"power_state": 4}),
+        Result("a/snapshot/1", "s", 4, "done", {"size": 1}),
+    )
     for one in (result(), *others):
         journal.end(one)
     journal.forget_running("s")
@@ -76,8 +80,10 @@ def test_what_is_older_than_a_week_is_purged_when_it_is_opened(tmp_path: Path) -
         journal.end(result(key, server))
     journal.close()
     with sqlite3.connect(path) as database:
-        for statement in ("UPDATE results SET at = at - ? WHERE key = 'old/build/1'",
-                          "UPDATE fences SET at = at - ? WHERE server = 'gone'"):
+        for statement in (
+            "UPDATE results SET at = at - ? WHERE key = 'old/build/1'",
+            "UPDATE fences SET at = at - ? WHERE server = 'gone'",
+        ):
             database.execute(statement, ((KEEP_DAYS + 1) * 86400,))
     database.close()
     again = Journal(path)
@@ -90,10 +96,18 @@ def test_what_is_older_than_a_week_is_purged_when_it_is_opened(tmp_path: Path) -
 def test_neither_arguments_nor_secrets_are_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "agent.db")
     flavor = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
-    guest = {"server": "s", "fence": 1, "name": "n", "flavor": flavor, "user_data": "SECRET-user-data",
-             "instance": {"admin_pass": "SECRET-password"}}
+    guest = {
+        "server": "s",
+        "fence": 1,
+        "name": "n",
+        "flavor": flavor,
+        "user_data": "SECRET-user-data",
+        "instance": {"admin_pass": "SECRET-password"},
+    }
     tools = verbs.Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
-    ended = verbs.run(journal, tools, Command("a", "build", 1, "s", 1, 1, "ensure_guest", {"guest": guest}))
+    ended = verbs.run(
+        journal, tools, Command("a", "build", 1, "s", 1, 1, "ensure_guest", {"guest": guest})
+    )
     assert ended is not None
     assert ended.status == "done"
     journal.close()
@@ -108,6 +122,7 @@ def test_many_threads_share_it(tmp_path: Path) -> None:
     def write(number: int) -> None:
         for fence in range(10):
             journal.end(result(f"{number}/build/{fence}", f"s{number}", fence))
+
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()

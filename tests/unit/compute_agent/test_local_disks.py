@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks beside a root disk as this machine's programs make them: formatted, whole or absent, and never in place of one
-that is there."""
+"""Disks beside a root disk as this machine's programs make them: formatted, whole or absent, and
+never in place of one that is there."""
+
 from __future__ import annotations
 
 import shutil
@@ -19,12 +20,16 @@ from tests.local_disks import found, is_written, seen, write
 from tests.services import demand
 
 NEEDED = ("qemu-img", "qemu-io", "blkid", "mkfs.ext4", "mkfs.vfat", "mkswap")
-pytestmark = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"one of {', '.join(NEEDED)} is missing")
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, NEEDED)), reason=f"one of {', '.join(NEEDED)} is missing"
+)
 
 
 def spec(*disks: LocalDisk, os_type: str = "linux", **changed: Any) -> GuestSpec:
     image = ImageRef("i", properties={"os_type": os_type} if os_type else {})
-    return GuestSpec(str(uuid.uuid4()), 1, "n", Flavor("1", "m1", 1, 128, 1), image, disks=list(disks), **changed)
+    return GuestSpec(
+        str(uuid.uuid4()), 1, "n", Flavor("1", "m1", 1, 128, 1), image, disks=list(disks), **changed
+    )
 
 
 def ephemeral(kind: str = "", size_mb: int = 1024) -> LocalDisk:
@@ -56,9 +61,12 @@ def test_disk_of_another_file_system_grows_and_stays(tmp_path: Path, kind: str) 
     assert found(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(tmp_path / "ephemeral0")
 
 
-@pytest.mark.parametrize(("os_type", "default", "kind"), [("linux", "", "ext4"), ("", "", "vfat"),
-                                                        ("", "ext3", "ext3")])
-def test_file_system_of_a_disk_that_says_none(tmp_path: Path, os_type: str, default: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("os_type", "default", "kind"), [("linux", "", "ext4"), ("", "", "vfat"), ("", "ext3", "ext3")]
+)
+def test_file_system_of_a_disk_that_says_none(
+    tmp_path: Path, os_type: str, default: str, kind: str
+) -> None:
     LocalDisks(default).make(tmp_path, spec(ephemeral(), os_type=os_type))
     assert found(tmp_path) == {"ephemeral0": (1024, kind)}
 
@@ -72,15 +80,20 @@ def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, hidden: str) -> None:
     monkeypatch.setenv("PATH", str(folder / "bin"))
 
 
-def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide(monkeypatch, tmp_path, "mkfs.ntfs")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
     assert found(tmp_path) == {"ephemeral0": (1024, "vfat")}
 
 
-@pytest.mark.parametrize(("asked", "default"), [("xfs", ""), ("", "xfs"), ("ntfs", ""), ("", "ntfs")])
-def test_file_system_that_was_asked_for_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str,
-                                                        default: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "default"), [("xfs", ""), ("", "xfs"), ("ntfs", ""), ("", "ntfs")]
+)
+def test_file_system_that_was_asked_for_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, default: str
+) -> None:
     kind = asked or default
     hide(monkeypatch, tmp_path, f"mkfs.{kind}")
     with pytest.raises(VerbFailed, match=f"file systems of kind {kind}") as failed:
@@ -91,7 +104,9 @@ def test_file_system_that_was_asked_for_is_not_replaced(tmp_path: Path, monkeypa
 
 def test_program_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="could not make the disk") as failed:
-        LocalDisks().make(tmp_path, spec(LocalDisk("ephemeral0", 1024, "ext2"), LocalDisk("swap", 0, "swap")))
+        LocalDisks().make(
+            tmp_path, spec(LocalDisk("ephemeral0", 1024, "ext2"), LocalDisk("swap", 0, "swap"))
+        )
     assert "mkswap" in failed.value.details and names(tmp_path) == []
 
 
@@ -126,6 +141,8 @@ def test_disk_that_is_not_there_is_made_only_where_it_may_be_new(tmp_path: Path)
 
 
 def test_large_disks_take_next_to_nothing(tmp_path: Path) -> None:
-    LocalDisks().make(tmp_path, spec(ephemeral(size_mb=500 << 10), LocalDisk("swap", 16 << 10, "swap")))
+    LocalDisks().make(
+        tmp_path, spec(ephemeral(size_mb=500 << 10), LocalDisk("swap", 16 << 10, "swap"))
+    )
     taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert taken < 200 << 20

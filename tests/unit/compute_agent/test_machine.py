@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel's files say: uptime's words, the monitor's percents, PCI devices."""
+
 from __future__ import annotations
 
 import re
@@ -32,17 +33,34 @@ def session(kind: int) -> bytes:
     return kind.to_bytes(2, "little").ljust(machine.UTMP_BYTES, b"\0")
 
 
-@pytest.mark.parametrize(("seconds", "said"), [
-    (59, "0 min"), (14 * 60, "14 min"), (3600, " 1:00"), (86399, "23:59"), (86400, "1 day, 0 min"),
-    (2 * 86400 + 3 * 3600 + 14 * 60, "2 days,  3:14")])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (59, "0 min"),
+        (14 * 60, "14 min"),
+        (3600, " 1:00"),
+        (86399, "23:59"),
+        (86400, "1 day, 0 min"),
+        (2 * 86400 + 3 * 3600 + 14 * 60, "2 days,  3:14"),
+    ],
+)
 def test_uptime_reads_as_the_command_prints_it(tmp_path: Path, seconds: int, said: str) -> None:
-    root = write(tmp_path, proc__uptime=f"{seconds}.93 12.00\n", proc__loadavg="0.07 0.11 0.15 1/231 4077\n")
-    assert machine.uptime(NOON, root) == f" 12:03:04 up {said},  0 users,  load average: 0.07, 0.11, 0.15"
+    root = write(
+        tmp_path, proc__uptime=f"{seconds}.93 12.00\n", proc__loadavg="0.07 0.11 0.15 1/231 4077\n"
+    )
+    assert (
+        machine.uptime(NOON, root)
+        == f" 12:03:04 up {said},  0 users,  load average: 0.07, 0.11, 0.15"
+    )
 
 
 def test_uptime_counts_who_is_there(tmp_path: Path) -> None:
-    root = write(tmp_path, proc__uptime="60 1", proc__loadavg="0 0 0 1/1 1",
-                 run__utmp=session(2) + session(7) + session(8) + b"cut off")
+    root = write(
+        tmp_path,
+        proc__uptime="60 1",
+        proc__loadavg="0 0 0 1/1 1",
+        run__utmp=session(2) + session(7) + session(8) + b"cut off",
+    )
     assert ",  1 user,  load" in machine.uptime(NOON, root)
 
 
@@ -54,36 +72,53 @@ def test_clients_understand_this_machine_s_uptime() -> None:
 def test_the_command_says_the_same() -> None:
     def lasting(said: str) -> str:
         return re.split(r",\s+\d+ user", said.split(" up ")[1])[0].strip()
+
     before = machine.uptime(NOON)
     theirs = subprocess.run(["uptime"], capture_output=True, text=True, check=True).stdout
     assert lasting(theirs) in {lasting(before), lasting(machine.uptime(NOON))}
 
 
 def test_monitor_tells_what_was_done_since_it_was_last_asked(tmp_path: Path) -> None:
-    root = write(tmp_path, proc__stat="cpu  100 0 50 800 50 0 0 0 9 9\ncpu0 1\n",
-                 proc__cpuinfo="processor\t: 0\ncpu MHz\t\t: 2000.5\n\nprocessor\t: 1\ncpu MHz\t\t: 3000.5\n")
+    root = write(
+        tmp_path,
+        proc__stat="cpu  100 0 50 800 50 0 0 0 9 9\ncpu0 1\n",
+        proc__cpuinfo="processor\t: 0\ncpu MHz\t\t: 2000.5\n\nprocessor\t: 1\ncpu MHz\t\t: 3000.5\n",
+    )
     monitor = machine.Monitor(root)
     assert monitor.read()["cpu.idle.percent"] == 80.0
     write(tmp_path, proc__stat="cpu  110 10 60 840 60 5 5 10 9 9\n")
-    assert monitor.read() == {"cpu.user.percent": 20.0, "cpu.kernel.percent": 20.0, "cpu.idle.percent": 40.0,
-                              "cpu.iowait.percent": 10.0, "cpu.percent": 50.0, "cpu.frequency": 2500.5}
+    assert monitor.read() == {
+        "cpu.user.percent": 20.0,
+        "cpu.kernel.percent": 20.0,
+        "cpu.idle.percent": 40.0,
+        "cpu.iowait.percent": 10.0,
+        "cpu.percent": 50.0,
+        "cpu.frequency": 2500.5,
+    }
     assert monitor.read()["cpu.percent"] == 0.0
 
 
 def test_monitor_reads_this_machine() -> None:
     told = machine.Monitor().read()
     assert 0 <= told["cpu.percent"] <= 100
-    assert sum(told[f"cpu.{name}.percent"] for name in ("user", "kernel", "idle", "iowait")) <= 100.1
+    assert (
+        sum(told[f"cpu.{name}.percent"] for name in ("user", "kernel", "idle", "iowait")) <= 100.1
+    )
 
 
 def test_devices_are_what_the_kernel_says_of_their_addresses(tmp_path: Path) -> None:
-    for address, product, numa_node in (("0000:81:00.1", "0x1521", "1\n"), ("0000:00:02.0", "0x00ab", "")):
+    for address, product, numa_node in (
+        ("0000:81:00.1", "0x1521", "1\n"),
+        ("0000:00:02.0", "0x00ab", ""),
+    ):
         folder = f"sys__bus__pci__devices__{address}__"
         write(tmp_path, **{f"{folder}vendor": "0x8086\n", f"{folder}device": f"{product}\n"})
         if numa_node:
             write(tmp_path, **{f"{folder}numa_node": numa_node})
     assert machine.devices(["0000:81:00.1", "0000:00:02.0"], tmp_path) == [
-        Device("0000:00:02.0", "8086", "00ab", -1), Device("0000:81:00.1", "8086", "1521", 1)]
+        Device("0000:00:02.0", "8086", "00ab", -1),
+        Device("0000:81:00.1", "8086", "1521", 1),
+    ]
 
 
 @pytest.mark.parametrize("address", ["81:00.1", "../../etc", "0000:81:00.9", "0000:ff:1f.7"])

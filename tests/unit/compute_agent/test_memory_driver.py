@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only the hypervisor in memory can do: follow a script, outlive its process, stop by itself."""
+"""What only the hypervisor in memory can do: follow a script, outlive its process, stop by
+itself."""
+
 from __future__ import annotations
 
 import threading
@@ -28,13 +30,19 @@ def boot(driver: MemoryDriver, fence: int = 1) -> DomainState:
 
 
 def test_script_fails_one_call_and_leaves_nothing() -> None:
-    driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]}))
+    driver = MemoryDriver(
+        MemoryHost(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]})
+    )
     with pytest.raises(VerbFailed, match="disk is full") as caught:
         boot(driver)
     assert caught.value.retryable
     assert driver.domains() == []
     assert boot(driver) == DomainState(SERVER, RUNNING, 1)
-    assert list(driver.host.calls) == [("ensure_guest", SERVER), ("domains", ""), ("ensure_guest", SERVER)]
+    assert list(driver.host.calls) == [
+        ("ensure_guest", SERVER),
+        ("domains", ""),
+        ("ensure_guest", SERVER),
+    ]
 
 
 def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
@@ -43,7 +51,9 @@ def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
     threading.Timer(0.05, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        driver.ensure_guest(spec(), lambda image: iter(()), VerbContext(lambda name: None, cancelled.is_set))
+        driver.ensure_guest(
+            spec(), lambda image: iter(()), VerbContext(lambda name: None, cancelled.is_set)
+        )
     assert time.monotonic() - began < 5
     assert driver.domains() == []
 
@@ -51,8 +61,11 @@ def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
 def test_slow_after_the_effect_has_the_effect() -> None:
     driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Slow(60, after=True)]}))
     with pytest.raises(Cancelled):
-        driver.ensure_guest(spec(), lambda image: iter(()),
-                            VerbContext(lambda name: None, lambda: bool(driver.host.guests)))
+        driver.ensure_guest(
+            spec(),
+            lambda image: iter(()),
+            VerbContext(lambda name: None, lambda: bool(driver.host.guests)),
+        )
     assert driver.domains() == [DomainState(SERVER, RUNNING, 1)]
 
 
@@ -68,8 +81,15 @@ def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None
 
 def test_interfaces_outlive_the_process_too(tmp_path) -> None:
     first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
-    nics = [Interface(f"port-{number}", mac=f"fa:16:3e:00:00:0{number}", vif_type="bridge",
-                      addresses=[{"address": "10.0.0.5"}]) for number in range(3)]
+    nics = [
+        Interface(
+            f"port-{number}",
+            mac=f"fa:16:3e:00:00:0{number}",
+            vif_type="bridge",
+            addresses=[{"address": "10.0.0.5"}],
+        )
+        for number in range(3)
+    ]
     first.ensure_guest(replace(spec(), interfaces=nics[:2]), lambda image: iter(()), QUIET)
     first.attach_interface(SERVER, 2, nics[2], QUIET)
     first.detach_interface(SERVER, 3, nics[0], QUIET)
@@ -123,10 +143,14 @@ def test_disk_of_a_snapshot_has_the_files_that_the_guest_wrote(tmp_path) -> None
     boot(driver)
     driver.host.write_file(SERVER, "canary", "sings")
     stored: list[bytes] = []
-    assert driver.snapshot(SERVER, 2, lambda chunks: stored.extend(chunks), QUIET) == len(b"".join(stored))
+    assert driver.snapshot(SERVER, 2, lambda chunks: stored.extend(chunks), QUIET) == len(
+        b"".join(stored)
+    )
     again = replace(spec(str(uuid.UUID(int=2))), image=ImageRef("copy"))
     driver.ensure_guest(again, lambda image: iter(stored), QUIET)
-    assert MemoryHost(state_file=tmp_path / "host.json").guests[again.server].disk == {"canary": "sings"}
+    assert MemoryHost(state_file=tmp_path / "host.json").guests[again.server].disk == {
+        "canary": "sings"
+    }
     assert read_disk(b"another image") == {}
 
 

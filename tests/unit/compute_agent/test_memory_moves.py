@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in memory of several processes: a running guest goes from one to the other, whichever is killed in between."""
+"""Hosts in memory of several processes: a running guest goes from one to the other, whichever is
+killed in between."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -37,7 +39,9 @@ class Processes:
         self.source.ensure_guest(SPEC, lambda image: iter(()), QUIET)
         self.source.host.write_memory("s", "counter", "41")
         self.source.host.write_file("s", "canary", "sings")
-        self.to = self.destination.prepare_incoming(THERE, Nothing(), False, {}, lambda image: iter(()), QUIET)
+        self.to = self.destination.prepare_incoming(
+            THERE, Nothing(), False, {}, lambda image: iter(()), QUIET
+        )
 
     def started(self, name: str) -> MemoryDriver:
         driver = MemoryDriver(MemoryHost(name, state_file=self._folder / name / "guests"))
@@ -51,7 +55,11 @@ class Processes:
         assert self.source.domains() == []
         assert self.destination.finish_incoming(THERE, QUIET) == DomainState("s", RUNNING, 2)
         guest = self.destination.host.guests["s"]
-        assert (guest.memory, guest.disk, guest.boots) == ({"counter": "41"}, {"canary": "sings"}, 1)
+        assert (guest.memory, guest.disk, guest.boots) == (
+            {"counter": "41"},
+            {"canary": "sings"},
+            1,
+        )
         assert list(self.destination.host.incoming) == []
 
 
@@ -68,7 +76,9 @@ def test_a_running_guest_goes_to_a_host_of_another_process(processes: Processes)
     processes.is_there()
 
 
-def test_the_destination_may_be_killed_before_and_after_the_guest_came(processes: Processes) -> None:
+def test_the_destination_may_be_killed_before_and_after_the_guest_came(
+    processes: Processes,
+) -> None:
     processes.destination = processes.started("h2")
     processes.migrate()
     processes.destination = processes.started("h2")
@@ -77,10 +87,12 @@ def test_the_destination_may_be_killed_before_and_after_the_guest_came(processes
     processes.is_there()
 
 
-def test_a_source_that_was_killed_when_it_had_let_go_delivers_the_guest(processes: Processes) -> None:
+def test_a_source_that_was_killed_when_it_had_let_go_delivers_the_guest(
+    processes: Processes,
+) -> None:
     processes.source.ensure_paused("s", 1, QUIET)
     processes.migrate()
-    processes.destination.host.incoming["s"] = EMPTY             # as if it had not got that far
+    processes.destination.host.incoming["s"] = EMPTY  # as if it had not got that far
     assert processes.destination.domains() == []
     processes.source = processes.started("h1")
     assert processes.source.domains() == []
@@ -88,7 +100,9 @@ def test_a_source_that_was_killed_when_it_had_let_go_delivers_the_guest(processe
     assert processes.destination.finish_incoming(THERE, QUIET) == DomainState("s", PAUSED, 2)
 
 
-def test_a_guest_that_was_let_go_of_waits_for_a_destination_that_is_away(processes: Processes, tmp_path: Path) -> None:
+def test_a_guest_that_was_let_go_of_waits_for_a_destination_that_is_away(
+    processes: Processes, tmp_path: Path
+) -> None:
     processes.migrate()
     processes.destination.host.incoming["s"] = EMPTY
     (tmp_path / "h2").rename(tmp_path / "unplugged")
@@ -111,10 +125,15 @@ def test_a_host_that_is_gone_or_not_prepared_gets_nothing(processes: Processes) 
         processes.destination.finish_incoming(THERE, QUIET)
 
 
-def test_hosts_tell_what_storage_they_have_and_where_they_are_reached(processes: Processes, tmp_path: Path) -> None:
+def test_hosts_tell_what_storage_they_have_and_where_they_are_reached(
+    processes: Processes, tmp_path: Path
+) -> None:
     own, again = processes.source.inventory().facts, processes.started("h1").inventory().facts
     assert own == again, "over a restart too"
     assert own["migration"] == {"uri": processes.source.host.uri, "address": "h1"}
     assert own["storage"] != processes.destination.inventory().facts["storage"]
-    shared = [MemoryDriver(MemoryHost(name, storage="shelf")).inventory().facts["storage"] for name in ("h3", "h4")]
+    shared = [
+        MemoryDriver(MemoryHost(name, storage="shelf")).inventory().facts["storage"]
+        for name in ("h3", "h4")
+    ]
     assert shared == ["shelf", "shelf"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's rules for servers that move: how many leave at a time, what is requested of them, what must be off
-first."""
+"""The agent's rules for servers that move: how many leave at a time, what is requested of them,
+what must be off first."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,9 +19,19 @@ def moving(action: str) -> Command:
     return Command(action, "migrate", 1, action, 1, 5, "live_migrate")
 
 
-def steer(action: str, requested_control: str, of: str = "a", session: int = 5, fence: int = 1) -> Command:
-    return Command(action, "steer", 1, of, fence, session, "steer",
-                   {"key": f"{of}/migrate/1", "wish": requested_control})
+def steer(
+    action: str, requested_control: str, of: str = "a", session: int = 5, fence: int = 1
+) -> Command:
+    return Command(
+        action,
+        "steer",
+        1,
+        of,
+        fence,
+        session,
+        "steer",
+        {"key": f"{of}/migrate/1", "wish": requested_control},
+    )
 
 
 @pytest.fixture
@@ -43,7 +54,11 @@ def test_one_live_migration_at_a_time_and_the_others_say_that_they_wait(rig: Rig
     first = begun(rig)
     first.progress = CommandProgress(CommandPhase.MIGRATING)
     assert taken(rig.agent) == ["stop"]
-    assert rig.exchange().phases == {"a/migrate/1": "migrating", "b/migrate/1": "queued", "stop/step/1": "queued"}
+    assert rig.exchange().phases == {
+        "a/migrate/1": "migrating",
+        "b/migrate/1": "queued",
+        "stop/step/1": "queued",
+    }
     rig.finish(first)
     assert taken(rig.agent) == ["b"]
 
@@ -111,10 +126,14 @@ def test_a_wish_passes_the_same_checks_as_any_command(rig: Rig) -> None:
     work = begun(rig)
     rig.agent.accept([steer("old", "abort", fence=2), steer("other", "abort", session=4, fence=3)])
     assert work.requested is None
-    assert {key: result.status for key, result in results(rig).items()} == {"old/steer/1": "refused"}
+    assert {key: result.status for key, result in results(rig).items()} == {
+        "old/steer/1": "refused"
+    }
 
 
-def test_a_migration_that_an_agent_had_begun_before_it_died_is_looked_after_and_not_called_off(tmp_path: Path) -> None:
+def test_a_migration_that_an_agent_had_begun_before_it_died_is_looked_after_and_not_called_off(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path / "agent.db")
     journal.begin("b/migrate/1")
     rig = Rig(journal)
@@ -123,14 +142,27 @@ def test_a_migration_that_an_agent_had_begun_before_it_died_is_looked_after_and_
     rig.agent.accept([steer("stop", "abort", of="b")])
     assert set(results(rig)) == {"stop/steer/1"}, "nobody knows yet where the guest is"
     joined = begun(rig)
-    assert (first.command.action, joined.command.action, joined.requested) == ("a", "b", Control.ABORT)
+    assert (first.command.action, joined.command.action, joined.requested) == (
+        "a",
+        "b",
+        Control.ABORT,
+    )
     journal.close()
 
 
 def test_nothing_is_started_before_what_must_not_run_is_off(rig: Rig) -> None:
-    rig.exchange(SyncAnswer(6, stop=["x", "y"], commands=[
-        command("start", "s", session=6), command("end", "t", session=6, verb="ensure_stopped"),
-        command("look", "x", session=6, verb="offer")]), registration=True)
+    rig.exchange(
+        SyncAnswer(
+            6,
+            stop=["x", "y"],
+            commands=[
+                command("start", "s", session=6),
+                command("end", "t", session=6, verb="ensure_stopped"),
+                command("look", "x", session=6, verb="offer"),
+            ],
+        ),
+        registration=True,
+    )
     stops = {rig.agent.take_stop(), rig.agent.take_stop()}
     assert stops == {"x", "y"}
     assert rig.agent.take_stop() is None

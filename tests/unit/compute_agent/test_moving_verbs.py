@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of servers that move, from one host in memory to another, as commands with their arguments."""
+"""The verbs of servers that move, from one host in memory to another, as commands with their
+arguments."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,7 +16,15 @@ from common.wire import to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, Tools, Verb
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, Part, Peer, VerbContext
+from compute_agent.virt.driver import (
+    PAUSED,
+    RUNNING,
+    SHUTDOWN,
+    ImageReader,
+    Part,
+    Peer,
+    VerbContext,
+)
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import QUIET, Slow
@@ -45,17 +55,31 @@ class Pair:
     def __init__(self, storage: str = "") -> None:
         self.journal, self.told = Journal(":memory:"), [{}]
         self.requested: Control | None = None
-        self.source, self.destination = (MemoryDriver(MemoryHost(name, storage=storage)) for name in ("h1", "h2"))
+        self.source, self.destination = (
+            MemoryDriver(MemoryHost(name, storage=storage)) for name in ("h1", "h2")
+        )
         self.source.ensure_guest(guest(), lambda image: iter(()), QUIET)
         self.source.host.write_file("s", "canary", "sings")
 
     def run(self, driver: MemoryDriver, verb: str, fence: int = 2, **args: Any) -> Any:
-        run = VerbContext(lambda name: None, lambda: False, lambda: self.requested,
-                          lambda numbers: self.told.append(dict(numbers)))
-        tools = Tools(driver, lambda image: iter(()), lambda image: list, run,
-                      lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret))
-        return verbs.run(self.journal, tools, Command("a", f"{verb}-{fence}-{driver.host.name}", 1, "s", fence, 1, verb,
-                                                      args))
+        run = VerbContext(
+            lambda name: None,
+            lambda: False,
+            lambda: self.requested,
+            lambda numbers: self.told.append(dict(numbers)),
+        )
+        tools = Tools(
+            driver,
+            lambda image: iter(()),
+            lambda image: list,
+            run,
+            lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret),
+        )
+        return verbs.run(
+            self.journal,
+            tools,
+            Command("a", f"{verb}-{fence}-{driver.host.name}", 1, "s", fence, 1, verb, args),
+        )
 
     def offered(self) -> None:
         self.source.ensure_stopped("s", 2, 0, QUIET)
@@ -71,7 +95,9 @@ def test_a_guest_moves_while_it_is_off_and_grows() -> None:
     pair = Pair()
     spec = to_wire(guest(2, LARGE))
     source = {"secret": "open sesame", "from": "h1:1"}
-    assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "failed", "nothing is offered yet"
+    assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "failed", (
+        "nothing is offered yet"
+    )
     pair.offered()
     assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "done"
     received = pair.run(pair.destination, "receive", guest=spec, **source)
@@ -90,7 +116,9 @@ def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
     spec = to_wire(guest(2))
     found = pair.run(pair.destination, "receive", guest=spec, secret="", **{"from": None})
     assert (found.status, found.data) == ("done", {"bytes": 0})
-    assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {"power_state": SHUTDOWN}
+    assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {
+        "power_state": SHUTDOWN
+    }
     assert pair.run(pair.source, "ensure_absent", keep_files=True).status == "done"
     assert pair.source.domains() == []
     assert pair.destination.host.guests["s"].disk == {"canary": "sings"}
@@ -101,7 +129,16 @@ def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
 
 def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
     pair = Pair()
-    command = Command("a", "copy", 1, "s", 2, 1, "receive", {"guest": to_wire(guest(2)), "from": "h1:1", "secret": ""})
+    command = Command(
+        "a",
+        "copy",
+        1,
+        "s",
+        2,
+        1,
+        "receive",
+        {"guest": to_wire(guest(2)), "from": "h1:1", "secret": ""},
+    )
     tools = Tools(pair.destination, lambda image: iter(()), lambda image: list, QUIET)
     assert verbs.run(pair.journal, tools, command) is None, "no peer was given: it is tried again"
 
@@ -109,7 +146,9 @@ def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
 def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
     pair = Pair()
     pair.offered()
-    refused = pair.run(pair.destination, "receive", guest=to_wire(guest(2)), secret="guess", **{"from": "h1:1"})
+    refused = pair.run(
+        pair.destination, "receive", guest=to_wire(guest(2)), secret="guess", **{"from": "h1:1"}
+    )
     assert refused.status == "failed" and "guess" not in repr(refused)
     assert pair.destination.host.files == {}
 
@@ -123,7 +162,10 @@ def test_a_guest_is_resized_where_it_is_and_back() -> None:
         assert (done.status, done.data) == ("done", {"power_state": RUNNING})
     assert pair.source.host.guests["s"].vcpus == 2
     refused = pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True, resized=3)
-    assert (refused.status, refused.error) == ("failed", "The server runs; stop it before it is resized.")
+    assert (refused.status, refused.error) == (
+        "failed",
+        "The server runs; stop it before it is resized.",
+    )
     pair.source.ensure_stopped("s", 5, 0, QUIET)
     back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True, resized=3)
     assert (back.status, back.data) == ("done", {"power_state": SHUTDOWN})
@@ -137,39 +179,85 @@ def test_a_guest_moves_while_it_runs(state: int) -> None:
     if state == PAUSED:
         pair.source.ensure_paused("s", 1, QUIET)
     assert pair.live("offer", secret="open sesame").status == "done"
-    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"})
+    to = pair.live(
+        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
+    )
     assert to.data == {"uri": pair.destination.host.uri, "address": "h2"}
     gone = pair.live("live_migrate", to=to.data, shared=False)
     assert gone.status == "done" and gone.data["bytes"] > 64 << 20 and gone.data["job_seconds"] < 5
     assert pair.source.domains() == []
     assert pair.live("arrived").data == {"power_state": state}
     moved = pair.destination.host.guests["s"]
-    assert (moved.memory, moved.disk, moved.boots, moved.fence) == ({"counter": "41"}, {"canary": "sings"}, 1, 2)
+    assert (moved.memory, moved.disk, moved.boots, moved.fence) == (
+        {"counter": "41"},
+        {"canary": "sings"},
+        1,
+        2,
+    )
     assert pair.told[-1]["memory_remaining"] == 0 < pair.told[-1]["memory_processed"]
 
 
 class Destination(MemoryDriver):
     """It keeps from where guests may come."""
 
-    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        run: VerbContext, source: str = "") -> dict[str, Any]:
+    def prepare_incoming(
+        self,
+        spec: GuestSpec,
+        peer: Peer,
+        shared: bool,
+        cpu: dict[str, Any],
+        read_image: ImageReader,
+        run: VerbContext,
+        source: str = "",
+    ) -> dict[str, Any]:
         return {"source": source}
 
 
-@pytest.mark.parametrize(("transfer", "source"), [
-    ("192.0.2.1:16599", "192.0.2.1"), ("[2001:db8::1]:16599", "2001:db8::1"), ("h1.example:16599", "h1.example")])
+@pytest.mark.parametrize(
+    ("transfer", "source"),
+    [
+        ("192.0.2.1:16599", "192.0.2.1"),
+        ("[2001:db8::1]:16599", "2001:db8::1"),
+        ("h1.example:16599", "h1.example"),
+    ],
+)
 def test_a_guest_comes_from_the_host_that_has_its_files(transfer: str, source: str) -> None:
-    nothing = Tools(Destination("h2"), lambda image: iter(()), lambda image: list, QUIET,
-                    lambda address, server, secret: Reader(MemoryDriver(MemoryHost("h1")), server, secret))
-    result = verbs.run(Journal(":memory:"), nothing, Command("a", "prepare", 1, "s", 2, 1, "prepare_arrival", {
-        "guest": to_wire(guest(2)), "from": transfer, "secret": "open sesame", "shared": True, "cpu": {}}))
+    nothing = Tools(
+        Destination("h2"),
+        lambda image: iter(()),
+        lambda image: list,
+        QUIET,
+        lambda address, server, secret: Reader(MemoryDriver(MemoryHost("h1")), server, secret),
+    )
+    result = verbs.run(
+        Journal(":memory:"),
+        nothing,
+        Command(
+            "a",
+            "prepare",
+            1,
+            "s",
+            2,
+            1,
+            "prepare_arrival",
+            {
+                "guest": to_wire(guest(2)),
+                "from": transfer,
+                "secret": "open sesame",
+                "shared": True,
+                "cpu": {},
+            },
+        ),
+    )
     assert result is not None and result.data == {"source": source}
 
 
 def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
-    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
+    to = pair.live(
+        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
+    ).data
     pair.requested, pair.source.host.script["live_migrate"] = Control.ABORT, [Slow(60)]
     ended = pair.live("live_migrate", to=to, shared=False)
     assert (ended.status, ended.reason, ended.retryable) == ("failed", FailureReason.ABORTED, False)
@@ -180,7 +268,9 @@ def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> N
 def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
-    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
+    to = pair.live(
+        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
+    ).data
     pair.requested, pair.source.host.script["live_migrate"] = Control.COMPLETE, [Slow(60)]
     assert pair.live("live_migrate", to=to, shared=False).status == "done"
 
@@ -188,16 +278,30 @@ def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
 def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
     def die(tools: Tools, command: Command) -> None:
         raise errors.Unavailable("the hypervisor is away")
+
     journal = Journal(":memory:")
     command = Command("a", "migrate", 1, "s", 2, 1, "live_migrate")
     tools = Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
     for _ in range(2):
-        assert verbs.run(journal, tools, command, table={"live_migrate": Verb(die, VerbFacts(migrates=True))}) is None
+        assert (
+            verbs.run(
+                journal, tools, command, table={"live_migrate": Verb(die, VerbFacts(migrates=True))}
+            )
+            is None
+        )
         assert journal.has_begun(command.key) and journal.find(command.key) is None
 
 
 def test_what_lets_a_running_guest_go_says_so() -> None:
     assert {name for name, verb in VERBS.items() if verb.facts.migrates} == {"live_migrate"}
     assert {name for name, verb in VERBS.items() if verb.facts.copies} == {
-        "ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "prepare_arrival",
-        "live_migrate", "resize_here"}
+        "ensure_guest",
+        "rebuild",
+        "rescue",
+        "snapshot",
+        "prepare",
+        "receive",
+        "prepare_arrival",
+        "live_migrate",
+        "resize_here",
+    }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images fetched ahead: one after the other, each told of, none fetched twice; and how many are fetched at a time."""
+"""Images fetched ahead: one after the other, each told of, none fetched twice; and how many are
+fetched at a time."""
+
 from __future__ import annotations
 
 import queue
@@ -23,7 +25,8 @@ IMAGES = [ImageRef("one"), ImageRef("two")]
 
 
 class Rig:
-    """A host whose downloads wait at a gate, if there is one; ``told`` hears what became of the images."""
+    """A host whose downloads wait at a gate, if there is one; ``told`` hears what became of the
+    images."""
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.driver = MemoryDriver(MemoryHost(read_images=True))
@@ -64,14 +67,22 @@ def test_each_is_fetched_and_told(rig: Rig) -> None:
     assert rig.reads == [("token", "one"), ("token", "two")]
 
 
-@pytest.mark.parametrize("problem", [Fail("The host has no space."), errors.NotFound("No image."), ValueError("bug")])
-def test_why_one_is_not_there_is_told_and_the_others_go_on(rig: Rig, problem: Exception | Fail) -> None:
+@pytest.mark.parametrize(
+    "problem", [Fail("The host has no space."), errors.NotFound("No image."), ValueError("bug")]
+)
+def test_why_one_is_not_there_is_told_and_the_others_go_on(
+    rig: Rig, problem: Exception | Fail
+) -> None:
     if isinstance(problem, Fail):
         rig.driver.host.script["ensure_image"] = [problem]
         said = problem.text
     else:
         rig.problems["one"] = problem
-        said = "The host failed unexpectedly; its log says more." if isinstance(problem, ValueError) else str(problem)
+        said = (
+            "The host failed unexpectedly; its log says more."
+            if isinstance(problem, ValueError)
+            else str(problem)
+        )
     rig.prefetch.add(IMAGES, ACCESS)
     assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", said), ("two", "")]
 

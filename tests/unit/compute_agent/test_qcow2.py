@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The header of a qcow2 file, and what a hostile one meets."""
+
 from __future__ import annotations
 
 import os
@@ -13,17 +14,48 @@ import pytest
 from compute_agent.virt.libvirt import qcow2
 
 GIB = 1 << 30
-needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
+needs_qemu_img = pytest.mark.skipif(
+    shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed"
+)
 
 
-def header(*, magic: bytes = b"QFI\xfb", version: int = 3, name: bytes = b"", name_at: int | None = None,
-           name_length: int | None = None, cluster_bits: int = 16, size: int = GIB, encryption: int = 0,
-           features: int = 0, length: int = 104, extensions: bytes = bytes(8)) -> bytes:
+def header(
+    *,
+    magic: bytes = b"QFI\xfb",
+    version: int = 3,
+    name: bytes = b"",
+    name_at: int | None = None,
+    name_length: int | None = None,
+    cluster_bits: int = 16,
+    size: int = GIB,
+    encryption: int = 0,
+    features: int = 0,
+    length: int = 104,
+    extensions: bytes = bytes(8),
+) -> bytes:
     """A header with extensions behind it, and the backing file's name behind them."""
     at = (length + len(extensions)) if name_at is None else name_at
-    fixed = struct.pack(">4sIQIIQIIQQIIQQQQII", magic, version, at if name or name_at else 0,
-                        len(name) if name_length is None else name_length, cluster_bits, size, encryption, 1, 196608,
-                        65536, 1, 0, 0, features, 0, 0, 4, length)
+    fixed = struct.pack(
+        ">4sIQIIQIIQQIIQQQQII",
+        magic,
+        version,
+        at if name or name_at else 0,
+        len(name) if name_length is None else name_length,
+        cluster_bits,
+        size,
+        encryption,
+        1,
+        196608,
+        65536,
+        1,
+        0,
+        0,
+        features,
+        0,
+        0,
+        4,
+        length,
+    )
     return (fixed[:length].ljust(length, b"\0") + extensions + name).ljust(1 << 16, b"\0")
 
 
@@ -38,91 +70,171 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 @needs_qemu_img
-@pytest.mark.parametrize("options", [[], ["-o", "compat=0.10"], ["-o", "extended_l2=on,cluster_size=128k"],
-                                     ["-o", "compression_type=zstd"], ["-o", "lazy_refcounts=on"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["-o", "compat=0.10"],
+        ["-o", "extended_l2=on,cluster_size=128k"],
+        ["-o", "compression_type=zstd"],
+        ["-o", "lazy_refcounts=on"],
+    ],
+)
 @pytest.mark.parametrize("base", ["", "raw", "qcow2"])
-def test_what_qemu_img_writes_is_read_as_it_is(tmp_path: Path, options: list[str], base: str) -> None:
+def test_what_qemu_img_writes_is_read_as_it_is(
+    tmp_path: Path, options: list[str], base: str
+) -> None:
     path, named = tmp_path / "disk", ["-u", "-b", "/somewhere/base", "-F", base] if base else []
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, *named, path, str(3 * GIB)], check=True)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", *options, *named, path, str(3 * GIB)],
+        check=True,
+    )
     assert qcow2.read(path) == qcow2.Qcow2Header(3 * GIB, "/somewhere/base" if base else "", base)
 
 
 def test_made_by_hand_it_is_read_too(tmp_path: Path) -> None:
-    told = extension(0x6803f857, bytes(16)) + extension(0xE2792ACA, b"raw") + bytes(8)
+    told = extension(0x6803F857, bytes(16)) + extension(0xE2792ACA, b"raw") + bytes(8)
     made = written(tmp_path, header(name=b"/a/base", extensions=told))
     assert qcow2.read(made) == qcow2.Qcow2Header(GIB, "/a/base", "raw")
     assert qcow2.read(written(tmp_path, header(version=2, length=72))) == qcow2.Qcow2Header(GIB)
 
 
-@pytest.mark.parametrize(("made", "reason"), [
-    (b"", "ends within"), (header()[:100], "ends within"), (header(magic=b"QFI\0"), "not qcow2"),
-    (b"just bytes" * 100, "not qcow2"), (header(version=4), "not qcow2"), (header(cluster_bits=63), "not qcow2"),
-    (header(encryption=2), "encrypted"), (header(features=1 << 1), "features"), (header(features=1 << 2), "features"),
-    (header(features=1 << 40), "features"), (header(length=96), "bytes long"),
-    (header(name_at=1 << 40, name_length=5), "not in its header"),
-    (header(name_at=8, name_length=5), "not in its header"),
-    (header(name=b"x" * 2000), "not in its header"), (header(name_at=65530, name_length=100), "cut off"),
-    (header(name=b"/a/base\0/etc/passwd"), "cut off"), (header(name_at=4096, name_length=0), "not in its header"),
-    (header(extensions=extension(0x44415441, b"/etc/shadow") + bytes(8)), "another file"),
-    (header(name=b"/a", extensions=extension(0xE2792ACA, b"raw") * 2), "cannot be read"),
-    (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "cannot be read")])
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (b"", "ends within"),
+        (header()[:100], "ends within"),
+        (header(magic=b"QFI\0"), "not qcow2"),
+        (b"just bytes" * 100, "not qcow2"),
+        (header(version=4), "not qcow2"),
+        (header(cluster_bits=63), "not qcow2"),
+        (header(encryption=2), "encrypted"),
+        (header(features=1 << 1), "features"),
+        (header(features=1 << 2), "features"),
+        (header(features=1 << 40), "features"),
+        (header(length=96), "bytes long"),
+        (header(name_at=1 << 40, name_length=5), "not in its header"),
+        (header(name_at=8, name_length=5), "not in its header"),
+        (header(name=b"x" * 2000), "not in its header"),
+        (header(name_at=65530, name_length=100), "cut off"),
+        (header(name=b"/a/base\0/etc/passwd"), "cut off"),
+        (header(name_at=4096, name_length=0), "not in its header"),
+        (header(extensions=extension(0x44415441, b"/etc/shadow") + bytes(8)), "another file"),
+        (header(name=b"/a", extensions=extension(0xE2792ACA, b"raw") * 2), "cannot be read"),
+        (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "cannot be read"),
+    ],
+)
 def test_what_is_not_understood_is_refused(tmp_path: Path, made: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         qcow2.read(written(tmp_path, made))
 
 
 #: The fields of the header: where and how long.
-FIELDS = {"version": (4, 4), "backing_file_offset": (8, 8), "cluster_bits": (20, 4), "size": (24, 8),
-          "crypt_method": (32, 4), "l1_size": (36, 4), "l1_table_offset": (40, 8), "refcount_table_offset": (48, 8),
-          "refcount_table_clusters": (56, 4), "nb_snapshots": (60, 4), "snapshots_offset": (64, 8),
-          "incompatible_features": (72, 8), "autoclear_features": (88, 8), "refcount_order": (96, 4),
-          "header_length": (100, 4), "compression_type": (104, 1), "first extension": (112, 4),
-          "its length": (116, 4), "l1_table[0]": (0x30000, 8), "refcount_table[0]": (0x10000, 8)}
+FIELDS = {
+    "version": (4, 4),
+    "backing_file_offset": (8, 8),
+    "cluster_bits": (20, 4),
+    "size": (24, 8),
+    "crypt_method": (32, 4),
+    "l1_size": (36, 4),
+    "l1_table_offset": (40, 8),
+    "refcount_table_offset": (48, 8),
+    "refcount_table_clusters": (56, 4),
+    "nb_snapshots": (60, 4),
+    "snapshots_offset": (64, 8),
+    "incompatible_features": (72, 8),
+    "autoclear_features": (88, 8),
+    "refcount_order": (96, 4),
+    "header_length": (100, 4),
+    "compression_type": (104, 1),
+    "first extension": (112, 4),
+    "its length": (116, 4),
+    "l1_table[0]": (0x30000, 8),
+    "refcount_table[0]": (0x10000, 8),
+}
 #: What stands in such a field of a file that is sound but for it, and the words of the refusal.
 MALFORMED = [
-    ("version", 4, "version 4"), ("cluster_bits", 8, "cluster_bits 8"), ("cluster_bits", 22, "cluster_bits 22"),
-    ("cluster_bits", 17, "l1_table_offset"), ("cluster_bits", 9, "l1_size 1 is too small"),
-    ("backing_file_offset", 1 << 17, "backing_file_offset"), ("crypt_method", 1, "crypt_method 1"),
-    ("crypt_method", 0x70, "crypt_method 112"), ("size", 1 << 40, "l1_size 1 is too small"),
-    ("size", 1 << 63, "l1_size 1 is too small"), ("l1_size", 0, "l1_size 0 is too small"),
+    ("version", 4, "version 4"),
+    ("cluster_bits", 8, "cluster_bits 8"),
+    ("cluster_bits", 22, "cluster_bits 22"),
+    ("cluster_bits", 17, "l1_table_offset"),
+    ("cluster_bits", 9, "l1_size 1 is too small"),
+    ("backing_file_offset", 1 << 17, "backing_file_offset"),
+    ("crypt_method", 1, "crypt_method 1"),
+    ("crypt_method", 0x70, "crypt_method 112"),
+    ("size", 1 << 40, "l1_size 1 is too small"),
+    ("size", 1 << 63, "l1_size 1 is too small"),
+    ("l1_size", 0, "l1_size 0 is too small"),
     ("l1_size", 1 << 31, "l1_table_offset: its table has"),
     ("l1_size", 1 << 20, "l1_table_offset 0x30000 is not in the file"),
-    ("l1_table_offset", 3, "l1_table_offset 0x3"), ("l1_table_offset", 0, "l1_table_offset 0x0"),
-    ("l1_table_offset", 1 << 40, "l1_table_offset 0x10000000000"), ("l1_table_offset", 1 << 63, "l1_table_offset"),
+    ("l1_table_offset", 3, "l1_table_offset 0x3"),
+    ("l1_table_offset", 0, "l1_table_offset 0x0"),
+    ("l1_table_offset", 1 << 40, "l1_table_offset 0x10000000000"),
+    ("l1_table_offset", 1 << 63, "l1_table_offset"),
     ("refcount_table_offset", 0x10001, "refcount_table_offset 0x10001"),
     ("refcount_table_offset", 1 << 63, "refcount_table_offset"),
     ("refcount_table_clusters", 0, "refcount_table_clusters"),
     ("refcount_table_clusters", 1 << 20, "refcount_table_offset: its table has"),
     ("refcount_table_clusters", 9, "refcount_table_offset 0x10000 is not in the file"),
-    ("nb_snapshots", 65537, "nb_snapshots is 65537"), ("nb_snapshots", 5, "snapshots_offset 0x0"),
-    ("snapshots_offset", 4, "snapshots_offset 0x4"), ("snapshots_offset", 1 << 63, "snapshots_offset"),
+    ("nb_snapshots", 65537, "nb_snapshots is 65537"),
+    ("nb_snapshots", 5, "snapshots_offset 0x0"),
+    ("snapshots_offset", 4, "snapshots_offset 0x4"),
+    ("snapshots_offset", 1 << 63, "snapshots_offset"),
     ("incompatible_features", 1 << 1, "incompatible_features 0x2"),
     ("incompatible_features", 1 << 3, "compression_type is 0"),
     ("incompatible_features", 1 << 63, "incompatible_features"),
-    ("autoclear_features", 1 << 1, "autoclear_features 0x2"), ("refcount_order", 7, "refcount_order is 7"),
-    ("header_length", 96, "header_length"), ("header_length", 105, "header_length"),
+    ("autoclear_features", 1 << 1, "autoclear_features 0x2"),
+    ("refcount_order", 7, "refcount_order is 7"),
+    ("header_length", 96, "header_length"),
+    ("header_length", 105, "header_length"),
     ("header_length", 1 << 17, "header_length"),
-    ("compression_type", 1, "compression_type is 1"), ("compression_type", 9, "compression_type is 9"),
-    ("first extension", 0x44415441, "another file"), ("first extension", 0x0537BE77, "encrypted"),
+    ("compression_type", 1, "compression_type is 1"),
+    ("compression_type", 9, "compression_type is 9"),
+    ("first extension", 0x44415441, "another file"),
+    ("first extension", 0x0537BE77, "encrypted"),
     ("first extension", 0x23852875, "extension of bitmaps"),
     ("first extension", 0xE2792ACA, "extensions cannot be read"),
-    ("its length", 1 << 31, "extensions cannot be read"), ("l1_table[0]", 8, "l1_table.0. 0x8"),
-    ("l1_table[0]", 1 << 40, "l1_table.0."), ("l1_table[0]", 0xFF << 56, "l1_table.0."),
+    ("its length", 1 << 31, "extensions cannot be read"),
+    ("l1_table[0]", 8, "l1_table.0. 0x8"),
+    ("l1_table[0]", 1 << 40, "l1_table.0."),
+    ("l1_table[0]", 0xFF << 56, "l1_table.0."),
     ("refcount_table[0]", 0x200, "refcount_table.0. 0x200"),
-    ("refcount_table[0]", 1 << 40, "refcount_table.0.")]
+    ("refcount_table[0]", 1 << 40, "refcount_table.0."),
+]
 
 
 def sound() -> bytearray:
     """A file of 64 MiB as qemu-img makes it, with one L2 table."""
     content = bytearray(0x50000)
-    content[:112] = struct.pack(">4sIQIIQIIQQIIQQQQIIQ", b"QFI\xfb", 3, 0, 0, 16, 64 << 20, 0, 1, 0x30000, 0x10000,
-    1, 0,
-                                0, 0, 0, 0, 4, 112, 0)
-    content[112:112 + 24] = extension(0x6803f857, b"a name of sixteen")[:16] + bytes(8)
+    content[:112] = struct.pack(
+        ">4sIQIIQIIQQIIQQQQIIQ",
+        b"QFI\xfb",
+        3,
+        0,
+        0,
+        16,
+        64 << 20,
+        0,
+        1,
+        0x30000,
+        0x10000,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        112,
+        0,
+    )
+    content[112 : 112 + 24] = extension(0x6803F857, b"a name of sixteen")[:16] + bytes(8)
     content[116:120] = (16).to_bytes(4, "big")
-    content[0x10000:0x10008], content[0x30000:0x30008] = struct.pack(">Q", 0x20000), struct.pack(">Q",
-    1 << 63 | 0x40000)
-    content[0x20000:0x2000a] = struct.pack(">5H", 1, 1, 1, 1, 1)
+    content[0x10000:0x10008], content[0x30000:0x30008] = (
+        struct.pack(">Q", 0x20000),
+        struct.pack(">Q", 1 << 63 | 0x40000),
+    )
+    content[0x20000:0x2000A] = struct.pack(">5H", 1, 1, 1, 1, 1)
     return content
 
 
@@ -135,37 +247,63 @@ def checked(path: Path) -> qcow2.Qcow2Header:
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), MALFORMED)
-def test_malformed_field_is_refused_by_its_name(tmp_path: Path, name: str, value: int, reason: str) -> None:
+def test_malformed_field_is_refused_by_its_name(
+    tmp_path: Path, name: str, value: int, reason: str
+) -> None:
     content = sound()
     assert checked(written(tmp_path, bytes(content))) == qcow2.Qcow2Header(64 << 20)
     at, size = FIELDS[name]
-    content[at:at + size] = value.to_bytes(size, "big")
+    content[at : at + size] = value.to_bytes(size, "big")
     with pytest.raises(ValueError, match=reason):
         checked(written(tmp_path, bytes(content)))
 
 
 @pytest.mark.parametrize("length", [0, 3, 71, 103, 111, 0x10000, 0x30000, 0x40000])
 def test_file_that_was_cut_off_is_refused(tmp_path: Path, length: int) -> None:
-    with pytest.raises(ValueError, match=r"ends within its header|is not in the file|does not point into the file"):
+    with pytest.raises(
+        ValueError, match=r"ends within its header|is not in the file|does not point into the file"
+    ):
         checked(written(tmp_path, bytes(sound()[:length])))
 
 
 @needs_qemu_img
-@pytest.mark.parametrize("commands", [
-    [], ["snapshot -c one", "snapshot -c two"], ["bitmap --add {} one"], ["resize -f qcow2 {} 128M"]])
-@pytest.mark.parametrize("options", [[], ["-o", "compat=0.10"], ["-o", "cluster_size=512"], ["-o",
-"preallocation=metadata"],
-                                     ["-o", "extended_l2=on,cluster_size=128k,compression_type=zstd"]])
-def test_what_qemu_img_writes_is_sound(tmp_path: Path, options: list[str], commands: list[str]) -> None:
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [],
+        ["snapshot -c one", "snapshot -c two"],
+        ["bitmap --add {} one"],
+        ["resize -f qcow2 {} 128M"],
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["-o", "compat=0.10"],
+        ["-o", "cluster_size=512"],
+        ["-o", "preallocation=metadata"],
+        ["-o", "extended_l2=on,cluster_size=128k,compression_type=zstd"],
+    ],
+)
+def test_what_qemu_img_writes_is_sound(
+    tmp_path: Path, options: list[str], commands: list[str]
+) -> None:
     path = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, path, "64M"], check=True)
     if "compat=0.10" in options and commands and commands[0].startswith("bitmap"):
-        return      # that version knows none
+        return  # that version knows none
     for command in commands:
         words = command.split()
         arguments = [str(path) if word == "{}" else word for word in words]
-        subprocess.run(["qemu-img", *arguments, *([] if "{}" in words else [path])], check=True, capture_output=True)
-    assert checked(path).virtual_size == (128 << 20 if commands[:1] == ["resize -f qcow2 {} 128M"] else 64 << 20)
+        subprocess.run(
+            ["qemu-img", *arguments, *([] if "{}" in words else [path])],
+            check=True,
+            capture_output=True,
+        )
+    assert checked(path).virtual_size == (
+        128 << 20 if commands[:1] == ["resize -f qcow2 {} 128M"] else 64 << 20
+    )
 
 
 @needs_qemu_img
@@ -176,10 +314,12 @@ def test_snapshot_entries_are_read(tmp_path: Path) -> None:
         subprocess.run(["qemu-img", "snapshot", "-c", name, path], check=True)
     content = bytearray(path.read_bytes())
     at = struct.unpack_from(">Q", content, 64)[0]
-    for offset, size, value, reason in ((0, 8, 3, "snapshot 0: l1_table_offset 0x3"),
-    (36, 4, 4096, "extra_data_size is 4096"),
-                                        (8, 4, 1 << 30, "snapshot 0: l1_table_offset: its table")):
+    for offset, size, value, reason in (
+        (0, 8, 3, "snapshot 0: l1_table_offset 0x3"),
+        (36, 4, 4096, "extra_data_size is 4096"),
+        (8, 4, 1 << 30, "snapshot 0: l1_table_offset: its table"),
+    ):
         broken = bytearray(content)
-        broken[at + offset:at + offset + size] = value.to_bytes(size, "big")
+        broken[at + offset : at + offset + size] = value.to_bytes(size, "big")
         with pytest.raises(ValueError, match=reason):
             checked(written(tmp_path, bytes(broken)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that another host sent becomes a server's own; one that is kept aside comes back."""
+
 from __future__ import annotations
 
 import os
@@ -22,7 +23,9 @@ MIB, GIB = 1 << 20, 1 << 30
 #: The name of another base.
 CONTENT = f"base.sha256-{64 * 'a'}.raw"
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
-pytestmark = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
+pytestmark = pytest.mark.skipif(
+    shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed"
+)
 
 
 @pytest.fixture
@@ -40,20 +43,40 @@ def disk(tmp_path: Path, image: CachedImage) -> Disk:
     return disks.planned(home, image)
 
 
-def came(disk: Disk, *options: str, backing: str = "/other/instances/server/BASE", backing_format: str = "raw") -> Path:
+def came(
+    disk: Disk,
+    *options: str,
+    backing: str = "/other/instances/server/BASE",
+    backing_format: str = "raw",
+) -> Path:
     """What another host sent lies aside; BASE stands for the name of what lies under the disk."""
     part = disks.aside(disk.path)
     backing = backing.replace("BASE", disk.base.name if disk.base else CONTENT)
     named = ["-u", "-b", backing, "-F", backing_format] if backing else []
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *named, *options, part, str(GIB)], check=True)
-    subprocess.run(["qemu-io", "-c", f"write -P 7 {MIB} 512", f'json:{{"driver": "qcow2", "backing": null, "file": '
-                    f'{{"driver": "file", "filename": "{part}"}}}}'], check=True, capture_output=True)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", *named, *options, part, str(GIB)], check=True
+    )
+    subprocess.run(
+        [
+            "qemu-io",
+            "-c",
+            f"write -P 7 {MIB} 512",
+            f'json:{{"driver": "qcow2", "backing": null, "file": '
+            f'{{"driver": "file", "filename": "{part}"}}}}',
+        ],
+        check=True,
+        capture_output=True,
+    )
     return part
 
 
 def holds(disk: Disk, pattern: int = 7) -> bool:
-    told = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", f"read -P {pattern} {MIB} 512", disk.path],
-                          capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["qemu-io", "-r", "-f", "qcow2", "-c", f"read -P {pattern} {MIB} 512", disk.path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return "verification failed" not in told.stdout
 
 
@@ -61,10 +84,13 @@ def names(disk: Disk) -> list[str]:
     return names_in(disk.path.parent)
 
 
-@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "/other/instances/server/base", "own"])
+@pytest.mark.parametrize(
+    "backing", ["/other/instances/server/BASE", "/other/instances/server/base", "own"]
+)
 @pytest.mark.parametrize(("root_gb", "size"), [(0, GIB), (1, GIB), (3, 3 * GIB)])
-def test_it_stands_on_our_base_and_is_large_enough(disk: Disk, image: CachedImage, backing: str, root_gb: int,
-                                                   size: int) -> None:
+def test_it_stands_on_our_base_and_is_large_enough(
+    disk: Disk, image: CachedImage, backing: str, root_gb: int, size: int
+) -> None:
     came(disk, backing=str(disk.base) if backing == "own" else backing)
     for _ in range(2):
         disks.take_in(disk, image, root_gb)
@@ -88,15 +114,23 @@ def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
     assert names(disk) == ["disk"] and holds(disk)
 
 
-@pytest.mark.parametrize(("backing", "backing_format", "reason"), [
-    ("/etc/shadow", "raw", "stands on"), ("/other/instances/another/BASE", "raw", "stands on"),
-    (f"/other/instances/server/{CONTENT}", "raw", "stands on"),
-    ("/other/instances/server/rescue.base", "raw", "stands on"),
-    ("nbd://somewhere/BASE", "raw", "stands on"), ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
-    ("/x/server/base.", "raw", "stands on"), ("", "", "stands on"),
-    ("/other/instances/server/BASE", "qcow2", "said to be")])
-def test_hostile_one_is_opened_by_nobody(disk: Disk, image: CachedImage, backing: str, backing_format: str, reason: str
-                                         ) -> None:
+@pytest.mark.parametrize(
+    ("backing", "backing_format", "reason"),
+    [
+        ("/etc/shadow", "raw", "stands on"),
+        ("/other/instances/another/BASE", "raw", "stands on"),
+        (f"/other/instances/server/{CONTENT}", "raw", "stands on"),
+        ("/other/instances/server/rescue.base", "raw", "stands on"),
+        ("nbd://somewhere/BASE", "raw", "stands on"),
+        ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
+        ("/x/server/base.", "raw", "stands on"),
+        ("", "", "stands on"),
+        ("/other/instances/server/BASE", "qcow2", "said to be"),
+    ],
+)
+def test_hostile_one_is_opened_by_nobody(
+    disk: Disk, image: CachedImage, backing: str, backing_format: str, reason: str
+) -> None:
     part = came(disk, backing=backing, backing_format=backing_format)
     before = part.read_bytes()
     with pytest.raises(VerbFailed, match="may open") as failed:
@@ -105,7 +139,9 @@ def test_hostile_one_is_opened_by_nobody(disk: Disk, image: CachedImage, backing
     assert part.read_bytes() == before and not disk.path.exists()
 
 
-@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "/other/instances/server/base"])
+@pytest.mark.parametrize(
+    "backing", ["/other/instances/server/BASE", "/other/instances/server/base"]
+)
 def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path, backing: str) -> None:
     disk = disks.planned(tmp_path, None)
     came(disk, backing=backing)
@@ -131,10 +167,15 @@ def test_what_is_kept_comes_back(made: Disk) -> None:
     for _ in range(2):
         disks.keep(made, "7", QUIET)
         disks.grow(made, 2)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -P 9 {MIB} 512", made.path], check=True,
-                   capture_output=True)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", f"write -P 9 {MIB} 512", made.path],
+        check=True,
+        capture_output=True,
+    )
     disks.take_back(made, "6")
-    assert holds(made, 9) and names(made) == ["base", "disk"], "of another resize nothing is taken back"
+    assert holds(made, 9) and names(made) == ["base", "disk"], (
+        "of another resize nothing is taken back"
+    )
 
 
 def test_what_is_kept_comes_back_once(made: Disk) -> None:
@@ -163,7 +204,9 @@ def test_nothing_is_kept_when_it_is_forgotten(made: Disk) -> None:
 
 def test_space_is_told_in_numbers(tmp_path: Path) -> None:
     disks.require_space(tmp_path / "not there yet", 1)
-    with pytest.raises(VerbFailed, match=r"\d GiB of disk free .* may take 1048576\.0 GiB") as failed:
+    with pytest.raises(
+        VerbFailed, match=r"\d GiB of disk free .* may take 1048576\.0 GiB"
+    ) as failed:
         disks.require_space(tmp_path, 1 << 50)
     assert failed.value.retryable
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers that read what tenants wrote: what they may not do, and how they end."""
+
 from __future__ import annotations
 
 import json
@@ -25,7 +26,9 @@ from tests.waiting import await_true
 
 MODULE = "tests.unit.compute_agent.sandbox_functions"
 LIMITS = HelperLimits(memory=1 << 30, cpu=5, seconds=20)
-is_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives helpers another user, which takes root")
+is_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="gives helpers another user, which takes root"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +49,14 @@ def secret(tmp_path: Path) -> Iterator[int]:
     os.close(file)
 
 
-def call(helpers: Helpers, function: str, file: int, limits: HelperLimits = LIMITS, run: VerbContext | None = None,
-         **arguments: Any) -> HelperResult:
+def call(
+    helpers: Helpers,
+    function: str,
+    file: int,
+    limits: HelperLimits = LIMITS,
+    run: VerbContext | None = None,
+    **arguments: Any,
+) -> HelperResult:
     return helpers.call(f"{MODULE}:{function}", [file], limits, run, **arguments)
 
 
@@ -74,26 +83,45 @@ def test_a_process_without_the_right_keeps_its_user_and_says_so(tmp_path: Path) 
     """As under the unit of systemd, or unprivileged."""
     (tmp_path / "file").touch(0o600)
     (tmp_path / "file").write_text("bytes")
-    code = (f"import logging, os, sys; logging.basicConfig(); from compute_agent.sandbox import client\n"
-            f"helpers = client.Helpers(client.SandboxSettings())\n"
-            f"for _ in range(2): print(helpers.call('{MODULE}:look', [os.open(sys.argv[1], os.O_RDONLY)], "
-            f"helpers.limits()).output.decode())\n"
-            f"import pathlib\n"
-            f"lent = {{pathlib.Path(sys.argv[1]): True}}\n"
-            f"ended = helpers.execute(['/bin/cat', client.name(0)], lent, helpers.limits())\n"
-            f"assert ended.output == b'bytes', ended\n"
-            f"os.chown(sys.argv[1], 65534, -1)\n"
-            f"ended = helpers.execute(['/bin/cat', client.name(0)], lent, helpers.limits())\n"
-            f"assert ended.output == b'bytes' and os.stat(sys.argv[1]).st_uid == 65534, ended\n"
-            f"print(helpers.execute(['/bin/cat', '/proc/self/status'], lent, helpers.limits()).output.decode())")
-    done = subprocess.run(["setpriv", "--bounding-set=-setuid,-setgid", sys.executable, "-c", code, tmp_path / "file"],
-                          capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    code = (
+        f"import logging, os, sys; logging.basicConfig(); from compute_agent.sandbox import client\n"
+        f"helpers = client.Helpers(client.SandboxSettings())\n"
+        f"for _ in range(2): print(helpers.call('{MODULE}:look', [os.open(sys.argv[1], os.O_RDONLY)], "
+        f"helpers.limits()).output.decode())\n"
+        f"import pathlib\n"
+        f"lent = {{pathlib.Path(sys.argv[1]): True}}\n"
+        f"ended = helpers.execute(['/bin/cat', client.name(0)], lent, helpers.limits())\n"
+        f"assert ended.output == b'bytes', ended\n"
+        f"os.chown(sys.argv[1], 65534, -1)\n"
+        f"ended = helpers.execute(['/bin/cat', client.name(0)], lent, helpers.limits())\n"
+        f"assert ended.output == b'bytes' and os.stat(sys.argv[1]).st_uid == 65534, ended\n"
+        f"print(helpers.execute(['/bin/cat', '/proc/self/status'], lent, helpers.limits()).output.decode())"
+    )
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--bounding-set=-setuid,-setgid",
+            sys.executable,
+            "-c",
+            code,
+            tmp_path / "file",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
     *looked, status = done.stdout.split("\n", 2)
     for line in looked:
         told = json.loads(line)
         assert told["user"] == [0] * 3 and set(told["refused"].values()) == {"EPERM"}, told
-    has = {name: value.strip() for name, _, value in (line.partition(":") for line in status.splitlines())}
-    assert {has[f"Cap{kind}"] for kind in ("Eff", "Prm", "Inh", "Amb")} == {"0" * 16} and has["NoNewPrivs"] == "1"
+    has = {
+        name: value.strip()
+        for name, _, value in (line.partition(":") for line in status.splitlines())
+    }
+    assert {has[f"Cap{kind}"] for kind in ("Eff", "Prm", "Inh", "Amb")} == {"0" * 16} and has[
+        "NoNewPrivs"
+    ] == "1"
     assert done.stderr.count("run as its own") == 1
 
 
@@ -104,18 +132,25 @@ def test_a_program_as_the_agents_own_user_opens_no_file_of_the_agents(tmp_path: 
         pytest.skip("this kernel has no Landlock")
     for name in ("lent", "key"):
         (tmp_path / name).write_text("5ecret")
-    code = ("import json, sys; from pathlib import Path; from compute_agent.sandbox import client\n"
-            "helpers, folder = client.Helpers(client.SandboxSettings()), Path(sys.argv[1])\n"
-            "assert helpers.user is None\n"
-            "lent = {folder / 'lent': False}\n"
-            "def told(*command): return helpers.execute(command, lent, helpers.limits(file=100))\n"
-            "tried = [('/bin/cat', str(folder / 'key')), ('/bin/ls', str(folder)), ('/bin/cat', '/etc/passwd'),\n"
-            "         ('/bin/cp', client.name(0), str(folder / 'new')), ('/bin/rm', str(folder / 'key')),\n"
-            "         ('/bin/dd', 'if=/dev/zero', 'count=1', f'of={client.name(0)}')]\n"
-            "read = told('/bin/cat', client.name(0)).output.decode()\n"
-            "print(json.dumps([read, *(told(*command).status for command in tried)]))")
-    done = subprocess.run(["setpriv", "--bounding-set=-setuid,-setgid", sys.executable, "-c", code, tmp_path],
-                          capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    code = (
+        "import json, sys; from pathlib import Path; from compute_agent.sandbox import client\n"
+        "helpers, folder = client.Helpers(client.SandboxSettings()), Path(sys.argv[1])\n"
+        "assert helpers.user is None\n"
+        "lent = {folder / 'lent': False}\n"
+        "def told(*command): return helpers.execute(command, lent, helpers.limits(file=100))\n"
+        "tried = [('/bin/cat', str(folder / 'key')), ('/bin/ls', str(folder)), ('/bin/cat', '/etc/passwd'),\n"
+        "         ('/bin/cp', client.name(0), str(folder / 'new')), ('/bin/rm', str(folder / 'key')),\n"
+        "         ('/bin/dd', 'if=/dev/zero', 'count=1', f'of={client.name(0)}')]\n"
+        "read = told('/bin/cat', client.name(0)).output.decode()\n"
+        "print(json.dumps([read, *(told(*command).status for command in tried)]))"
+    )
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-setuid,-setgid", sys.executable, "-c", code, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
     read, *others = json.loads(done.stdout)
     assert read == "5ecret" and 0 not in others, others
     assert sorted(one.name for one in tmp_path.iterdir()) == ["key", "lent"]
@@ -124,14 +159,19 @@ def test_a_program_as_the_agents_own_user_opens_no_file_of_the_agents(tmp_path: 
 
 @pytest.mark.slice("guests")
 def test_too_much_time_ends_it(helpers: Helpers, secret: int) -> None:
-    assert call(helpers, "spin", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=20)).status == -signal.SIGKILL
+    assert (
+        call(helpers, "spin", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=20)).status
+        == -signal.SIGKILL
+    )
 
 
 def test_too_much_of_anything_ends_it(helpers: Helpers, secret: int) -> None:
     assert "MemoryError" in call(helpers, "eat", secret).reason
     assert "File too large" in call(helpers, "write", secret).reason
     began = time.monotonic()
-    ended = call(helpers, "sleep", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=0.3), seconds=60)
+    ended = call(
+        helpers, "sleep", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=0.3), seconds=60
+    )
     assert (ended.status, ended.why) == (-signal.SIGKILL, "time") and time.monotonic() - began < 10
     assert "took too long" in ended.reason
     assert len(call(helpers, "chatter", secret).output) == client.MAX_OUTPUT_BYTES
@@ -167,15 +207,25 @@ def test_fork_server_that_was_killed_is_started_again(helpers: Helpers, secret: 
 @pytest.mark.slice("guests")
 def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    code = (f"import os, sys, threading; from compute_agent.sandbox import client; helpers = client.helpers()\n"
-            f"file = os.open(sys.argv[1], os.O_RDONLY); helpers.call('{MODULE}:look', [file], helpers.limits())\n"
-            f"print(helpers._server.pid, flush=True)\n"
-            f"helpers.call('{MODULE}:sleep', [file], helpers.limits(), seconds=60)")
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "file"], stdout=subprocess.PIPE, text=True,
-                          cwd=Path(__file__).parents[3]) as agent:
+    code = (
+        f"import os, sys, threading; from compute_agent.sandbox import client; helpers = client.helpers()\n"
+        f"file = os.open(sys.argv[1], os.O_RDONLY); helpers.call('{MODULE}:look', [file], helpers.limits())\n"
+        f"print(helpers._server.pid, flush=True)\n"
+        f"helpers.call('{MODULE}:sleep', [file], helpers.limits(), seconds=60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "file"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as agent:
         assert agent.stdout is not None
         server = int(agent.stdout.readline())
-        await_true(lambda: any(children(one) for one in children(server)), 10, lambda: "no helper was started")
+        await_true(
+            lambda: any(children(one) for one in children(server)),
+            10,
+            lambda: "no helper was started",
+        )
         # The process that watched the first helper may not have ended yet.
         [watch] = [one for one in children(server) if children(one)]
         [helper] = children(watch)
@@ -192,11 +242,15 @@ def is_over(pid: int) -> bool:
 
 
 def executed(helpers: Helpers, path: Path, write: bool, *command: str) -> HelperResult:
-    return helpers.execute(command, {path: write}, HelperLimits(memory=1 << 30, cpu=5, seconds=20, file=1 << 20))
+    return helpers.execute(
+        command, {path: write}, HelperLimits(memory=1 << 30, cpu=5, seconds=20, file=1 << 20)
+    )
 
 
 @is_root
-def test_a_program_opens_the_file_it_was_lent_and_no_other(helpers: Helpers, tmp_path: Path) -> None:
+def test_a_program_opens_the_file_it_was_lent_and_no_other(
+    helpers: Helpers, tmp_path: Path
+) -> None:
     path, other = tmp_path / "disk", tmp_path / "other"
     for one in (path, other):
         one.touch(0o600)
@@ -206,7 +260,10 @@ def test_a_program_opens_the_file_it_was_lent_and_no_other(helpers: Helpers, tmp
     assert executed(helpers, path, True, *zeros).status == 0
     assert path.read_bytes() == bytes(9) and path.stat().st_uid == os.geteuid()
     assert executed(helpers, path, False, "/bin/cat", str(other)).status != 0
-    assert executed(helpers, path, True, "/bin/false").status == 1 and path.stat().st_uid == os.geteuid()
+    assert (
+        executed(helpers, path, True, "/bin/false").status == 1
+        and path.stat().st_uid == os.geteuid()
+    )
 
 
 @is_root
@@ -216,7 +273,10 @@ def test_file_that_was_lent_when_the_agent_died_comes_back(tmp_path: Path) -> No
     user = client.helpers().user
     assert user is not None
     os.chown(path, user[0], -1)
-    assert executed(client.helpers(), path, True, "/bin/true").status == 0 and path.stat().st_uid == os.geteuid()
+    assert (
+        executed(client.helpers(), path, True, "/bin/true").status == 0
+        and path.stat().st_uid == os.geteuid()
+    )
     os.chown(path, user[0], -1)
     client.take_back(path)
     assert path.stat().st_uid == os.geteuid()
@@ -227,7 +287,9 @@ def test_a_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
     python = shutil.which("python3", path=os.defpath)
     if python is None:
         pytest.skip("no python3 that any user can run")
-    ended = executed(helpers, tmp_path / "file", False, python, "-Ic", "import socket; socket.socket()")
+    ended = executed(
+        helpers, tmp_path / "file", False, python, "-Ic", "import socket; socket.socket()"
+    )
     assert "PermissionError: [Errno 1]" in ended.reason
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent process around a hypervisor in memory: what it tells a conductor, and when."""
+
 from __future__ import annotations
 
 import queue
@@ -63,8 +64,11 @@ class Conductor:
         if self.is_away:
             raise errors.NoAnswer("It does not answer.")
         self.heard.put(request)
-        return SyncAnswer(request.session or 7, [result.key for result in request.results],
-                          stop=self.to_stop if request.session == 0 else []), None
+        return SyncAnswer(
+            request.session or 7,
+            [result.key for result in request.results],
+            stop=self.to_stop if request.session == 0 else [],
+        ), None
 
     def hears(self, wanted: Callable[[Sync], object]) -> Sync:
         """The next that is so; queue.Empty after five seconds without one."""
@@ -98,21 +102,43 @@ class Hand:
 
 
 class Rig:
-    """The process with one guest; ``speak`` lets it tell something now. ``stop``: the guest must not run here."""
+    """The process with one guest; ``speak`` lets it tell something now. ``stop``: the guest must
+    not run here."""
 
-    def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None,
-                 fence_after: float = 0) -> None:
-        self.clock, self.driver = Hand(), MemoryDriver(MemoryHost("h1", read_images=True, script=script))
+    def __init__(
+        self,
+        stop: bool = False,
+        script: dict[str, list[Slow | Fail]] | None = None,
+        fence_after: float = 0,
+    ) -> None:
+        self.clock, self.driver = (
+            Hand(),
+            MemoryDriver(MemoryHost("h1", read_images=True, script=script)),
+        )
         self.driver.ensure_guest(GUEST, lambda image: iter(()), QUIET)
         self.journal, self.conductor, self.images = Journal(":memory:"), Conductor(), Images()
         self.conductor.to_stop = [SERVER] if stop else []
-        agent = Agent("h1", self.journal, self.clock, self.driver.boot_id(), fence_after=fence_after)
-        self.host = AgentProcess(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
-                         ratios=RATIOS, monitor=Monitor(), facts={"transfer": "192.0.2.7:16599"})
+        agent = Agent(
+            "h1", self.journal, self.clock, self.driver.boot_id(), fence_after=fence_after
+        )
+        self.host = AgentProcess(
+            agent,
+            self.journal,
+            self.driver,
+            self.conductor,
+            self.images,  # type: ignore[arg-type]
+            ratios=RATIOS,
+            monitor=Monitor(),
+            facts={"transfer": "192.0.2.7:16599"},
+        )
         self.host.guard()
         self.host.start(1)
         self.registration = self.conductor.hears(lambda said: said.session == 0)
-        await_true(lambda: agent.session != 0, 5, "the answer is taken in: commands of another session are dropped")
+        await_true(
+            lambda: agent.session != 0,
+            5,
+            "the answer is taken in: commands of another session are dropped",
+        )
 
     def speak(self) -> None:
         running = self.driver.domains()[0].power_state == 1
@@ -135,7 +161,11 @@ def rig() -> Iterator[Rig]:
 
 def told_of(driver: MemoryDriver) -> HostInventory:
     """What the host has, with what its configuration says."""
-    return replace(driver.host.size, ratios=RATIOS, facts=driver.host.size.facts | {"transfer": "192.0.2.7:16599"})
+    return replace(
+        driver.host.size,
+        ratios=RATIOS,
+        facts=driver.host.size.facts | {"transfer": "192.0.2.7:16599"},
+    )
 
 
 def test_registration_brings_what_the_host_has_and_what_its_configuration_says(rig: Rig) -> None:
@@ -159,8 +189,16 @@ def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
 
 def migrating(rig: Rig, to: dict[str, Any]) -> Command:
     """A live migration that the process has begun."""
-    migrate = Command("a", "migrate", 1, SERVER, 1, 7, "live_migrate", {
-        "guest": to_wire(GUEST), "to": to, "shared": False})
+    migrate = Command(
+        "a",
+        "migrate",
+        1,
+        SERVER,
+        1,
+        7,
+        "live_migrate",
+        {"guest": to_wire(GUEST), "to": to, "shared": False},
+    )
     rig.host.do([migrate], None)
     await_true(lambda: ("live_migrate", SERVER) in rig.driver.host.calls, 5, lambda: "not begun")
     return migrate
@@ -169,8 +207,9 @@ def migrating(rig: Rig, to: dict[str, Any]) -> Command:
 def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
     rig, destination = Rig(script={"live_migrate": [Slow(0.3)]}), MemoryDriver(MemoryHost("h2"))
     rig.driver.offer(SERVER, 1, "open sesame", QUIET)
-    to = destination.prepare_incoming(GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {},
-                                     lambda image: iter(()), QUIET)
+    to = destination.prepare_incoming(
+        GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {}, lambda image: iter(()), QUIET
+    )
     migrating(rig, to)
     rig.host.close()
     await_true(destination.domains, 5, lambda: "it was given up")
@@ -181,10 +220,16 @@ def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
 def test_a_wish_reaches_a_migration_that_runs() -> None:
     rig = Rig(script={"live_migrate": [Slow(60)]})
     migrate = migrating(rig, {})
-    rig.host.do([Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})], None)
-    told = rig.conductor.hears(lambda said: any(result.key == migrate.key for result in said.results)).results
+    rig.host.do(
+        [Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})],
+        None,
+    )
+    told = rig.conductor.hears(
+        lambda said: any(result.key == migrate.key for result in said.results)
+    ).results
     assert {(result.status, result.reason) for result in told if result.key == migrate.key} == {
-        ("failed", FailureReason.ABORTED)}
+        ("failed", FailureReason.ABORTED)
+    }
     rig.close()
 
 
@@ -192,7 +237,7 @@ def test_what_changed_is_told_with_the_next_full_report_and_only_then(rig: Rig) 
     rig.driver.host.size = replace(rig.driver.host.size, memory_mb=77)
     rig.speak()
     assert rig.conductor.hears(lambda said: said.changed).inventory is None
-    for _ in range(3):                                      # the lease is renewed on the way
+    for _ in range(3):  # the lease is renewed on the way
         rig.clock.seconds += FULL_REPORT_SECONDS / 3
         rig.speak()
         told = rig.conductor.hears(lambda said: said.changed)
@@ -210,14 +255,17 @@ def test_images_fetched_ahead_are_told_at_once(rig: Rig) -> None:
     assert rig.conductor.hears(lambda said: said.cached).cached == {"one": ""}
     rig.images.problem = errors.NotFound("There is no such image.")
     rig.host.cache_images([ImageRef("two")], Access("http://images", "newer"))
-    assert rig.conductor.hears(lambda said: "two" in said.cached).cached["two"] == "There is no such image."
+    assert (
+        rig.conductor.hears(lambda said: "two" in said.cached).cached["two"]
+        == "There is no such image."
+    )
     assert rig.images.asked == [("token", "one"), ("newer", "two")]
 
 
 def test_questions(rig: Rig) -> None:
     assert " load average: " in rig.host.query("uptime", {})["uptime"]
     assert set(rig.host.query("domains", {})["domains"]) == {SERVER}
-    for verb in ("levitate", "console"):                    # this host offers no consoles
+    for verb in ("levitate", "console"):  # this host offers no consoles
         with pytest.raises(errors.NotImplementedHere, match=f"does not know the query {verb}"):
             rig.host.query(verb, {})
     with pytest.raises(errors.NotFound):
@@ -227,7 +275,9 @@ def test_questions(rig: Rig) -> None:
         rig.host.query("diagnostics", {"server": SERVER})
 
 
-@pytest.mark.parametrize(("workers", "most", "builds"), [(12, 10, 10), (4, 10, 3), (12, 0, 11), (1, 10, 1), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("workers", "most", "builds"), [(12, 10, 10), (4, 10, 3), (12, 0, 11), (1, 10, 1), (2, 2, 1)]
+)
 def test_builds_never_take_all_workers(workers: int, most: int, builds: int) -> None:
     assert builds_at_a_time(workers, most) == builds
 
@@ -241,7 +291,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("often")
 def test_an_idle_host_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
     rig.conductor.beats.get(timeout=5)
-    rig.conductor.heard = queue.SimpleQueue()           # what the start has left over
+    rig.conductor.heard = queue.SimpleQueue()  # what the start has left over
     for _ in range(50):
         rig.conductor.beats.get(timeout=5)
     assert rig.conductor.heard.empty()
@@ -254,12 +304,16 @@ def test_an_idle_host_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
 def test_a_host_that_is_waited_for_syncs_with_all_its_domains(rig: Rig) -> None:
     rig.conductor.beats.get(timeout=5)
     rig.conductor.says = False
-    assert [state.server for state in rig.conductor.hears(lambda said: said.session == 7 and said.ask).domains or ()
-            ] == [SERVER]
+    assert [
+        state.server
+        for state in rig.conductor.hears(lambda said: said.session == 7 and said.ask).domains or ()
+    ] == [SERVER]
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("says", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"])
+@pytest.mark.parametrize(
+    "says", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"]
+)
 def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig, says: Exception | None) -> None:
     """Conductors of the release before do not."""
     rig.conductor.says = says
@@ -276,7 +330,9 @@ def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig, says: Exception | No
 def ends(rig: Rig, command: Command) -> bool:
     """Is a command carried out?"""
     rig.host.do([command], None)
-    return bool(rig.conductor.hears(lambda said: any(result.key == command.key for result in said.results)))
+    return bool(
+        rig.conductor.hears(lambda said: any(result.key == command.key for result in said.results))
+    )
 
 
 def test_a_guest_that_ignores_the_button_occupies_no_worker() -> None:
@@ -288,13 +344,15 @@ def test_a_guest_that_ignores_the_button_occupies_no_worker() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_another_worker_takes_the_place_of_one_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_another_worker_takes_the_place_of_one_that_hangs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     released, began = threading.Event(), threading.Event()
 
     def hang(server: str, fence: int, run: object) -> None:
         began.set()
         released.wait(20)
+
     monkeypatch.setattr(rig.driver, "ensure_suspended", hang)
     rig.host.do([Command("a", "suspend", 1, "hangs", 1, 7, "ensure_suspended")], None)
     assert began.wait(5)
@@ -303,9 +361,17 @@ def test_another_worker_takes_the_place_of_one_that_hangs(rig: Rig, monkeypatch:
         rig.conductor.hears(lambda said: said.ask)
         rig.conductor.heard = queue.SimpleQueue()
     assert ends(rig, Command("b", "pause", 1, SERVER, 1, 7, "ensure_paused"))
-    assert rig.conductor.hears(lambda said: said.phases).phases["a/suspend/1"] == "hangs in ensure_suspended (queued)"
+    assert (
+        rig.conductor.hears(lambda said: said.phases).phases["a/suspend/1"]
+        == "hangs in ensure_suspended (queued)"
+    )
     assert "gives no sign of life" in caplog.text
     released.set()
-    assert rig.conductor.hears(lambda said: any(result.key == "a/suspend/1" for result in said.results))
-    await_true(lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1, 5,
-               "there is one worker again")
+    assert rig.conductor.hears(
+        lambda said: any(result.key == "a/suspend/1" for result in said.results)
+    )
+    await_true(
+        lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1,
+        5,
+        "there is one worker again",
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on a host: what is asked of mount and systemd, what libvirt is told, and which hosts can."""
+"""Shares on a host: what is asked of mount and systemd, what libvirt is told, and which hosts
+can."""
+
 from __future__ import annotations
 
 import json
@@ -15,8 +17,10 @@ from compute_agent.virt.mounts import run
 from tests.contract.local_mounts import LocalMounts
 
 LOCATION, OPTIONS = "192.0.2.9:/shares/a-b_c", "nosuid,nodev,noexec"
-BARE = ('<domain type="kvm"><name>n</name><metadata><kilonova:server xmlns:kilonova="urn:kilonova:server:1" id="s" '
-        'fence="1" /></metadata><devices><disk type="file" /></devices></domain>')
+BARE = (
+    '<domain type="kvm"><name>n</name><metadata><kilonova:server xmlns:kilonova="urn:kilonova:server:1" id="s" '
+    'fence="1" /></metadata><devices><disk type="file" /></devices></domain>'
+)
 
 
 def parts(described: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -26,9 +30,15 @@ def parts(described: str) -> tuple[list[tuple[str, str]], list[str]]:
     for device in root.iterfind("devices/filesystem"):
         source, target, driver = (device.find(name) for name in ("source", "target", "driver"))
         assert source is not None and target is not None and driver is not None
-        assert (device.attrib, driver.attrib) == ({"type": "mount", "accessmode": "passthrough"}, {"type": "virtiofs"})
+        assert (device.attrib, driver.attrib) == (
+            {"type": "mount", "accessmode": "passthrough"},
+            {"type": "virtiofs"},
+        )
         found.append((target.attrib["dir"], source.attrib["dir"]))
-    return found, [ElementTree.tostring(one, encoding="unicode").strip() for one in root.iterfind("memoryBacking/*")]
+    return found, [
+        ElementTree.tostring(one, encoding="unicode").strip()
+        for one in root.iterfind("memoryBacking/*")
+    ]
 
 
 def test_a_domain_has_these_folders_and_no_others() -> None:
@@ -45,8 +55,13 @@ def test_a_domain_has_these_folders_and_no_others() -> None:
 def test_huge_pages_stay() -> None:
     paged = BARE.replace("<devices>", "<memoryBacking><hugepages /></memoryBacking><devices>")
     assert parts(share_xml.dressed(paged, {"a": "/1"}))[1] == [
-        "<hugepages />", '<source type="memfd" />', '<access mode="shared" />']
-    assert share_xml.dressed(share_xml.dressed(paged, {"a": "/1"}), {}) == share_xml.dressed(paged, {})
+        "<hugepages />",
+        '<source type="memfd" />',
+        '<access mode="shared" />',
+    ]
+    assert share_xml.dressed(share_xml.dressed(paged, {"a": "/1"}), {}) == share_xml.dressed(
+        paged, {}
+    )
 
 
 def test_mount_and_umount_are_told_once(tmp_path: Path) -> None:
@@ -65,9 +80,18 @@ def test_where_systemd_rules_it_mounts(tmp_path: Path) -> None:
     host.mounts.mount("NFS", "[2001:db8::9]:/shares/one", folder)
     host.mounts.unmount(folder)
     assert host.asked == [
-        ["systemd-mount", "--quiet", "--collect", "--type=nfs", f"--options={OPTIONS}", "--",
-         "[2001:db8::9]:/shares/one", str(folder)],
-        ["systemd-umount", "--quiet", "--", str(folder)]]
+        [
+            "systemd-mount",
+            "--quiet",
+            "--collect",
+            "--type=nfs",
+            f"--options={OPTIONS}",
+            "--",
+            "[2001:db8::9]:/shares/one",
+            str(folder),
+        ],
+        ["systemd-umount", "--quiet", "--", str(folder)],
+    ]
 
 
 def test_what_is_not_mounted_but_full_stays(tmp_path: Path) -> None:
@@ -79,8 +103,21 @@ def test_what_is_not_mounted_but_full_stays(tmp_path: Path) -> None:
     assert (folder / "file").read_text() == "kept" and host.asked == []
 
 
-@pytest.mark.parametrize("location", ["", "/shares/one", "-o:/x", "host", "host:x", "host:/a b", "host:/a,b", "h;o:/x",
-                                      "host:/x\n", "[::1:/x"])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "/shares/one",
+        "-o:/x",
+        "host",
+        "host:x",
+        "host:/a b",
+        "host:/a,b",
+        "h;o:/x",
+        "host:/x\n",
+        "[::1:/x",
+    ],
+)
 def test_what_is_no_location_is_never_mounted(tmp_path: Path, location: str) -> None:
     host = LocalMounts(tmp_path / "table")
     with pytest.raises(VerbFailed, match="export location is none"):
@@ -108,6 +145,7 @@ def test_a_host_needs_a_virtiofsd_that_it_can_run(tmp_path: Path) -> None:
     def says(**told: str) -> bool:
         (tmp_path / "50.json").write_text(json.dumps(told))
         return is_served((tmp_path / "missing", tmp_path))
+
     assert not is_served((tmp_path,))
     assert not says(type="fs", binary=str(program))
     program.touch(mode=0o755)
@@ -118,6 +156,11 @@ def test_a_host_needs_a_virtiofsd_that_it_can_run(tmp_path: Path) -> None:
 
 
 def test_memory_that_can_be_shared_is_told_by_libvirt() -> None:
-    told = ('<domainCapabilities><memoryBacking supported="yes"><enum name="sourceType"><value>file</value>'
-            "<value>memfd</value></enum></memoryBacking></domainCapabilities>")
-    assert capabilities.memory_sources(told) == {"file", "memfd"} and capabilities.memory_sources("") == set()
+    told = (
+        '<domainCapabilities><memoryBacking supported="yes"><enum name="sourceType"><value>file</value>'
+        "<value>memfd</value></enum></memoryBacking></domainCapabilities>"
+    )
+    assert (
+        capabilities.memory_sources(told) == {"file", "memfd"}
+        and capabilities.memory_sources("") == set()
+    )

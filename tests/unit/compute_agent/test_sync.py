@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's half of the exchange: which commands it takes in hand, what it tells, when it registers."""
+"""The agent's half of the exchange: which commands it takes in hand, what it tells, when it
+registers."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,7 +12,15 @@ import pytest
 
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.sync import FULL_REPORT_SECONDS, LEASE_SECONDS, MAX_BUILDS, MAX_COPIES, MAX_MIGRATIONS, Agent, Work
+from compute_agent.sync import (
+    FULL_REPORT_SECONDS,
+    LEASE_SECONDS,
+    MAX_BUILDS,
+    MAX_COPIES,
+    MAX_MIGRATIONS,
+    Agent,
+    Work,
+)
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -28,15 +38,23 @@ class Hand:
 class Rig:
     """An agent in session 5 with a fresh lease."""
 
-    def __init__(self, journal: Journal | None = None, builds: int = MAX_BUILDS, copies: int = MAX_COPIES,
-                 migrations: int = MAX_MIGRATIONS) -> None:
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        builds: int = MAX_BUILDS,
+        copies: int = MAX_COPIES,
+        migrations: int = MAX_MIGRATIONS,
+    ) -> None:
         self.clock, self.journal = Hand(), journal or Journal(":memory:")
         self.agent = Agent("h1", self.journal, self.clock, "boot", builds, copies, migrations)
         self.exchange(SyncAnswer(5, guests={}), registration=True)
 
     def exchange(self, answer: SyncAnswer | None = None, registration: bool = False) -> Sync:
-        """What the agent says; then it hears the answer, or by default that all of it was written down."""
-        said = self.agent.request(True, [] if registration else None, INVENTORY if registration else None)
+        """What the agent says; then it hears the answer, or by default that all of it was written
+        down."""
+        said = self.agent.request(
+            True, [] if registration else None, INVENTORY if registration else None
+        )
         self.agent.answered(said, answer or SyncAnswer(5, [result.key for result in said.results]))
         return said
 
@@ -53,8 +71,13 @@ def rig() -> Rig:
     return Rig()
 
 
-def command(action: str = "a", server: str = "s", fence: int = 1, session: int = 5, verb: str = "ensure_running"
-            ) -> Command:
+def command(
+    action: str = "a",
+    server: str = "s",
+    fence: int = 1,
+    session: int = 5,
+    verb: str = "ensure_running",
+) -> Command:
     return Command(action, "step", 1, server, fence, session, verb)
 
 
@@ -72,8 +95,12 @@ def test_before_its_first_registration_it_accepts_nothing() -> None:
     agent.accept([command(session=5)])
     assert agent.take() is None
     registration = agent.request(True, [], INVENTORY)
-    assert (registration.host, registration.session, registration.boot_id, registration.inventory) == ("h1", 0, "boot",
-                                                                                                       INVENTORY)
+    assert (
+        registration.host,
+        registration.session,
+        registration.boot_id,
+        registration.inventory,
+    ) == ("h1", 0, "boot", INVENTORY)
 
 
 def test_a_later_registration_opens_a_session(rig: Rig) -> None:
@@ -94,7 +121,11 @@ def test_an_older_fence_is_refused_and_says_why(rig: Rig) -> None:
     rig.agent.accept([command("b", fence=2)])
     assert taken(rig.agent) == ["a"]
     refused = rig.exchange().results[0]
-    assert (refused.key, refused.status, refused.error) == ("b/step/1", "refused", "fence 2 is older than 3")
+    assert (refused.key, refused.status, refused.error) == (
+        "b/step/1",
+        "refused",
+        "fence 2 is older than 3",
+    )
 
 
 def test_registration_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
@@ -102,7 +133,9 @@ def test_registration_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
     rig.exchange(SyncAnswer(5, guests={"s": 4, "other": 7}), registration=True)
     rig.agent.accept([command("b", fence=8), command("c", server="other", fence=6)])
     assert {result.key: result.status for result in rig.exchange().results} == {
-        "b/step/1": "refused", "c/step/1": "refused"}
+        "b/step/1": "refused",
+        "c/step/1": "refused",
+    }
 
 
 def test_fences_survive_a_restart(rig: Rig) -> None:
@@ -116,7 +149,9 @@ def test_fences_survive_a_restart(rig: Rig) -> None:
 
 
 def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None:
-    rig.agent.accept([command(fence=1), command("waiting", fence=1), command("else", server="other")])
+    rig.agent.accept(
+        [command(fence=1), command("waiting", fence=1), command("else", server="other")]
+    )
     running = rig.agent.take()
     assert running is not None
     rig.agent.accept([command("b", fence=2)])
@@ -128,8 +163,13 @@ def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None
 
 def test_a_higher_fence_that_an_answer_teaches_cancels_too(rig: Rig) -> None:
     """Whoever took the server meanwhile may have no command for this host."""
-    rig.agent.accept([command("a"), command("b", server="t", verb="ensure_stopped"),
-                      command("c", server="t", verb="ensure_stopped")])
+    rig.agent.accept(
+        [
+            command("a"),
+            command("b", server="t", verb="ensure_stopped"),
+            command("c", server="t", verb="ensure_stopped"),
+        ]
+    )
     running = rig.agent.take()
     rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), registration=True)
     assert running is not None
@@ -153,9 +193,15 @@ def test_one_command_a_server_at_a_time(rig: Rig) -> None:
 
 def test_snapshots_and_builds_leave_a_worker_for_what_is_quick() -> None:
     rig = Rig(copies=2)
-    rig.agent.accept([command("a", "s1", verb="snapshot"), command("b", "s2", verb="ensure_guest"),
-                      command("c", "s3", verb="snapshot"), command("d", "s4", verb="ensure_guest"),
-                      command("e", "s5", verb="ensure_stopped")])
+    rig.agent.accept(
+        [
+            command("a", "s1", verb="snapshot"),
+            command("b", "s2", verb="ensure_guest"),
+            command("c", "s3", verb="snapshot"),
+            command("d", "s4", verb="ensure_guest"),
+            command("e", "s5", verb="ensure_stopped"),
+        ]
+    )
     works = [rig.agent.take() for _ in range(3)]
     assert [work.command.action for work in works if work] == ["a", "b", "e"]
     assert rig.agent.take() is None
@@ -211,16 +257,25 @@ def test_results_are_repeated_until_they_are_acknowledged(rig: Rig) -> None:
 
 
 def test_without_a_lease_nothing_is_started_and_registration_is_said(rig: Rig) -> None:
-    rig.agent.accept([command("start"), command("stop", server="b", verb="ensure_stopped"),
-                      command("remove", server="c", verb="ensure_absent"),
-                      command("make", server="d", verb="ensure_guest"), command("reboot", server="e", verb="reboot"),
-                      command("grow", server="f", verb="receive")])
+    rig.agent.accept(
+        [
+            command("start"),
+            command("stop", server="b", verb="ensure_stopped"),
+            command("remove", server="c", verb="ensure_absent"),
+            command("make", server="d", verb="ensure_guest"),
+            command("reboot", server="e", verb="reboot"),
+            command("grow", server="f", verb="receive"),
+        ]
+    )
     rig.clock.seconds += LEASE_SECONDS - 0.1
     assert not rig.agent.needs_registration()
     rig.clock.seconds += 0.1
     assert rig.agent.needs_registration()
     assert taken(rig.agent) == ["stop", "remove"]
-    assert rig.exchange(SyncAnswer(6), registration=True).working == ["stop/step/1", "remove/step/1"]
+    assert rig.exchange(SyncAnswer(6), registration=True).working == [
+        "stop/step/1",
+        "remove/step/1",
+    ]
     assert rig.agent.has_lease()
     rig.agent.accept([command("start", session=6)])
     assert taken(rig.agent) == ["start"]
@@ -254,7 +309,9 @@ def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(ri
     rig.exchange(SyncAnswer(0))
     assert rig.agent.needs_registration()
     said = rig.exchange(SyncAnswer(6, [done.key]), registration=True)
-    assert (said.results, said.changed) == ([done], []), "news of a server are told after its result was taken in"
+    assert (said.results, said.changed) == ([done], []), (
+        "news of a server are told after its result was taken in"
+    )
     assert rig.exchange().changed == [DomainState("s", 4, 1)]
     assert not rig.agent.has_news()
 
@@ -276,7 +333,9 @@ def test_commands_in_an_answer_are_taken_in_hand(rig: Rig) -> None:
 
 
 def test_commands_in_the_answer_to_registration_are_of_the_new_session(rig: Rig) -> None:
-    rig.exchange(SyncAnswer(6, commands=[command("a", session=6)], guests={"s": 1}), registration=True)
+    rig.exchange(
+        SyncAnswer(6, commands=[command("a", session=6)], guests={"s": 1}), registration=True
+    )
     assert taken(rig.agent) == ["a"]
 
 
@@ -289,7 +348,8 @@ def test_the_full_report_comes_once_a_minute(rig: Rig) -> None:
 
 
 def test_a_result_acknowledged_by_nobody_survives_a_kill(tmp_path: Path) -> None:
-    """After the restart the conductor sends the command again, and gets the answer instead of a second run."""
+    """After the restart the conductor sends the command again, and gets the answer instead of a
+    second run."""
     rig = Rig(Journal(tmp_path / "agent.db"))
     rig.agent.accept([command()])
     work = rig.agent.take()
@@ -318,7 +378,7 @@ def test_what_was_seen_in_the_middle_of_a_command_is_no_news_after_it(rig: Rig) 
     rig.agent.accept([command("a", fence=2)])
     work = rig.agent.take()
     assert work is not None
-    rig.agent.changed([DomainState("s", 3, 2)])             # a domain that starts is paused for a moment
+    rig.agent.changed([DomainState("s", 3, 2)])  # a domain that starts is paused for a moment
     assert rig.exchange().changed == []
     done = Result(work.command.key, "s", 2, "done", {"power_state": 1})
     rig.agent.ended(work, done)
@@ -335,14 +395,25 @@ def builds(*actions: str) -> list[Command]:
 
 def test_builds_beyond_the_limit_wait_in_the_queue_and_what_is_quick_overtakes_them() -> None:
     rig = Rig(builds=2)
-    rig.agent.accept([*builds("a", "b", "c"), command("rebuild", server="r", verb="rebuild"),
-                      command("stop", server="s", verb="ensure_stopped")])
+    rig.agent.accept(
+        [
+            *builds("a", "b", "c"),
+            command("rebuild", server="r", verb="rebuild"),
+            command("stop", server="s", verb="ensure_stopped"),
+        ]
+    )
     first, second = rig.agent.take(), rig.agent.take()
     assert first is not None
     assert second is not None
     assert (first.command.action, second.command.action) == ("a", "b")
     assert taken(rig.agent) == ["stop"]
-    assert rig.exchange().working == ["a/step/1", "b/step/1", "c/step/1", "rebuild/step/1", "stop/step/1"]
+    assert rig.exchange().working == [
+        "a/step/1",
+        "b/step/1",
+        "c/step/1",
+        "rebuild/step/1",
+        "stop/step/1",
+    ]
     rig.finish(first)
     assert taken(rig.agent) == ["c"]
     rig.finish(second)
@@ -395,16 +466,23 @@ def test_images_that_were_fetched_ahead_are_told_until_an_answer_comes(rig: Rig)
     assert rig.agent.has_news()
     said = rig.agent.request(True, None, None)
     assert said.cached == {"one": "", "two": "no space"}
-    rig.agent.cached("two", "")                             # it was tried again meanwhile
+    rig.agent.cached("two", "")  # it was tried again meanwhile
     rig.agent.answered(said, SyncAnswer(5))
     assert rig.exchange(SyncAnswer(0)).cached == {"two": ""}
     assert rig.exchange(SyncAnswer(6), registration=True).cached == {"two": ""}
     assert not rig.agent.has_news()
 
 
-@pytest.mark.parametrize("odd", [
-    {"fence": "2"}, {"server": ["s"]}, {"verb": ["ensure_running"]}, {"verb": "steer", "args": {}},
-    {"verb": "steer", "args": None}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"fence": "2"},
+        {"server": ["s"]},
+        {"verb": ["ensure_running"]},
+        {"verb": "steer", "args": {}},
+        {"verb": "steer", "args": None},
+    ],
+)
 def test_a_command_of_another_shape_holds_up_no_other(rig: Rig, odd: dict[str, Any]) -> None:
     """Its action hears why, as often as it asks, until it is stuck."""
     bad = replace(command("bad", server="other"), **odd)

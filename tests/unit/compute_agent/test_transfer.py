@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that travel from agent to agent: who may read which, and that what arrives is what was sent."""
+"""Files that travel from agent to agent: who may read which, and that what arrives is what was
+sent."""
+
 from __future__ import annotations
 
 import json
@@ -50,9 +52,18 @@ def test_empty_file_arrives(rig: Rig) -> None:
     assert list(rig.peer().read("nothing")) == []
 
 
-@pytest.mark.parametrize(("server", "secret"), [
-    (SERVER, "wrong"), (SERVER, ""), (SERVER, SECRET + "x"), (SERVER, "\N{SNOWMAN}" * 40),
-    ("9a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", SECRET), ("", SECRET), ("../" + SERVER, SECRET)])
+@pytest.mark.parametrize(
+    ("server", "secret"),
+    [
+        (SERVER, "wrong"),
+        (SERVER, ""),
+        (SERVER, SECRET + "x"),
+        (SERVER, "\N{SNOWMAN}" * 40),
+        ("9a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", SECRET),
+        ("", SECRET),
+        ("../" + SERVER, SECRET),
+    ],
+)
 def test_nobody_reads_without_the_servers_own_secret(rig: Rig, server: str, secret: str) -> None:
     for ask in (lambda peer: peer.parts(), lambda peer: list(peer.read("disk"))):
         with pytest.raises(VerbFailed) as failed:
@@ -62,7 +73,9 @@ def test_nobody_reads_without_the_servers_own_secret(rig: Rig, server: str, secr
     assert rig.files.reads == []
 
 
-@pytest.mark.parametrize("name", ["../files/disk", "./disk", "/etc/passwd", "disk/", "disk\0", "DISK", "..", "dis"])
+@pytest.mark.parametrize(
+    "name", ["../files/disk", "./disk", "/etc/passwd", "disk/", "disk\0", "DISK", "..", "dis"]
+)
 def test_only_names_on_the_list_are_files(rig: Rig, name: str) -> None:
     with pytest.raises(VerbFailed) as failed:
         list(rig.peer().read(name))
@@ -70,14 +83,28 @@ def test_only_names_on_the_list_are_files(rig: Rig, name: str) -> None:
     assert rig.files.reads == []
 
 
-@pytest.mark.parametrize("told", [
-    b"GET / HTTP/1.1\r\n\r\n", struct.pack("!I", 5000) + b"x" * 5000, struct.pack("!I", 1 << 31),
-    *(struct.pack("!I", len(text)) + text for text in (
-        b"[]", b"{", b"\xff\xff", b"[" * 4000, json.dumps({"server": 1, "secret": "x"}).encode(),
-        json.dumps({"server": SERVER, "secret": SECRET, "start": -1}).encode(),
-        json.dumps({"server": SERVER, "secret": SECRET, "start": True}).encode(),
-        json.dumps({"server": SERVER, "secret": SECRET, "version": 2}).encode(),
-        json.dumps({"server": SERVER, "secret": SECRET, "path": "/etc/passwd"}).encode()))])
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!I", 5000) + b"x" * 5000,
+        struct.pack("!I", 1 << 31),
+        *(
+            struct.pack("!I", len(text)) + text
+            for text in (
+                b"[]",
+                b"{",
+                b"\xff\xff",
+                b"[" * 4000,
+                json.dumps({"server": 1, "secret": "x"}).encode(),
+                json.dumps({"server": SERVER, "secret": SECRET, "start": -1}).encode(),
+                json.dumps({"server": SERVER, "secret": SECRET, "start": True}).encode(),
+                json.dumps({"server": SERVER, "secret": SECRET, "version": 2}).encode(),
+                json.dumps({"server": SERVER, "secret": SECRET, "path": "/etc/passwd"}).encode(),
+            )
+        ),
+    ],
+)
 def test_what_is_no_request_is_refused_at_once(rig: Rig, told: bytes) -> None:
     with rig.connect() as connection:
         connection.sendall(told)
@@ -116,7 +143,9 @@ def test_reader_that_takes_nothing_is_cut_off_and_makes_room(tmp_path: Path) -> 
 def test_bad_byte_on_the_way_is_noticed_before_it_is_given(rig: Rig) -> None:
     def meddle(number: int, so_far: int, piece: bytes) -> bytes:
         at = 2 * MEBIBYTE - so_far
-        return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1:] if 0 <= at < len(piece) else piece
+        return (
+            piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :] if 0 <= at < len(piece) else piece
+        )
 
     meddler = Meddler(rig.port, meddle)
     got = b""
@@ -136,7 +165,10 @@ def test_lost_connection_goes_on_where_it_was(rig: Rig) -> None:
         return None if number <= 2 and so_far + len(piece) > 1.5 * MEBIBYTE else piece
 
     meddler = Meddler(rig.port, meddle)
-    assert whole(client.peer(meddler.address, SERVER, SECRET, patience=10.0), "disk", len(CONTENT)) == CONTENT
+    assert (
+        whole(client.peer(meddler.address, SERVER, SECRET, patience=10.0), "disk", len(CONTENT))
+        == CONTENT
+    )
     assert meddler.connections == 3
     assert sum(sent) < 2 * len(CONTENT)
     meddler.close()
@@ -163,14 +195,20 @@ def test_service_that_is_gone_is_unavailable_after_the_patience(rig: Rig) -> Non
     assert 0.9 < time.monotonic() - began < 5
 
 
-def test_service_that_is_silent_is_unavailable_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_is_silent_is_unavailable_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, mute:
-        silent = client.peer(f"127.0.0.1:{mute.getsockname()[1]}", SERVER, SECRET, patience=0.0, frame_seconds=1.0)
+        silent = client.peer(
+            f"127.0.0.1:{mute.getsockname()[1]}", SERVER, SECRET, patience=0.0, frame_seconds=1.0
+        )
         with pytest.raises(errors.Unavailable):
             silent.parts()
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:http", "127.0.0.1:١"])
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:http", "127.0.0.1:١"]
+)
 def test_host_without_an_address_for_transfers_has_none(address: str) -> None:
     with pytest.raises(VerbFailed, match="does not give them"):
         client.peer(address, SERVER, SECRET)
@@ -186,7 +224,9 @@ def test_ten_gib_of_hole_cost_nothing(rig: Rig, tmp_path: Path) -> None:
     assert part.size == size and 3 * 4096 <= part.bytes < MEBIBYTE
     began = time.monotonic()
     stored = sparse.write(copy, size, rig.peer().read("sparse"))
-    assert sum(piece.length for piece in stored) == part.bytes == list(sparse.proved(copy, stored))[-1]
+    assert (
+        sum(piece.length for piece in stored) == part.bytes == list(sparse.proved(copy, stored))[-1]
+    )
     assert time.monotonic() - began < 5
     assert copy.stat().st_size == size and copy.stat().st_blocks * 512 < MEBIBYTE
     assert list(sparse.pieces(copy, size)) == list(sparse.pieces(disk, size))
@@ -208,8 +248,10 @@ def test_rate_is_of_all_readers_together(tmp_path: Path, readers: int) -> None:
     rig = Rig(tmp_path / "files", rate=2)
     (rig.files.path / "disk").write_bytes(CONTENT)
     got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(len(whole(rig.peer(), "disk", len(CONTENT)))))
-               for _ in range(readers)]
+    threads = [
+        threading.Thread(target=lambda: got.append(len(whole(rig.peer(), "disk", len(CONTENT)))))
+        for _ in range(readers)
+    ]
     began = time.monotonic()
     for thread in threads:
         thread.start()
@@ -249,8 +291,18 @@ def test_what_nobody_foresaw_is_not_told_to_others(rig: Rig) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("told", [b"{}", b"[1]", b'[{"name": 1, "size": 1, "bytes": 1}]', b"\xff",
-                                  b'[{"name": "disk", "size": -1, "bytes": 1}]', b'[{"name": "disk"}]', b"[" * 5000])
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"{}",
+        b"[1]",
+        b'[{"name": 1, "size": 1, "bytes": 1}]',
+        b"\xff",
+        b'[{"name": "disk", "size": -1, "bytes": 1}]',
+        b'[{"name": "disk"}]',
+        b"[" * 5000,
+    ],
+)
 def test_list_that_is_none_is_noticed(told: bytes) -> None:
     with pytest.raises(VerbFailed, match="safely"):
         answered(told).parts()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers over TLS: both sides are proved, or nothing is said."""
+
 from __future__ import annotations
 
 import datetime
@@ -27,7 +28,9 @@ class Authority(authority.Authority):
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder / name, name)
 
-    def tls(self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = 60 * DAY) -> Tls:
+    def tls(
+        self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = 60 * DAY
+    ) -> Tls:
         """The files of a host with this address."""
         return self.issue(name, address, valid=valid)
 
@@ -67,7 +70,9 @@ def test_reader_with_tls_never_falls_back(tmp_path: Path, ours: Authority) -> No
         assert "transfer_cert" in failed.value.details
 
 
-def test_reader_of_another_authority_gets_nothing(rig: Rig, ours: Authority, tmp_path: Path) -> None:
+def test_reader_of_another_authority_gets_nothing(
+    rig: Rig, ours: Authority, tmp_path: Path
+) -> None:
     others = Authority(tmp_path, "others").tls("destination")
     with pytest.raises(VerbFailed, match="safely"):
         rig.peer(tls=replace(others, ca=str(ours.path))).parts()
@@ -81,10 +86,16 @@ def test_expired_reader_gets_nothing(rig: Rig, ours: Authority) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "address", "expired"])
-def test_source_that_is_not_proved_is_not_read_from(tmp_path: Path, ours: Authority, wrong: str) -> None:
-    tls = {"authority": lambda: replace(Authority(tmp_path, "others").tls("source"), ca=str(ours.path)),
-           "address": lambda: ours.tls("source", "127.0.0.2"),
-           "expired": lambda: ours.tls("source", valid=-DAY)}[wrong]()
+def test_source_that_is_not_proved_is_not_read_from(
+    tmp_path: Path, ours: Authority, wrong: str
+) -> None:
+    tls = {
+        "authority": lambda: replace(
+            Authority(tmp_path, "others").tls("source"), ca=str(ours.path)
+        ),
+        "address": lambda: ours.tls("source", "127.0.0.2"),
+        "expired": lambda: ours.tls("source", valid=-DAY),
+    }[wrong]()
     for rig in serving(tmp_path, tls):
         with pytest.raises(VerbFailed) as failed:
             rig.peer(tls=ours.tls("destination")).parts()
@@ -99,7 +110,9 @@ def test_new_certificates_count_at_once(rig: Rig, tmp_path: Path) -> None:
     assert whole(rig.peer(tls=anew.tls("destination")), "disk", len(CONTENT)) == CONTENT
 
 
-def test_files_that_went_away_close_the_service_rather_than_open_it(rig: Rig, ours: Authority, tmp_path: Path) -> None:
+def test_files_that_went_away_close_the_service_rather_than_open_it(
+    rig: Rig, ours: Authority, tmp_path: Path
+) -> None:
     mine = ours.tls("destination")
     Path(ours.tls("source").key).unlink()
     with pytest.raises(errors.Unavailable):
@@ -113,7 +126,10 @@ def test_files_that_went_away_close_the_service_rather_than_open_it(rig: Rig, ou
 def test_files_that_cannot_be_used_are_refused(ours: Authority, tmp_path: Path) -> None:
     mine = ours.tls("source")
     assert opened(mine.cert, mine.key, mine.ca) == mine
-    for cert, key, ca in ((mine.key, mine.key, mine.ca), (mine.cert, ours.tls("another").key, mine.ca),
-                          (mine.cert, mine.key, str(tmp_path / "missing"))):
+    for cert, key, ca in (
+        (mine.key, mine.key, mine.ca),
+        (mine.cert, ours.tls("another").key, mine.ca),
+        (mine.cert, mine.key, str(tmp_path / "missing")),
+    ):
         with pytest.raises(ConfigError, match="give PEM files"):
             opened(cert, key, ca)

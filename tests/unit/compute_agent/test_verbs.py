@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs: what is reported of each way in which one can end, and what is never done twice."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,7 +14,15 @@ from common.verbs import VerbFacts
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, Tools, Verb
-from compute_agent.virt.driver import MAX_DETAILS_CHARS, PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import (
+    MAX_DETAILS_CHARS,
+    PAUSED,
+    RUNNING,
+    SHUTDOWN,
+    Cancelled,
+    VerbContext,
+    VerbFailed,
+)
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.script import QUIET, Fail, Slow
 
@@ -21,13 +30,20 @@ FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
 INTERFACE = {"port": "p", "mac": "fa:16:3e:00:00:01", "vif_type": "bridge"}
 SHARE = {"share_id": "h", "tag": "t", "protocol": "NFS", "export_location": "192.0.2.9:/h"}
-ARGS: dict[str, dict[str, Any]] = {"ensure_guest": {"guest": GUEST}, "ensure_stopped": {"timeout": 0},
-                                   "reboot": {"timeout": 0}, "rebuild": {"guest": GUEST, "runs": True},
-                                   "rescue": {"guest": GUEST, "image": {"id": "i"}}, "unrescue": {"guest": GUEST},
-                                   "attach_interface": {"interface": INTERFACE},
-                                   "detach_interface": {"interface": INTERFACE},
-                                   "attach_share": {"share": SHARE}, "detach_share": {"share": SHARE},
-                                   "snapshot": {"image_id": "i"}, "set_password": {"user": "root", "admin_pass": "x"}}
+ARGS: dict[str, dict[str, Any]] = {
+    "ensure_guest": {"guest": GUEST},
+    "ensure_stopped": {"timeout": 0},
+    "reboot": {"timeout": 0},
+    "rebuild": {"guest": GUEST, "runs": True},
+    "rescue": {"guest": GUEST, "image": {"id": "i"}},
+    "unrescue": {"guest": GUEST},
+    "attach_interface": {"interface": INTERFACE},
+    "detach_interface": {"interface": INTERFACE},
+    "attach_share": {"share": SHARE},
+    "detach_share": {"share": SHARE},
+    "snapshot": {"image_id": "i"},
+    "set_password": {"user": "root", "admin_pass": "x"},
+}
 
 
 def command(verb: str, step: str = "step", attempt: int = 1, fence: int = 2) -> Command:
@@ -47,32 +63,59 @@ class Rig:
         assert self.run("ensure_guest", "build") is not None
 
     def run(self, verb: str, step: str = "step", attempt: int = 1) -> Any:
-        tools = Tools(self.driver, lambda image: iter(()), lambda image: self.stored.extend,
-                      VerbContext(lambda name: None, lambda: self.cancelled))
-        return verbs.run(self.journal, tools, command(verb, step, attempt),
-                         lambda *point: self.points.append(point), self.table)
+        tools = Tools(
+            self.driver,
+            lambda image: iter(()),
+            lambda image: self.stored.extend,
+            VerbContext(lambda name: None, lambda: self.cancelled),
+        )
+        return verbs.run(
+            self.journal,
+            tools,
+            command(verb, step, attempt),
+            lambda *point: self.points.append(point),
+            self.table,
+        )
 
 
 def raising(problem: BaseException) -> Verb:
     def do(tools: Tools, command: Command) -> DomainState | None:
         raise problem
+
     return Verb(do)
 
 
-@pytest.mark.parametrize(("verb", "data"), [
-    ("ensure_guest", {"power_state": RUNNING}), ("ensure_running", {"power_state": RUNNING}),
-    ("ensure_stopped", {"power_state": SHUTDOWN}), ("reboot", {"power_state": RUNNING}), ("ensure_absent", {}),
-    ("ensure_paused", {"power_state": PAUSED}), ("ensure_suspended", {"power_state": SHUTDOWN}),
-    ("rebuild", {"power_state": RUNNING}), ("rescue", {"power_state": RUNNING}),
-    ("unrescue", {"power_state": RUNNING}), ("attach_interface", {"power_state": RUNNING}),
-    ("detach_interface", {"power_state": RUNNING}), ("inject_nmi", {}), ("set_password", {})])
+@pytest.mark.parametrize(
+    ("verb", "data"),
+    [
+        ("ensure_guest", {"power_state": RUNNING}),
+        ("ensure_running", {"power_state": RUNNING}),
+        ("ensure_stopped", {"power_state": SHUTDOWN}),
+        ("reboot", {"power_state": RUNNING}),
+        ("ensure_absent", {}),
+        ("ensure_paused", {"power_state": PAUSED}),
+        ("ensure_suspended", {"power_state": SHUTDOWN}),
+        ("rebuild", {"power_state": RUNNING}),
+        ("rescue", {"power_state": RUNNING}),
+        ("unrescue", {"power_state": RUNNING}),
+        ("attach_interface", {"power_state": RUNNING}),
+        ("detach_interface", {"power_state": RUNNING}),
+        ("inject_nmi", {}),
+        ("set_password", {}),
+    ],
+)
 def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
     rig = Rig()
     rig.driver.host.guests["s"].has_agent = True
     for attempt in (1, 2):
         ended = rig.run(verb, attempt=attempt)
         assert (ended.key, ended.server, ended.fence, ended.status, ended.data) == (
-            f"a/step/{attempt}", "s", 2, "done", data)
+            f"a/step/{attempt}",
+            "s",
+            2,
+            "done",
+            data,
+        )
         assert rig.journal.find(ended.key) == ended
     assert rig.points[-2:] == [(verb, "step", "before"), (verb, "step", "after")]
 
@@ -99,25 +142,63 @@ def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
 
 
 def test_every_row_of_the_table_is_tried_above() -> None:
-    assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent",
-                          "ensure_paused", "ensure_suspended", "rebuild", "rescue", "unrescue", "inject_nmi",
-                          "set_password", "snapshot", "attach_interface", "detach_interface", "attach_share",
-                          "detach_share", "offer", "prepare", "receive", "install", "prepare_arrival", "live_migrate",
-                          "arrived", "resize_here", "settle_resize"}
+    assert set(VERBS) == {
+        "ensure_guest",
+        "ensure_running",
+        "ensure_stopped",
+        "reboot",
+        "ensure_absent",
+        "ensure_paused",
+        "ensure_suspended",
+        "rebuild",
+        "rescue",
+        "unrescue",
+        "inject_nmi",
+        "set_password",
+        "snapshot",
+        "attach_interface",
+        "detach_interface",
+        "attach_share",
+        "detach_share",
+        "offer",
+        "prepare",
+        "receive",
+        "install",
+        "prepare_arrival",
+        "live_migrate",
+        "arrived",
+        "resize_here",
+        "settle_resize",
+    }
 
 
 def test_whatever_may_start_a_guest_says_so() -> None:
     assert {name for name, verb in VERBS.items() if verb.facts.starts} == {
-        "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue", "install", "resize_here",
-        "live_migrate"}
+        "ensure_guest",
+        "ensure_running",
+        "reboot",
+        "rebuild",
+        "rescue",
+        "unrescue",
+        "install",
+        "resize_here",
+        "live_migrate",
+    }
 
 
 def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
-    assert {name for name, verb in VERBS.items() if verb.facts.builds} == {"ensure_guest", "rebuild", "rescue"}
+    assert {name for name, verb in VERBS.items() if verb.facts.builds} == {
+        "ensure_guest",
+        "rebuild",
+        "rescue",
+    }
 
 
 def test_what_cannot_be_looked_at_is_done_once() -> None:
-    assert {name for name, verb in VERBS.items() if verb.facts.once} == {"inject_nmi", "set_password"}
+    assert {name for name, verb in VERBS.items() if verb.facts.once} == {
+        "inject_nmi",
+        "set_password",
+    }
 
 
 def test_a_verb_of_a_newer_conductor_is_refused_until_the_agent_knows_it() -> None:
@@ -133,7 +214,8 @@ def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
 
     def nmi(tools: Tools, command: Command) -> None:
         done.append(command.key)
-        raise KeyboardInterrupt                     # kill -9 after the effect
+        raise KeyboardInterrupt  # kill -9 after the effect
+
     rig = Rig({"nmi": Verb(nmi, VerbFacts(once=True))})
     with pytest.raises(KeyboardInterrupt):
         rig.run("nmi")
@@ -150,6 +232,7 @@ def test_a_once_verb_is_done_again_only_by_a_new_attempt() -> None:
 
     def nmi(tools: Tools, command: Command) -> None:
         done.append(command.key)
+
     rig = Rig({"nmi": Verb(nmi, VerbFacts(once=True))})
     assert [rig.run("nmi", attempt=attempt).status for attempt in (1, 2)] == ["done", "done"]
     assert done == ["a/step/1", "a/step/2"]
@@ -159,7 +242,12 @@ def test_a_definite_failure_is_reported_in_the_drivers_words() -> None:
     rig = Rig()
     rig.driver.host.script["ensure_running"] = [Fail("No disk.", retryable=True, details="ENOSPC")]
     ended = rig.run("ensure_running")
-    assert (ended.status, ended.error, ended.details, ended.retryable) == ("failed", "No disk.", "ENOSPC", True)
+    assert (ended.status, ended.error, ended.details, ended.retryable) == (
+        "failed",
+        "No disk.",
+        "ENOSPC",
+        True,
+    )
     assert rig.journal.find(ended.key) == ended
 
 
@@ -168,18 +256,28 @@ def test_a_problem_is_a_definite_failure_with_its_cause_for_the_operator() -> No
     problem.__cause__ = OSError("backing file")
     ended = Rig({"try": raising(problem)}).run("try")
     assert (ended.status, ended.error, ended.details, ended.retryable) == (
-        "failed", "The image is hostile.", "backing file", False)
+        "failed",
+        "The image is hostile.",
+        "backing file",
+        False,
+    )
 
 
-@pytest.mark.parametrize("problem", [VerbFailed("No.", details="x" * 10_000_000), ValueError("x" * 10_000_000)])
-def test_what_a_guests_side_says_of_a_failure_is_cut_off(problem: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "problem", [VerbFailed("No.", details="x" * 10_000_000), ValueError("x" * 10_000_000)]
+)
+def test_what_a_guests_side_says_of_a_failure_is_cut_off(
+    problem: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     ended = Rig({"try": raising(problem)}).run("try")
     assert 1000 < len(ended.details) <= MAX_DETAILS_CHARS
     if isinstance(problem, VerbFailed):
         assert max(len(record.getMessage()) for record in caplog.records) < 2 * MAX_DETAILS_CHARS
 
 
-@pytest.mark.parametrize("problem", [errors.Unavailable("libvirt is away"), errors.NoAnswer("nobody"), Cancelled()])
+@pytest.mark.parametrize(
+    "problem", [errors.Unavailable("libvirt is away"), errors.NoAnswer("nobody"), Cancelled()]
+)
 def test_what_cannot_be_known_or_was_cancelled_is_not_reported(problem: Exception) -> None:
     rig = Rig({"try": raising(problem)})
     assert rig.run("try") is None
@@ -197,13 +295,25 @@ def test_an_unexpected_error_tells_the_tenant_nothing_and_lets_another_host_try(
 def test_arguments_that_are_missing_fail_the_command_alone() -> None:
     rig = Rig()
     broken = Command("a", "step", 1, "s", 2, 1, "ensure_stopped", {})
-    ended = verbs.run(rig.journal, Tools(rig.driver, lambda image: iter(()), lambda image: list, QUIET), broken)
+    ended = verbs.run(
+        rig.journal, Tools(rig.driver, lambda image: iter(()), lambda image: list, QUIET), broken
+    )
     assert ended is not None
     assert (ended.status, ended.details) == ("failed", "KeyError: 'timeout'")
 
 
-@pytest.mark.parametrize("problem", [Fail("busy"), VerbFailed("busy"), errors.Problem(), errors.Unavailable("away"),
-                                     ValueError("bug"), OSError("disk")], ids=lambda problem: type(problem).__name__)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Fail("busy"),
+        VerbFailed("busy"),
+        errors.Problem(),
+        errors.Unavailable("away"),
+        ValueError("bug"),
+        OSError("disk"),
+    ],
+    ids=lambda problem: type(problem).__name__,
+)
 def test_a_removal_never_fails_for_good(problem: Any) -> None:
     """A debt is answered again from the journal: a failure written there would keep it for ever."""
     rig = Rig()
@@ -220,8 +330,11 @@ def test_a_removal_never_fails_for_good(problem: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["live_migrate", "arrived"])
-@pytest.mark.parametrize("problem", [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
-                         ids=lambda problem: type(problem).__name__)
+@pytest.mark.parametrize(
+    "problem",
+    [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
+    ids=lambda problem: type(problem).__name__,
+)
 def test_only_a_verbs_own_words_say_which_host_has_a_guest(verb: str, problem: Exception) -> None:
     """Else one that has moved would be taken for one that has not, and removed."""
     rig = Rig()

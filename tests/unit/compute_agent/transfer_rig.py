@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder whose files may be read with a secret, served on this machine: what the tests of transfers share."""
+"""A folder whose files may be read with a secret, served on this machine: what the tests of
+transfers share."""
+
 from __future__ import annotations
 
 import contextlib
@@ -29,7 +31,10 @@ class Folder:
     def parts(self, server: str, secret: str) -> list[Part]:
         if not (server == SERVER and hmac.compare_digest(secret.encode(), SECRET.encode())):
             raise errors.Forbidden("Nothing was offered under this secret.")
-        return [Part(file.name, file.stat().st_size, sparse.data_bytes(file)) for file in sorted(self.path.iterdir())]
+        return [
+            Part(file.name, file.stat().st_size, sparse.data_bytes(file))
+            for file in sorted(self.path.iterdir())
+        ]
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
         self.reads.append(name)
@@ -60,7 +65,8 @@ class Rig:
 class Meddler:
     """Between a peer and a service: hands bytes on, and may do something to what the service says.
 
-    ``meddle(connection number, bytes so far, piece)`` returns the piece to hand on, or None to cut the connection.
+    ``meddle(connection number, bytes so far, piece)`` returns the piece to hand on, or None to cut
+    the connection.
     """
 
     def __init__(self, port: int, meddle: Callable[[int, int, bytes], bytes | None]) -> None:
@@ -85,11 +91,15 @@ class Meddler:
 
     def _relay(self, peer: socket.socket, number: int) -> None:
         service = socket.create_connection(("127.0.0.1", self._port))
-        threading.Thread(target=self._copy, args=(peer, service, lambda so_far, piece: piece), daemon=True).start()
+        threading.Thread(
+            target=self._copy, args=(peer, service, lambda so_far, piece: piece), daemon=True
+        ).start()
         self._copy(service, peer, lambda so_far, piece: self._meddle(number, so_far, piece))
 
     @staticmethod
-    def _copy(source: socket.socket, target: socket.socket, change: Callable[[int, bytes], bytes | None]) -> None:
+    def _copy(
+        source: socket.socket, target: socket.socket, change: Callable[[int, bytes], bytes | None]
+    ) -> None:
         so_far = 0
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):

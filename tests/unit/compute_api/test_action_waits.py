@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for a step of an action: success, definite failure, and time that is over."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -39,17 +40,43 @@ class Time(Clock):
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/w.db")
     upgrade(made)
-    made.write(lambda tx: actions.insert(tx, [{
-        "id": "a", "server_id": "s", "project_id": "p", "user_id": "u", "request_id": "r", "name": "createImage",
-        "workflow": "snapshot", "fence": 1}]))
+    made.write(
+        lambda tx: actions.insert(
+            tx,
+            [
+                {
+                    "id": "a",
+                    "server_id": "s",
+                    "project_id": "p",
+                    "user_id": "u",
+                    "request_id": "r",
+                    "name": "createImage",
+                    "workflow": "snapshot",
+                    "fence": 1,
+                }
+            ],
+        )
+    )
     yield made
     made.close()
 
 
 def event(store: Store, kind: str, message: str | None = None) -> None:
-    store.write(lambda tx: actions.append(tx, [{
-        "action_id": "a", "seq": {"started": 1}.get(kind, 2), "step": "reserve", "attempt": 1, "event": kind,
-        "message": message}]))
+    store.write(
+        lambda tx: actions.append(
+            tx,
+            [
+                {
+                    "action_id": "a",
+                    "seq": {"started": 1}.get(kind, 2),
+                    "step": "reserve",
+                    "attempt": 1,
+                    "event": kind,
+                    "message": message,
+                }
+            ],
+        )
+    )
 
 
 def end(store: Store, state: str, message: str | None = None) -> None:
@@ -71,9 +98,14 @@ def test_it_sees_the_step_succeed_and_polls_ever_more_rarely(store: Store) -> No
 
 def test_a_definite_failure_becomes_the_request_s_error(store: Store) -> None:
     time = Time()
-    time.plan = [(0.1, lambda: event(store, "failed", "No image service")), (0.5, lambda: end(store, "failed"))]
+    time.plan = [
+        (0.1, lambda: event(store, "failed", "No image service")),
+        (0.5, lambda: end(store, "failed")),
+    ]
     with pytest.raises(errors.Forbidden, match="No image service"):
-        action_waits.for_step(store, "a", "reserve", failure=errors.Forbidden, clock=time, pause=time.pause)
+        action_waits.for_step(
+            store, "a", "reserve", failure=errors.Forbidden, clock=time, pause=time.pause
+        )
     assert time.at >= 0.5, "a step that failed may be tried again while its action lives"
 
 
@@ -84,7 +116,8 @@ def test_an_action_that_was_superseded_will_not_get_there(store: Store) -> None:
 
 
 def test_an_action_that_ends_while_it_is_looked_at_has_succeeded(store: Store) -> None:
-    """Each statement of a read sees what was committed before it, so the last commit may fall between any two."""
+    """Each statement of a read sees what was committed before it, so the last commit may fall
+    between any two."""
     ended = []
 
     def looked(*_: object) -> None:
@@ -92,6 +125,7 @@ def test_an_action_that_ends_while_it_is_looked_at_has_succeeded(store: Store) -
             ended.append(True)
             event(store, "succeeded")
             end(store, "done")
+
     sa.event.listen(store.engine, "after_cursor_execute", looked)
     time = Time()
     found = action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause)

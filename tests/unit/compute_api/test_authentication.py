@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of what tokens stand for."""
+
 from __future__ import annotations
 
 from compute_api.edge import authentication

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: the defaults, roles that imply others, an operator's file, and deny for all else."""
+"""Who may do what: the defaults, roles that imply others, an operator's file, and deny for all
+else."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,10 +14,15 @@ from compute_api.compute.policies import COMPUTE_RULES, RULES
 from compute_api.edge.policy import Policy, implied
 
 STOP, LIST_HOSTS, KEYS = (
-    "os_compute_api:servers:stop", "os_compute_api:os-services:list", "os_compute_api:os-keypairs:show")
+    "os_compute_api:servers:stop",
+    "os_compute_api:os-services:list",
+    "os_compute_api:os-keypairs:show",
+)
 
 
-def caller(*roles: str, project: str = "p", user: str = "u", system: str | None = None) -> RequestContext:
+def caller(
+    *roles: str, project: str = "p", user: str = "u", system: str | None = None
+) -> RequestContext:
     return RequestContext(user, project, roles, "req-1", system_scope=system)
 
 
@@ -24,15 +31,27 @@ def policy() -> Policy:
     return Policy(COMPUTE_RULES)
 
 
-@pytest.mark.parametrize(("roles", "rule", "target", "allowed"), [
-    (("member",), STOP, {"project_id": "p"}, True), (("Member",), STOP, {"project_id": "p"}, True),
-    (("manager",), STOP, {"project_id": "p"}, True), (("admin",), STOP, {"project_id": "q"}, True),
-    (("reader",), STOP, {"project_id": "p"}, False), (("member",), STOP, {"project_id": "q"}, False),
-    (("member",), STOP, {}, False), ((), STOP, {"project_id": "p"}, False), (("member",), LIST_HOSTS, None, False),
-    (("admin",), LIST_HOSTS, None, True), (("reader",), KEYS, {"user_id": "u"}, True),
-    (("member",), KEYS, {"user_id": "v"}, False), (("admin",), "os_compute_api:no:such:rule", None, False)])
-def test_defaults(policy: Policy, roles: tuple[str, ...], rule: str, target: dict[str, str] | None,
-                  allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("roles", "rule", "target", "allowed"),
+    [
+        (("member",), STOP, {"project_id": "p"}, True),
+        (("Member",), STOP, {"project_id": "p"}, True),
+        (("manager",), STOP, {"project_id": "p"}, True),
+        (("admin",), STOP, {"project_id": "q"}, True),
+        (("reader",), STOP, {"project_id": "p"}, False),
+        (("member",), STOP, {"project_id": "q"}, False),
+        (("member",), STOP, {}, False),
+        ((), STOP, {"project_id": "p"}, False),
+        (("member",), LIST_HOSTS, None, False),
+        (("admin",), LIST_HOSTS, None, True),
+        (("reader",), KEYS, {"user_id": "u"}, True),
+        (("member",), KEYS, {"user_id": "v"}, False),
+        (("admin",), "os_compute_api:no:such:rule", None, False),
+    ],
+)
+def test_defaults(
+    policy: Policy, roles: tuple[str, ...], rule: str, target: dict[str, str] | None, allowed: bool
+) -> None:
     assert policy.allows(rule, caller(*roles), target) is allowed
 
 
@@ -47,18 +66,25 @@ def test_a_token_of_the_system_is_not_of_a_project(policy: Policy) -> None:
 
 
 def test_a_refusal_names_the_rule(policy: Policy) -> None:
-    with pytest.raises(errors.Forbidden, match="^Policy doesn't allow os_compute_api:servers:stop to be performed.$"):
+    with pytest.raises(
+        errors.Forbidden,
+        match="^Policy doesn't allow os_compute_api:servers:stop to be performed.$",
+    ):
         policy.require(STOP, caller("reader"))
 
 
 def test_an_operator_s_file_carries_over(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text(f'"{STOP}": "role:operator"\n"{LIST_HOSTS}": "rule:project_reader_api"\n"compute:unknown": "@"\n')
+    path.write_text(
+        f'"{STOP}": "role:operator"\n"{LIST_HOSTS}": "rule:project_reader_api"\n"compute:unknown": "@"\n'
+    )
     made = Policy(COMPUTE_RULES, str(path))
     assert made.allows(STOP, caller("operator"))
     assert not made.allows(STOP, caller("admin"))
     assert made.allows(LIST_HOSTS, caller("reader"))
-    assert made.allows(KEYS, caller("reader")), "rules that the file does not name keep their defaults"
+    assert made.allows(KEYS, caller("reader")), (
+        "rules that the file does not name keep their defaults"
+    )
 
 
 def test_every_rule_can_be_evaluated(policy: Policy) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's policy file: what is taken over, what is warned of, and what is refused with its line."""
+"""An operator's policy file: what is taken over, what is warned of, and what is refused with its
+line."""
+
 from __future__ import annotations
 
 import logging
@@ -33,24 +35,43 @@ def policy(path: Path, text: str) -> Policy:
     return Policy(COMPUTE_RULES, str(path))
 
 
-@pytest.mark.parametrize(("text", "line", "reason"), [
-    ('"a": "@"\n"b": "role:x\n', 3, "this is no YAML"), ('a: "@"\n\tb: "@"\n', 2, "this is no YAML"),
-    ("\n- a\n- b\n", 2, "write rules as"), ("# only\nword\n", 2, "write rules as"),
-    (f'\n"{STOP}": "role:member or"\n', 2, "cannot be parsed"), (f'"{STOP}": "(role:member"\n', 1, "cannot be parsed"),
-    (f'"{STOP}": "member"\n', 1, "cannot be parsed"), (f'"{STOP}": "role:a role:b"\n', 1, "cannot be parsed"),
-    (f'"{STOP}": ["role:a", "member"]\n', 1, "cannot be parsed"), (f'"{STOP}": [[["role:a"]]]\n', 1, "mean nothing"),
-    (f'"{STOP}": "project_id:%(project_id)"\n', 1, "cannot be parsed"),
-    (f'"{STOP}": "project_id:%(project_id)d"\n', 1, "cannot be evaluated"),
-    (f'"{STOP}": "http://host/%(name)"\n', 1, "cannot be parsed"),
-    (f'"{STOP}": "user_id.name:x"\n', 1, "cannot be evaluated"), (f'"{STOP}": "a[:x"\n', 1, "cannot be evaluated"),
-    (f'"{STOP}": !\n', 1, "a text in quotes"), (f'"{STOP}": |\n', 1, "a text in quotes"),
-    (f'"{STOP}":\n', 1, "a text in quotes"),
-    (f'"{STOP}": true\n', 1, "a text in quotes"), (f'"{STOP}": {{"a": "b"}}\n', 1, "a text in quotes"),
-    (f'"{STOP}": "@"\n\n"{STOP}": "!"\n', 3, f"{STOP} is in line 1 already"), ("? [a]\n: '@'\n", 1, "a text"),
-    (f'"{STOP}": "@"\n"mine": "rule:{START}"\n"{START}": "rule:mine"\n', 2, "made of one another"),
-    ('"context_is_admin": "is_admin:True"\n', 1, "made of one another"), ('"a": "\x01"\n', 1, "this is no YAML")])
-def test_a_broken_file_is_refused_with_its_line(path: Path, text: str, line: int, reason: str,
-                                                caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ('"a": "@"\n"b": "role:x\n', 3, "this is no YAML"),
+        ('a: "@"\n\tb: "@"\n', 2, "this is no YAML"),
+        ("\n- a\n- b\n", 2, "write rules as"),
+        ("# only\nword\n", 2, "write rules as"),
+        (f'\n"{STOP}": "role:member or"\n', 2, "cannot be parsed"),
+        (f'"{STOP}": "(role:member"\n', 1, "cannot be parsed"),
+        (f'"{STOP}": "member"\n', 1, "cannot be parsed"),
+        (f'"{STOP}": "role:a role:b"\n', 1, "cannot be parsed"),
+        (f'"{STOP}": ["role:a", "member"]\n', 1, "cannot be parsed"),
+        (f'"{STOP}": [[["role:a"]]]\n', 1, "mean nothing"),
+        (f'"{STOP}": "project_id:%(project_id)"\n', 1, "cannot be parsed"),
+        (f'"{STOP}": "project_id:%(project_id)d"\n', 1, "cannot be evaluated"),
+        (f'"{STOP}": "http://host/%(name)"\n', 1, "cannot be parsed"),
+        (f'"{STOP}": "user_id.name:x"\n', 1, "cannot be evaluated"),
+        (f'"{STOP}": "a[:x"\n', 1, "cannot be evaluated"),
+        (f'"{STOP}": !\n', 1, "a text in quotes"),
+        (f'"{STOP}": |\n', 1, "a text in quotes"),
+        (f'"{STOP}":\n', 1, "a text in quotes"),
+        (f'"{STOP}": true\n', 1, "a text in quotes"),
+        (f'"{STOP}": {{"a": "b"}}\n', 1, "a text in quotes"),
+        (f'"{STOP}": "@"\n\n"{STOP}": "!"\n', 3, f"{STOP} is in line 1 already"),
+        ("? [a]\n: '@'\n", 1, "a text"),
+        (
+            f'"{STOP}": "@"\n"mine": "rule:{START}"\n"{START}": "rule:mine"\n',
+            2,
+            "made of one another",
+        ),
+        ('"context_is_admin": "is_admin:True"\n', 1, "made of one another"),
+        ('"a": "\x01"\n', 1, "this is no YAML"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line(
+    path: Path, text: str, line: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ConfigError) as refusal:
         policy(path, text)
     assert str(refusal.value).startswith(f"{path}:{line}: ") and reason in str(refusal.value)
@@ -65,15 +86,32 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(path: Path) -> None:
         Policy(COMPUTE_RULES, str(path))
 
 
-@pytest.mark.parametrize(("check", "roles", "allowed"), [
-    ('""', (), True), ('"@"', (), True), ('"!"', ("admin",), False), ("[]", (), True),
-    ('"role:a and not role:b"', ("a",), True), ('"role:a and not role:b"', ("a", "b"), False),
-    ('["role:a", ["role:b", "role:c"]]', ("b", "c"), True), ('["role:a", ["role:b", "role:c"]]', ("b",), False),
-    ('"(role:a or role:b) and project_id:%(project_id)s"', ("b",), True), ('"rule:mine"', ("m",), True),
-    ('"rule:not_there"', ("admin",), False), ('"True:%(no.such)s"', ("admin",), False),
-    ('"is_admin:True"', ("admin",), True), ('"is_admin:False"', ("admin",), False), ('"is_admin:False"', (), True),
-    ('"user_domain_id:d"', (), True), ('"project_domain_id:d"', (), False), ('"service_roles:s"', (), True)])
-def test_what_oslo_policy_understands_holds(path: Path, check: str, roles: tuple[str, ...], allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("check", "roles", "allowed"),
+    [
+        ('""', (), True),
+        ('"@"', (), True),
+        ('"!"', ("admin",), False),
+        ("[]", (), True),
+        ('"role:a and not role:b"', ("a",), True),
+        ('"role:a and not role:b"', ("a", "b"), False),
+        ('["role:a", ["role:b", "role:c"]]', ("b", "c"), True),
+        ('["role:a", ["role:b", "role:c"]]', ("b",), False),
+        ('"(role:a or role:b) and project_id:%(project_id)s"', ("b",), True),
+        ('"rule:mine"', ("m",), True),
+        ('"rule:not_there"', ("admin",), False),
+        ('"True:%(no.such)s"', ("admin",), False),
+        ('"is_admin:True"', ("admin",), True),
+        ('"is_admin:False"', ("admin",), False),
+        ('"is_admin:False"', (), True),
+        ('"user_domain_id:d"', (), True),
+        ('"project_domain_id:d"', (), False),
+        ('"service_roles:s"', (), True),
+    ],
+)
+def test_what_oslo_policy_understands_holds(
+    path: Path, check: str, roles: tuple[str, ...], allowed: bool
+) -> None:
     made = policy(path, f'"mine": "role:m"\n"{STOP}": {check}\n')
     assert made.allows(STOP, caller(*roles, user_domain_id="d", service_roles=("s",))) is allowed
 
@@ -90,32 +128,62 @@ def test_an_empty_file_changes_nothing(path: Path) -> None:
     assert {rule.origin for rule in made.in_force.values()} == {"default"}
 
 
-@pytest.mark.parametrize(("text", "warning"), [
-    ('\n"os_compute_api:servers:stopp": "@"\n', f"2: os_compute_api:servers:stopp has no effect: there is no such "
-                                                f"rule; did you mean {STOP}?"),
-    ('"compute:unlike_any": "@"\n', "1: compute:unlike_any has no effect: there is no such rule"),
-    ('"compute:servers:resize:cross_cell": "@"\n', "1: compute:servers:resize:cross_cell has no effect: this cloud "
-                                                   "has no such operation"),
-    (f'"{STOP}": "rule:project_memberapi"\n', f"1: {STOP}: there is no rule project_memberapi, so nobody passes it; "
-                                              "did you mean project_member_api?"),
-    ('"os_compute_api:os-multinic": "role:x"\n', "1: os_compute_api:os-multinic is a former name; now: "
-                                                 "os_compute_api:os-multinic:add, os_compute_api:os-multinic:remove"),
-    ('"os_compute_api:os-used-limits": "rule:admin_api"\n', "1: os_compute_api:os-used-limits is a former name and "
-                                                            "has no effect; now: os_compute_api:limits:other_project"),
-    ('"mine": "role:m"\n"' + STOP + '": "rule:mine"\n', None), (f'"{STOP}": "role:x"\n', None)])
-def test_what_is_said_in_vain_is_warned_of(path: Path, text: str, warning: str | None,
-                                           caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            '\n"os_compute_api:servers:stopp": "@"\n',
+            f"2: os_compute_api:servers:stopp has no effect: there is no such "
+            f"rule; did you mean {STOP}?",
+        ),
+        (
+            '"compute:unlike_any": "@"\n',
+            "1: compute:unlike_any has no effect: there is no such rule",
+        ),
+        (
+            '"compute:servers:resize:cross_cell": "@"\n',
+            "1: compute:servers:resize:cross_cell has no effect: this cloud has no such operation",
+        ),
+        (
+            f'"{STOP}": "rule:project_memberapi"\n',
+            f"1: {STOP}: there is no rule project_memberapi, so nobody passes it; "
+            "did you mean project_member_api?",
+        ),
+        (
+            '"os_compute_api:os-multinic": "role:x"\n',
+            "1: os_compute_api:os-multinic is a former name; now: "
+            "os_compute_api:os-multinic:add, os_compute_api:os-multinic:remove",
+        ),
+        (
+            '"os_compute_api:os-used-limits": "rule:admin_api"\n',
+            "1: os_compute_api:os-used-limits is a former name and "
+            "has no effect; now: os_compute_api:limits:other_project",
+        ),
+        ('"mine": "role:m"\n"' + STOP + '": "rule:mine"\n', None),
+        (f'"{STOP}": "role:x"\n', None),
+    ],
+)
+def test_what_is_said_in_vain_is_warned_of(
+    path: Path, text: str, warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     policy(path, text)
-    assert [record.getMessage() for record in caplog.records] == ([f"{path}:{warning}"] if warning else [])
+    assert [record.getMessage() for record in caplog.records] == (
+        [f"{path}:{warning}"] if warning else []
+    )
 
 
 def test_former_names_stand_for_the_new_ones(path: Path) -> None:
-    made = policy(path, '"os_compute_api:os-multinic": "role:x"\n"os_compute_api:os-multinic:add": "role:y"\n'
-                        '"os_compute_api:os-rescue": "role:z"\n"os_compute_api:os-hosts": "rule:admin_api"\n')
+    made = policy(
+        path,
+        '"os_compute_api:os-multinic": "role:x"\n"os_compute_api:os-multinic:add": "role:y"\n'
+        '"os_compute_api:os-rescue": "role:z"\n"os_compute_api:os-hosts": "rule:admin_api"\n',
+    )
     assert made.in_force["os_compute_api:os-multinic:add"].check == "role:y"
     assert made.in_force["os_compute_api:os-multinic:remove"].check == "role:x"
     assert made.in_force["os_compute_api:os-unrescue"].origin == f"{path}:3"
-    assert made.in_force["os_compute_api:os-hosts:list"].origin == "default", "it is what it was by default then"
+    assert made.in_force["os_compute_api:os-hosts:list"].origin == "default", (
+        "it is what it was by default then"
+    )
 
 
 def test_former_names_lead_to_rules_that_are_there() -> None:
@@ -130,12 +198,15 @@ def test_a_changed_file_is_read_again(path: Path) -> None:
     path.write_text(f'"{STOP}": "role:longer"\n')
     assert made.allows(STOP, caller("longer")) and not made.allows(STOP, caller("x"))
     path.write_text("")
-    assert made.allows(STOP, caller("member")), "without a word of the operator's the default holds again"
+    assert made.allows(STOP, caller("member")), (
+        "without a word of the operator's the default holds again"
+    )
 
 
 @pytest.mark.parametrize("broken", ['"x', f'"{STOP}": "role:member or"\n', f'"{STOP}":\n', None])
-def test_a_file_that_breaks_leaves_the_rules_as_they_were(path: Path, broken: str | None,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_breaks_leaves_the_rules_as_they_were(
+    path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     made = policy(path, f'"{STOP}": "role:x"\n')
     aside = path.with_name("aside")
     if broken is None:
@@ -154,6 +225,8 @@ def test_a_file_that_breaks_leaves_the_rules_as_they_were(path: Path, broken: st
 
 def test_tokens_of_the_system_pass_no_rule_of_a_project(path: Path) -> None:
     made = policy(path, f'"{STOP}": "@"\n')
-    assert made.allows(STOP, caller()) and not made.allows(STOP, caller("admin", system_scope="all"))
+    assert made.allows(STOP, caller()) and not made.allows(
+        STOP, caller("admin", system_scope="all")
+    )
     with pytest.raises(errors.Forbidden):
         made.require(STOP, caller(domain_id="d"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the house for what handlers look up and whom they ask for: within the caller's scope, with the caller's
-token, and a policy's target is a record. An exception stands here with its reason, and fails when it is not needed."""
+"""Rules of the house for what handlers look up and whom they ask for: within the caller's scope,
+with the caller's token, and a policy's target is a record. An exception stands here with its
+reason, and fails when it is not needed."""
+
 from __future__ import annotations
 
 import ast
@@ -11,7 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 HANDLERS = sorted((ROOT / "compute_api").rglob("*.py"))
 #: Lookups that take a scope: whose, and how many arguments they have with it.
-SCOPED = {"flavors.show": 3, "servers.show": 3, "server_groups.show": 3, "keypairs.show": 3, "shares.show": 3}
+SCOPED = {
+    "flavors.show": 3,
+    "servers.show": 3,
+    "server_groups.show": 3,
+    "keypairs.show": 3,
+    "shares.show": 3,
+}
 #: What is looked up without, and why.
 UNSCOPED = {
     "compute_api/compute/resources/flavors.py flavors.show": "what admins change, by the rule of the route",
@@ -41,7 +49,8 @@ def name_of(path: Path) -> str:
 
 @cache
 def calls(path: Path) -> tuple[tuple[str, ast.Call], ...]:
-    """Every call by the last two parts of its name: flavors.show; what ``read`` and ``write`` are given as one, too."""
+    """Every call by the last two parts of its name: flavors.show; what ``read`` and ``write`` are
+    given as one, too."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -54,44 +63,90 @@ def calls(path: Path) -> tuple[tuple[str, ast.Call], ...]:
 
 def exceptions(there: set[str], known: dict[str, str]) -> list[str]:
     """Those that are not known, and those that are known and no longer there."""
-    return [*(f"{name} has none" for name in sorted(there) if name not in known),
-            *(f"{name} no longer needs its exception" for name in known if name not in there)]
+    return [
+        *(f"{name} has none" for name in sorted(there) if name not in known),
+        *(f"{name} no longer needs its exception" for name in known if name not in there),
+    ]
 
 
 def test_what_is_looked_up_is_the_callers() -> None:
-    assert exceptions({f"{name_of(path)} {name}" for path in HANDLERS for name, call in calls(path)
-                       if name in SCOPED and len(call.args) < SCOPED[name]}, UNSCOPED) == []
+    assert (
+        exceptions(
+            {
+                f"{name_of(path)} {name}"
+                for path in HANDLERS
+                for name, call in calls(path)
+                if name in SCOPED and len(call.args) < SCOPED[name]
+            },
+            UNSCOPED,
+        )
+        == []
+    )
 
 
 def test_neighbours_are_asked_with_the_callers_token() -> None:
-    asked = [(path, name, call) for path in HANDLERS for name, call in calls(path)
-             if name.split(".")[0] in CLIENTS and name not in WITHOUT_TOKEN]
-    wrong = [f"{name_of(path)}: {name} in line {call.lineno}" for path, name, call in asked if not any(
-        ast.unparse(argument).split(".")[-1] == "token" for argument in call.args)]
+    asked = [
+        (path, name, call)
+        for path in HANDLERS
+        for name, call in calls(path)
+        if name.split(".")[0] in CLIENTS and name not in WITHOUT_TOKEN
+    ]
+    wrong = [
+        f"{name_of(path)}: {name} in line {call.lineno}"
+        for path, name, call in asked
+        if not any(ast.unparse(argument).split(".")[-1] == "token" for argument in call.args)
+    ]
     assert wrong == []
     assert len(asked) > 30
 
 
 def test_no_handler_has_a_token_that_is_not_the_callers() -> None:
-    bound = [(name_of(path), ast.unparse(node.value)) for path in HANDLERS if "/resources/" in name_of(path)
-             for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign)
-             for target in node.targets if "token" in {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}]
+    bound = [
+        (name_of(path), ast.unparse(node.value))
+        for path in HANDLERS
+        if "/resources/" in name_of(path)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if "token" in {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+    ]
     assert [one for one in bound if "context.token" not in one[1] and one[0] != CONSOLES] == []
     assert len(bound) > 5
 
 
 def test_a_policys_target_is_a_record() -> None:
     """Of a row's columns, and of nothing that a request says."""
-    assert exceptions({name_of(path) for path in HANDLERS for _, call in calls(path) for value in targets(call)
-                       if value not in COLUMNS}, TARGETS) == []
+    assert (
+        exceptions(
+            {
+                name_of(path)
+                for path in HANDLERS
+                for _, call in calls(path)
+                for value in targets(call)
+                if value not in COLUMNS
+            },
+            TARGETS,
+        )
+        == []
+    )
 
 
 def targets(call: ast.Call) -> Iterator[str]:
     """What a call of require or allows gives as a target, value by value."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("require", "allows") or len(call.args) < 2:
+    if (
+        not isinstance(call.func, ast.Attribute)
+        or call.func.attr not in ("require", "allows")
+        or len(call.args) < 2
+    ):
         return
     target = call.args[-1]
     if isinstance(target, ast.Dict):
         yield from (ast.unparse(value) for value in target.values)
-    elif ast.unparse(target) not in ("target", "_target(server)", "context", "self.context", "state.caller"):
+    elif ast.unparse(target) not in (
+        "target",
+        "_target(server)",
+        "context",
+        "self.context",
+        "state.caller",
+    ):
         yield ast.unparse(target)

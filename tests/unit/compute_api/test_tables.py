@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every table of the API walked: routes, actions, policy rules, microversions, schemas, fields."""
+
 from __future__ import annotations
 
 import copy
@@ -17,18 +18,39 @@ from compute_api.compute.resources import quota_sets, server_action_table, serve
 from compute_api.compute.routes import ROUTES, Route
 from compute_api.compute.schemas import server_actions as action_schemas
 from compute_api.compute.schemas import servers as server_schemas
-from compute_api.compute.views import aggregates, flavors, hypervisors, instance_actions, keypairs, migrations, servers
+from compute_api.compute.views import (
+    aggregates,
+    flavors,
+    hypervisors,
+    instance_actions,
+    keypairs,
+    migrations,
+    servers,
+)
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import VersionedSchema
 
 TABLES = {
-    "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
-    "new key pairs": keypairs.NEW, "rebuilt": servers.REBUILT, "actions": instance_actions.FIELDS,
+    "servers": servers.ONE,
+    "server names": servers.NAMES,
+    "flavors": flavors.FIELDS,
+    "key pairs": keypairs.FIELDS,
+    "new key pairs": keypairs.NEW,
+    "rebuilt": servers.REBUILT,
+    "actions": instance_actions.FIELDS,
     "events": instance_actions.EVENT_FIELDS,
-    "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": aggregates.FIELDS,
-    "migrations": migrations.FIELDS, "migrations below servers": migrations.BELOW_SERVER,
-    "new aggregates": aggregates.NEW, "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
-NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
+    "hypervisors": hypervisors.FIELDS,
+    "services": services.FIELDS,
+    "aggregates": aggregates.FIELDS,
+    "migrations": migrations.FIELDS,
+    "migrations below servers": migrations.BELOW_SERVER,
+    "new aggregates": aggregates.NEW,
+    "groups": server_groups.FIELDS,
+    "limits": quota_sets.LIMITS,
+}
+NAMED = pytest.mark.parametrize(
+    "route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}"
+)
 
 
 def points_of(schema: VersionedSchema) -> list[int]:
@@ -57,9 +79,13 @@ def test_every_schema_of_a_route_can_be_used(route: Route) -> None:
                 jsonschema.Draft202012Validator.check_schema(versioned.at(point).document)
 
 
-@pytest.mark.parametrize("versioned", [
-    *action_schemas.BY_KEY.values(),
-    *(one for route in ROUTES for one in (route.body, route.query) if one is not None)])
+@pytest.mark.parametrize(
+    "versioned",
+    [
+        *action_schemas.BY_KEY.values(),
+        *(one for route in ROUTES for one in (route.body, route.query) if one is not None),
+    ],
+)
 def test_a_schema_is_the_same_in_whatever_order_it_is_made(versioned: VersionedSchema) -> None:
     points = [1, *points_of(versioned), microversions.MAX]
     upwards = [copy.deepcopy(versioned._made(point).document) for point in points]
@@ -77,14 +103,31 @@ def test_no_two_routes_answer_the_same_request() -> None:
 
 def test_operations_without_a_rule_require_one_themselves() -> None:
     own = {route.path for route in ROUTES if not route.policy}
-    images = {"/images", "/images/detail", "/images/{image_id}", "/images/{image_id}/metadata",
-              "/images/{image_id}/metadata/{key}"}
-    assert own - images == {"/servers/{server_id}/action", "/flavors", "/flavors/detail", "/flavors/{flavor_id}",
-                   "/flavors/{flavor_id}/action", "/os-aggregates/{aggregate_id}/action",
-                   "/os-keypairs", "/os-keypairs/{name}", "/os-quota-sets/{project_id}",
-                   "/os-simple-tenant-usage/{project_id}", "/os-volumes_boot/{server_id}/action",
-                   "/os-quota-sets/{project_id}/detail", "/os-server-groups/{group_id}", "/os-baremetal-nodes",
-                   "/os-baremetal-nodes/{id}", "/os-baremetal-nodes/{id}/action"}
+    images = {
+        "/images",
+        "/images/detail",
+        "/images/{image_id}",
+        "/images/{image_id}/metadata",
+        "/images/{image_id}/metadata/{key}",
+    }
+    assert own - images == {
+        "/servers/{server_id}/action",
+        "/flavors",
+        "/flavors/detail",
+        "/flavors/{flavor_id}",
+        "/flavors/{flavor_id}/action",
+        "/os-aggregates/{aggregate_id}/action",
+        "/os-keypairs",
+        "/os-keypairs/{name}",
+        "/os-quota-sets/{project_id}",
+        "/os-simple-tenant-usage/{project_id}",
+        "/os-volumes_boot/{server_id}/action",
+        "/os-quota-sets/{project_id}/detail",
+        "/os-server-groups/{group_id}",
+        "/os-baremetal-nodes",
+        "/os-baremetal-nodes/{id}",
+        "/os-baremetal-nodes/{id}/action",
+    }
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -100,9 +143,21 @@ def test_every_rule_of_a_view_exists() -> None:
 
 
 def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
-    rows = [row for row in states.ACTIONS if row.key not in (
-        "create", "delete", "softDelete", "diagnostics", "attach_interface", "detach_interface",
-        "attach_share", "detach_share")]
+    rows = [
+        row
+        for row in states.ACTIONS
+        if row.key
+        not in (
+            "create",
+            "delete",
+            "softDelete",
+            "diagnostics",
+            "attach_interface",
+            "detach_interface",
+            "attach_share",
+            "detach_share",
+        )
+    ]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)
     assert {row.policy for row in states.ACTIONS} <= set(RULES)
     assert {row.query for row in rows if row.query} == set(server_action_table.QUERIES)
@@ -111,10 +166,33 @@ def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
 
 def test_rows_of_one_body_are_answered_alike() -> None:
     for row in states.ACTIONS:
-        alike = [other for other in states.ACTIONS if (other.key, other.when) == (row.key, row.when)]
-        assert {(other.policy, other.success, other.answer_after, other.immediate, other.query, other.locked,
-                 other.since, other.until) for other in alike} == {
-            (row.policy, row.success, row.answer_after, row.immediate, row.query, row.locked, row.since, row.until)}
+        alike = [
+            other for other in states.ACTIONS if (other.key, other.when) == (row.key, row.when)
+        ]
+        assert {
+            (
+                other.policy,
+                other.success,
+                other.answer_after,
+                other.immediate,
+                other.query,
+                other.locked,
+                other.since,
+                other.until,
+            )
+            for other in alike
+        } == {
+            (
+                row.policy,
+                row.success,
+                row.answer_after,
+                row.immediate,
+                row.query,
+                row.locked,
+                row.since,
+                row.until,
+            )
+        }
         taken = [state for other in alike for state in other.vm]
         assert len(taken) == len(set(taken)), "which row counts is a matter of the vm_state alone"
 
@@ -131,9 +209,29 @@ def test_every_schema_of_an_action_can_be_used(key: str) -> None:
 def test_every_filter_of_servers_is_a_column_or_filters_nothing() -> None:
     known = set(server_schemas.LIST.at(microversions.MAX).document["properties"])
     nothing = {"kernel_id", "ramdisk_id", "ip", "ip6"}
-    other = {"limit", "marker", "sort_key", "sort_dir", "all_tenants", "soft_deleted", "deleted", "status", "tags",
-             "tags-any", "not-tags", "not-tags-any", "changes-since", "changes-before", "block_device_mapping",
-             "services", "metadata", "system_metadata", "info_cache", "security_groups", "pci_devices"}
+    other = {
+        "limit",
+        "marker",
+        "sort_key",
+        "sort_dir",
+        "all_tenants",
+        "soft_deleted",
+        "deleted",
+        "status",
+        "tags",
+        "tags-any",
+        "not-tags",
+        "not-tags-any",
+        "changes-since",
+        "changes-before",
+        "block_device_mapping",
+        "services",
+        "metadata",
+        "system_metadata",
+        "info_cache",
+        "security_groups",
+        "pci_devices",
+    }
     assert known - nothing - other <= set(COLUMNS)
 
 
@@ -142,12 +240,17 @@ class Row:
 
 
 def test_a_view_is_cut_by_version_rule_and_kind_of_answer() -> None:
-    fields = (Field("a", "a"), Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),
-              Field("secret", "a", rule="r"), Field("late", "b", in_updates_since="2.9"),
-              Field("never", "b", in_updates_since=None))
+    fields = (
+        Field("a", "a"),
+        Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),
+        Field("secret", "a", rule="r"),
+        Field("late", "b", in_updates_since="2.9"),
+        Field("never", "b", in_updates_since=None),
+    )
 
     def shown(version: int, *rules: str, change: bool = False) -> dict[str, int]:
         return render(visible_fields(fields, version, frozenset(rules), change), Row(), 10)
+
     assert shown(1) == {"a": 1, "late": 2, "never": 2}
     assert shown(5) == {"a": 1, "b": 12, "late": 2, "never": 2}
     assert shown(7, "r") == {"a": 1, "secret": 1, "late": 2, "never": 2}

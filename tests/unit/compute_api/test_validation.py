@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemas and their differences, formats, and the words of a refusal."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,16 +12,31 @@ from compute_api.compute.schemas.common import NAME, integer, record, wrapped
 from compute_api.edge.validation import FORMATS, VersionedSchema, drop, is_true, put, require
 
 BODY = VersionedSchema(
-    wrapped("thing", record({"name": NAME, "size": integer(1), "parts": {"type": "array", "items": record({})}})),
+    wrapped(
+        "thing",
+        record({"name": NAME, "size": integer(1), "parts": {"type": "array", "items": record({})}}),
+    ),
     ("2.5", put("thing/colour", {"enum": ["red"]}), put("thing/parts/*/tag", {"type": "string"})),
-    ("2.7", drop("thing/colour"), require("thing/name")))
+    ("2.7", drop("thing/colour"), require("thing/name")),
+)
 
 
-@pytest.mark.parametrize(("version", "thing", "fits"), [
-    (1, {}, True), (1, {"size": "7"}, True), (1, {"size": 0}, False), (1, {"colour": "red"}, False),
-    (4, {"parts": [{"tag": "x"}]}, False), (5, {"parts": [{"tag": "x"}]}, True), (5, {"colour": "red"}, True),
-    (6, {"colour": "blue"}, False), (7, {"name": "n"}, True), (7, {}, False),
-    (7, {"name": "n", "colour": "red"}, False)])
+@pytest.mark.parametrize(
+    ("version", "thing", "fits"),
+    [
+        (1, {}, True),
+        (1, {"size": "7"}, True),
+        (1, {"size": 0}, False),
+        (1, {"colour": "red"}, False),
+        (4, {"parts": [{"tag": "x"}]}, False),
+        (5, {"parts": [{"tag": "x"}]}, True),
+        (5, {"colour": "red"}, True),
+        (6, {"colour": "blue"}, False),
+        (7, {"name": "n"}, True),
+        (7, {}, False),
+        (7, {"name": "n", "colour": "red"}, False),
+    ],
+)
 def test_differences_by_version(version: int, thing: dict[str, Any], fits: bool) -> None:
     if fits:
         BODY.at(version).check({"thing": thing})
@@ -34,12 +50,23 @@ def test_schema_is_made_once_between_two_changes() -> None:
     assert BODY.at(4) is not BODY.at(5)
 
 
-@pytest.mark.parametrize(("name", "good", "bad"), [
-    ("name", ["vm", "ü 1"], ["", " vm", "vm ", "a\nb", "a\u2028b"]), ("printable", ["", " x "], ["a\x00b", "\n"]),
-    ("uuid", ["70a599e0-31e7-49b7-b260-868f441e862b", "70A599E031E749B7B260868F441E862B"], ["x", "70a599e0"]),
-    ("base64", ["", "aGk=", "aG k=\n"], ["a", "!!!!", "ü"]), ("ipv4", ["192.0.2.1"], ["192.0.2", "::1", ""]),
-    ("ipv6", ["::1", "80fe::"], ["192.0.2.1", "x"]), ("regex", ["a.*"], ["(", "*", ""]),
-    ("date-time", ["2026-01-02T03:04:05Z", "2026-01-02"], ["yesterday", ""])])
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("name", ["vm", "ü 1"], ["", " vm", "vm ", "a\nb", "a\u2028b"]),
+        ("printable", ["", " x "], ["a\x00b", "\n"]),
+        (
+            "uuid",
+            ["70a599e0-31e7-49b7-b260-868f441e862b", "70A599E031E749B7B260868F441E862B"],
+            ["x", "70a599e0"],
+        ),
+        ("base64", ["", "aGk=", "aG k=\n"], ["a", "!!!!", "ü"]),
+        ("ipv4", ["192.0.2.1"], ["192.0.2", "::1", ""]),
+        ("ipv6", ["::1", "80fe::"], ["192.0.2.1", "x"]),
+        ("regex", ["a.*"], ["(", "*", ""]),
+        ("date-time", ["2026-01-02T03:04:05Z", "2026-01-02"], ["yesterday", ""]),
+    ],
+)
 def test_formats(name: str, good: list[str], bad: list[str]) -> None:
     assert [FORMATS[name](text) for text in good] == [True] * len(good)
     assert [FORMATS[name](text) for text in bad] == [False] * len(bad)
@@ -53,7 +80,9 @@ def test_a_refused_secret_is_not_repeated() -> None:
 
 
 def test_a_refused_item_of_a_list_is_named_by_its_key() -> None:
-    query = VersionedSchema(record({"limit": {"type": "array", "items": {"type": "string", "pattern": "^[0-9]+$"}}}))
+    query = VersionedSchema(
+        record({"limit": {"type": "array", "items": {"type": "string", "pattern": "^[0-9]+$"}}})
+    )
     with pytest.raises(errors.BadRequest) as refused:
         query.at(1).check({"limit": ["many"]})
     assert refused.value.text.startswith("Invalid input for field/attribute limit. Value: many. ")
@@ -71,16 +100,26 @@ def test_unknown_keys_can_be_dropped_at_every_depth() -> None:
 
 
 def test_truth() -> None:
-    assert [is_true(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off",
-                                         None)] == [True] * 5 + [
-        False] * 5
+    assert [
+        is_true(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off", None)
+    ] == [True] * 5 + [False] * 5
 
 
-@pytest.mark.parametrize(("least", "fit", "do_not"), [
-    (1, (1, "1", "007", 2**31 - 1, "2147483647"),
-     (0, "0", "00", "-1", "2147483648", "9999999999", "1" * 5000, "\u0663", "1\n")),
-    (0, (0, "0", "12"), (-1, "-1", "-0", "2147483648")), (-1, (-1, "-1", "0"), (-2, "-2", "--1", "2147483648"))])
-def test_a_number_as_text_has_the_range_of_a_number(least: int, fit: tuple[Any, ...], do_not: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    ("least", "fit", "do_not"),
+    [
+        (
+            1,
+            (1, "1", "007", 2**31 - 1, "2147483647"),
+            (0, "0", "00", "-1", "2147483648", "9999999999", "1" * 5000, "\u0663", "1\n"),
+        ),
+        (0, (0, "0", "12"), (-1, "-1", "-0", "2147483648")),
+        (-1, (-1, "-1", "0"), (-2, "-2", "--1", "2147483648")),
+    ],
+)
+def test_a_number_as_text_has_the_range_of_a_number(
+    least: int, fit: tuple[Any, ...], do_not: tuple[Any, ...]
+) -> None:
     body = VersionedSchema(record({"size": integer(least)}))
     for value in fit:
         body.at(1).check({"size": value})

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats of idle hosts: when nothing is asked of the database, and when the host is to sync."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from tests.workflows.simulator import Cloud, Host, Time
 
 @pytest.fixture
 def cloud() -> Cloud:
-    """Hosts that have opened a session, to a conductor that has known them for longer than a minute."""
+    """Hosts that have opened a session, to a conductor that has known them for longer than a
+    minute."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     cloud.store.write(lambda tx: services.enrol(tx, "c1", services.CONDUCTOR))
@@ -43,6 +45,7 @@ def statements(cloud: Cloud) -> Iterator[list[str]]:
 
     def count(*told: object) -> None:
         said.append(str(told[2]))
+
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
     yield said
     sa.event.remove(cloud.store.engine, "before_cursor_execute", count)
@@ -65,7 +68,9 @@ def test_heartbeats_of_all_hosts_cost_two_statements_a_look(cloud: Cloud) -> Non
     assert said == []
 
 
-def test_a_host_without_work_hears_from_nobody_else(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_work_hears_from_nobody_else(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it looks at its domains itself, it syncs only to have them compared."""
     monkeypatch.setattr(heartbeats, "COMPARE_SECONDS", 300.0)
     cloud.create(host="h1", forced=True, networks=[])
@@ -73,8 +78,11 @@ def test_a_host_without_work_hears_from_nobody_else(cloud: Cloud, monkeypatch: p
     pass_by(cloud, COMPARE_SOON_SECONDS)
     syncs: list[str] = []
     handle = reports.handle
-    monkeypatch.setattr(reports, "handle", lambda engine, said: syncs.extend(one.host for one in said) or handle(
-        engine, said))
+    monkeypatch.setattr(
+        reports,
+        "handle",
+        lambda engine, said: syncs.extend(one.host for one in said) or handle(engine, said),
+    )
     pass_by(cloud, 300)
     assert 1 <= syncs.count("h1") <= 2
     assert cloud.store.read(lambda tx: services.is_up(tx, "h1"))
@@ -91,8 +99,10 @@ def test_a_command_or_a_debt_has_its_host_sync(cloud: Cloud) -> None:
     cloud.ask(server, "delete")
     cloud.advance()
     cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
-    assert (beat(cloud, cloud.hosts["h2"]), cloud.store.read(lambda tx: tx.execute(sa.select(
-        schema.guests.c.wanted)).scalar())) == (True, "absent")
+    assert (
+        beat(cloud, cloud.hosts["h2"]),
+        cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests.c.wanted)).scalar()),
+    ) == (True, "absent")
     said = Heartbeat("h1", cloud.hosts["h1"].agent.session)
     assert not cloud.engine.heartbeats.answer(said)
 
@@ -127,16 +137,28 @@ def test_a_state_told_during_an_action_is_compared_soon_after_it(cloud: Cloud) -
 
 
 @pytest.mark.parametrize("first", ["sweep", "heartbeats"])
-def test_a_database_that_was_set_back_hears_from_all_hosts_soon(cloud: Cloud, caplog: pytest.LogCaptureFixture,
-                                                                first: str) -> None:
+def test_a_database_that_was_set_back_hears_from_all_hosts_soon(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture, first: str
+) -> None:
     """Whatever the conductor does first then."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
     mine = schema.heartbeats.c.binary == services.CONDUCTOR
-    cloud.store.write(lambda tx: (
-        tx.execute(sa.update(schema.servers).values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)),
-        tx.execute(sa.update(schema.heartbeats).where(mine).values(seen_at=schema.heartbeats.c.seen_at - 3_000_000))))
+    cloud.store.write(
+        lambda tx: (
+            tx.execute(
+                sa.update(schema.servers).values(
+                    power_state=states.SHUTDOWN, vm_state=states.STOPPED
+                )
+            ),
+            tx.execute(
+                sa.update(schema.heartbeats)
+                .where(mine)
+                .values(seen_at=schema.heartbeats.c.seen_at - 3_000_000)
+            ),
+        )
+    )
     if first == "sweep":
         sweep(cloud.engine, cloud.watch, [], True)
     pass_by(cloud, COMPARE_SOON_SECONDS)
@@ -150,16 +172,24 @@ def test_a_host_that_knows_what_the_database_has_lost_makes_all_tell(cloud: Clou
     cloud.settle()
     pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
     cloud.hosts["h1"].agent._fences[one] = 9
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == other).values(
-        power_state=states.SHUTDOWN, vm_state=states.STOPPED)))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers)
+            .where(schema.servers.c.id == other)
+            .values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)
+        )
+    )
     cloud.ask(one, "os-stop")
     pass_by(cloud, COMPARE_SOON_SECONDS)
     assert (cloud.show(one).vm_state, cloud.show(other).vm_state) == (states.STOPPED, states.ACTIVE)
 
 
-def test_while_the_database_says_nothing_no_lease_is_renewed(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_database_says_nothing_no_lease_is_renewed(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(work: object) -> None:
         raise ConnectionError("it is gone")
+
     monkeypatch.setattr(cloud.store, "read", gone)
     cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
     with pytest.raises(ConnectionError):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of servers under way, and the forecast."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -12,21 +13,33 @@ from common.store.hosts.host_contents import Move
 from conductor.host_progress import MIB, forecast, line, seconds, summary, words
 
 MOVE = Move("m", "s1", "web", "live-migration", "running", "h1", "h2", begun=10 * SECOND, changed=0)
-BYTES = {"memory_total": 128 * MIB, "memory_processed": 96 * MIB, "memory_remaining": 32 * MIB, "disk_total": 4 * MIB,
-         "disk_processed": 4 * MIB, "disk_remaining": 0}
+BYTES = {
+    "memory_total": 128 * MIB,
+    "memory_processed": 96 * MIB,
+    "memory_remaining": 32 * MIB,
+    "disk_total": 4 * MIB,
+    "disk_processed": 4 * MIB,
+    "disk_remaining": 0,
+}
 
 
 def test_a_line_says_from_where_to_where_and_how_far() -> None:
-    assert line(replace(MOVE, dest=None, status="accepted"), 10 * SECOND) == "web (s1)  h1 -> ?  accepted  0 s"
+    assert (
+        line(replace(MOVE, dest=None, status="accepted"), 10 * SECOND)
+        == "web (s1)  h1 -> ?  accepted  0 s"
+    )
     assert line(replace(MOVE, progress=BYTES), 22 * SECOND) == (
-        "web (s1)  h1 -> h2  running  memory 96/128 MiB  disk 4/4 MiB  12 s")
+        "web (s1)  h1 -> h2  running  memory 96/128 MiB  disk 4/4 MiB  12 s"
+    )
 
 
 def test_a_clock_that_jumps_back_makes_no_negative_times() -> None:
     assert seconds(MOVE, 9 * SECOND) == 0
 
 
-@pytest.mark.parametrize(("number", "text"), [(0.4, "0 s"), (59.4, "59 s"), (125, "2 min 5 s"), (7800, "2 h 10 min")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.4, "0 s"), (59.4, "59 s"), (125, "2 min 5 s"), (7800, "2 h 10 min")]
+)
 def test_times_in_words(number: float, text: str) -> None:
     assert words(number) == text
 
@@ -40,7 +53,9 @@ def test_each_that_ends_makes_room_for_one_that_waits() -> None:
     """Ten seconds each, two at a time."""
     assert forecast([10, 8, 12], [], 4, 2, 0) == 20
     assert forecast([10], [], 5, 2, 0) == 30
-    assert forecast([10], [MOVE], 1, 2, 14 * SECOND) == 10, "one is there in six seconds, the other begins now"
+    assert forecast([10], [MOVE], 1, 2, 14 * SECOND) == 10, (
+        "one is there in six seconds, the other begins now"
+    )
     assert forecast([10], [MOVE, MOVE], 1, 2, 14 * SECOND) == 16
     assert forecast([10], [MOVE], 0, 2, 90 * SECOND) == 0, "late, and nobody knows by how much"
     assert summary(Progress(1, 1, 1, 16)) == "1 moved, 1 under way, 1 to go: about 16 s"
@@ -49,4 +64,6 @@ def test_each_that_ends_makes_room_for_one_that_waits() -> None:
 
 def test_bytes_say_more_than_what_is_usual() -> None:
     """A hundred of 132 MiB in ten seconds."""
-    assert forecast([1000], [replace(MOVE, progress=BYTES)], 0, 1, 20 * SECOND) == pytest.approx(3.2)
+    assert forecast([1000], [replace(MOVE, progress=BYTES)], 0, 1, 20 * SECOND) == pytest.approx(
+        3.2
+    )

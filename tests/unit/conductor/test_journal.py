@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workflows declare of their arguments and data, and what the journal has of them for this release and the one
-before."""
+"""What workflows declare of their arguments and data, and what the journal has of them for this
+release and the one before."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
@@ -14,13 +15,35 @@ from conductor.workflows import WORKFLOWS
 from conductor.workflows.resize import MIGRATE, REVERT_RESIZE
 
 FLAVOR = {"id": "1", "name": "m1.nano", "vcpus": 1, "memory_mb": 128, "root_gb": 1}
-MOVE = {"was": "active", "migration": "m", "source": "h1", "old_flavor": FLAVOR, "new_flavor": FLAVOR}
+MOVE = {
+    "was": "active",
+    "migration": "m",
+    "source": "h1",
+    "old_flavor": FLAVOR,
+    "new_flavor": FLAVOR,
+}
 #: As the release before left a cold migration whose undo has failed in part.
-OLD = {"after": "a0", "placed": True, "dest": "h2", "source": "h1", "zone": "nova", "fitting": None, "shared": False,
-       "transfer": "h1:5900", "to": {"uri": "qemu+tls://h2"}, "failed_hosts": ["h2"], "blamed": ["h2"], "polls": 3,
-       "plugged": [{"port": "p", "active": False}], "paused": True, "old_fitting": None, "switched": True,
-       "problem": {"text": "It broke.", "details": "why", "retryable": True, "status": None},
-       "undo_failed": ["stop: It is on fire: really."], "of_a_later_release": {"kept": True}}
+OLD = {
+    "after": "a0",
+    "placed": True,
+    "dest": "h2",
+    "source": "h1",
+    "zone": "nova",
+    "fitting": None,
+    "shared": False,
+    "transfer": "h1:5900",
+    "to": {"uri": "qemu+tls://h2"},
+    "failed_hosts": ["h2"],
+    "blamed": ["h2"],
+    "polls": 3,
+    "plugged": [{"port": "p", "active": False}],
+    "paused": True,
+    "old_fitting": None,
+    "switched": True,
+    "problem": {"text": "It broke.", "details": "why", "retryable": True, "status": None},
+    "undo_failed": ["stop: It is on fire: really."],
+    "of_a_later_release": {"kept": True},
+}
 
 
 @dataclass
@@ -33,7 +56,13 @@ class Row:
 
 def test_journal_of_the_release_before_is_understood() -> None:
     data = MIGRATE.run(Row(MOVE, OLD), None).data  # type: ignore[arg-type]
-    assert (data.after, data.dest, data.polls, data.paused, data.shared) == ("a0", "h2", 3, True, False)
+    assert (data.after, data.dest, data.polls, data.paused, data.shared) == (
+        "a0",
+        "h2",
+        3,
+        True,
+        False,
+    )
     assert data.problem == Failure(text="It broke.", details="why", retryable=True)
     assert data.undo_failures == {"stop": "It is on fire: really."}
     assert data.knows_old_assignment and data.old_assignment is None
@@ -45,9 +74,13 @@ def test_journal_is_written_as_the_release_before_reads_it() -> None:
     run.data.assignment, run.data.placed = HardwareAssignment(devices=["0000:81:00.1"]), False
     written = journal(run.data, OLD)
     assert written["undo_failed"] == ["stop: It is on fire: really.", "install: No disk."]
-    assert written["problem"]["text"] == "It broke." and written["of_a_later_release"] == {"kept": True}
+    assert written["problem"]["text"] == "It broke." and written["of_a_later_release"] == {
+        "kept": True
+    }
     assert written["shared"] is False and written["plugged"] == OLD["plugged"]
-    assert "placed" not in written, "what is not so is left out: the release before asks whether it is there"
+    assert "placed" not in written, (
+        "what is not so is left out: the release before asks whether it is there"
+    )
     assert written["fitting"]["devices"] == ["0000:81:00.1"]
 
 
@@ -64,7 +97,9 @@ def test_data_of_a_workflow_begins_empty(name: str) -> None:
     assert isinstance(data, ActionData) and journal(data, {}) == {}
 
 
-@pytest.mark.parametrize(("args", "data"), [(7, {}), (MOVE, ["no dictionary"]), ({"was": "active"}, {})])
+@pytest.mark.parametrize(
+    ("args", "data"), [(7, {}), (MOVE, ["no dictionary"]), ({"was": "active"}, {})]
+)
 def test_row_that_is_none_of_its_workflow_is_refused(args: Any, data: Any) -> None:
     with pytest.raises(TypeError):
         MIGRATE.run(Row(args, data), None)  # type: ignore[arg-type]
@@ -76,5 +111,8 @@ def test_what_prepare_changes_is_set_in_the_transaction_alone() -> None:
     plan.data.hosts_with_debts, run.data.polls = ["h3"], 4
     plan.copy_data_to(run)
     assert (run.data.hosts_with_debts, run.data.polls) == (["h3"], 4)
-    assert {one.name for one in fields(run.data) if getattr(run.data, one.name) != getattr(plan.data, one.name)} == {
-        "polls"}
+    assert {
+        one.name
+        for one in fields(run.data)
+        if getattr(run.data, one.name) != getattr(plan.data, one.name)
+    } == {"polls"}

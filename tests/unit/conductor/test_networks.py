@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves do with ports, one call at a time: bind ahead, activate, give up, bind elsewhere; each repeated."""
+"""What moves do with ports, one call at a time: bind ahead, activate, give up, bind elsewhere; each
+repeated."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,8 +21,12 @@ from conductor.networks import PortData, PortRun
 from conductor.saga import Engine, Run
 from tests.workflows.networks import Networks
 
-CALLS = (networks.bind_at_destination, networks.activate_at_destination, networks.unbind_destination,
-         networks.unbind_source)
+CALLS = (
+    networks.bind_at_destination,
+    networks.activate_at_destination,
+    networks.unbind_destination,
+    networks.unbind_source,
+)
 
 Call = Callable[[Engine, PortRun], None]
 
@@ -53,15 +59,25 @@ class Move:
         self.networks = Networks()
         self.engine = Engine(Store("sqlite://"), Clock(), None, "c1", networks=self.networks)  # type: ignore[arg-type]
         known = {"device_id": "server", "device_owner": "compute:north", "binding:host_id": "h1"}
-        made = self.networks.create([{"network_id": "n1", "binding:profile": {"made_by": "kilonova"}, **known},
-                                     {"network_id": "n2", "binding:profile": {"own": "yes"}, **known}])
+        made = self.networks.create(
+            [
+                {"network_id": "n1", "binding:profile": {"made_by": "kilonova"}, **known},
+                {"network_id": "n2", "binding:profile": {"own": "yes"}, **known},
+            ]
+        )
         self.ports = [str(port["id"]) for port in made]
         described = self.networks.described(made, floating=False)
-        self.server = Server([to_wire(one) | {"tag": f"tag{number}"} for number, one in enumerate(described)])
+        self.server = Server(
+            [to_wire(one) | {"tag": f"tag{number}"} for number, one in enumerate(described)]
+        )
 
     def run(self, phase: str = "do", **data: Any) -> PortRun:
-        return Run(Head(phase), self.server, ActionArgs(),  # type: ignore[arg-type]
-                   PortData(source="h1", dest="h2", **data))
+        return Run(
+            Head(phase),
+            self.server,
+            ActionArgs(),  # type: ignore[arg-type]
+            PortData(source="h1", dest="h2", **data),
+        )
 
     def call(self, call: Call, phase: str = "do", **data: Any) -> PortRun:
         run = self.run(phase, **data)
@@ -71,8 +87,11 @@ class Move:
     def places(self) -> list[tuple[str, list[str]]]:
         """Of each port: its host, and the hosts that it is bound to besides."""
         held = self.networks.held
-        return [(held[port]["binding:host_id"], [one["host"] for one in held[port]["bindings"]])
-                for port in self.ports if port in held]
+        return [
+            (held[port]["binding:host_id"], [one["host"] for one in held[port]["bindings"]])
+            for port in self.ports
+            if port in held
+        ]
 
 
 def left(run: PortRun, name: str) -> list[Interface]:
@@ -85,19 +104,25 @@ def test_ports_are_bound_ahead_then_activated_and_the_source_is_forgotten() -> N
         run = move.call(networks.bind_at_destination)
         assert run.problem is None
         assert [(one.port, one.tag, one.vif_type, one.own) for one in left(run, "arriving")] == [
-            (move.ports[0], "tag0", "bridge", True), (move.ports[1], "tag1", "bridge", False)]
+            (move.ports[0], "tag0", "bridge", True),
+            (move.ports[1], "tag1", "bridge", False),
+        ]
         assert [one.bridge for one in left(run, "arriving")] == ["brqn1", "brqn2"]
         assert move.places() == [("h1", ["h2"])] * 2
     for _ in range(2):
         run = move.call(networks.activate_at_destination)
         assert [(one.tag, one.active, one.own) for one in left(run, "plugged")] == [
-            ("tag0", True, True), ("tag1", True, False)]
+            ("tag0", True, True),
+            ("tag1", True, False),
+        ]
         assert move.places() == [("h2", ["h1"])] * 2
     for _ in range(2):
         move.call(networks.unbind_source)
         assert move.places() == [("h2", [])] * 2
     assert [move.networks.held[port]["binding:profile"] for port in move.ports] == [
-        {"made_by": "kilonova"}, {"own": "yes"}]
+        {"made_by": "kilonova"},
+        {"own": "yes"},
+    ]
 
 
 def test_withdrawing_leaves_the_ports_as_they_were() -> None:
@@ -105,12 +130,13 @@ def test_withdrawing_leaves_the_ports_as_they_were() -> None:
     before = move.networks.ports("server")
     move.call(networks.bind_at_destination)
     assert [port | {"bindings": [], "looks": 0} for port in move.networks.held.values()] == [
-        port | {"looks": 0} for port in before]
+        port | {"looks": 0} for port in before
+    ]
     for _ in range(2):
         move.call(networks.unbind_destination, phase="undo")
         assert move.places() == [("h1", [])] * 2
     run = Run(Head("undo"), move.server, ActionArgs(), PortData())  # type: ignore[arg-type]
-    networks.unbind_destination(move.engine, run)           # it never had a destination
+    networks.unbind_destination(move.engine, run)  # it never had a destination
     assert move.places() == [("h1", [])] * 2
 
 
@@ -180,10 +206,13 @@ def test_the_owner_of_ports_follows_the_zone() -> None:
 
 def test_a_cold_move_binds_to_the_destination_and_back() -> None:
     move = Move()
-    move.call(networks.bind_at_destination)                      # of a move that was given up in its middle
+    move.call(networks.bind_at_destination)  # of a move that was given up in its middle
     for _ in range(2):
         run = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
-        assert [(one.tag, one.active) for one in left(run, "plugged")] == [("tag0", True), ("tag1", True)]
+        assert [(one.tag, one.active) for one in left(run, "plugged")] == [
+            ("tag0", True),
+            ("tag1", True),
+        ]
         assert move.places() == [("h2", [])] * 2
     move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), phase="undo")
     assert move.places() == [("h1", [])] * 2

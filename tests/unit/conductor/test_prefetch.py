@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images to fetch ahead: hosts that are up are told until they say that the images are there, or a day is over."""
+"""Images to fetch ahead: hosts that are up are told until they say that the images are there, or a
+day is over."""
+
 from __future__ import annotations
 
 import logging
@@ -17,7 +19,10 @@ from conductor.sweep import Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
-IMAGES = [ImageRef(ids.new(), "raw", 7, properties={"os_type": "linux"}), ImageRef(ids.new(), "qcow2", 8)]
+IMAGES = [
+    ImageRef(ids.new(), "raw", 7, properties={"os_type": "linux"}),
+    ImageRef(ids.new(), "qcow2", 8),
+]
 
 
 class Rig(Cloud):
@@ -45,7 +50,9 @@ class Rig(Cloud):
 
     def says(self, host: str, cached: dict[str, str], session: int | None = None) -> None:
         agent = self.hosts[host].agent
-        reports.handle(self.engine, [Sync(host, agent.session if session is None else session, cached=cached)])
+        reports.handle(
+            self.engine, [Sync(host, agent.session if session is None else session, cached=cached)]
+        )
 
     def waiting(self) -> dict[tuple[str, str], str | None]:
         rows = self.store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())
@@ -65,7 +72,7 @@ def test_hosts_are_told_what_to_fetch_as_the_image_service_described_it(rig: Rig
     rig.ask("h1", "h2")
     assert rig.look() == ["h1", "h2"]
     assert [sorted(images, key=key) for _, images in rig.told] == [sorted(IMAGES, key=key)] * 2
-    assert rig.look(30) == []               # they are at it
+    assert rig.look(30) == []  # they are at it
     rig.says("h1", {image.id: "" for image in IMAGES})
     rig.says("h2", {IMAGES[0].id: ""})
     assert rig.waiting() == {("h2", IMAGES[1].id): None}
@@ -86,7 +93,9 @@ def test_a_host_that_could_not_fetch_is_told_again_and_again_ever_more_rarely(ri
     assert rig.waiting() == {("h1", IMAGES[0].id): "the image service does not answer"}
 
 
-def test_after_a_day_it_is_given_up_and_the_log_says_so(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_day_it_is_given_up_and_the_log_says_so(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.ask("h1", images=IMAGES[:1])
     rig.look()
     rig.says("h1", {IMAGES[0].id: "no room\x00" + "x" * 5000})
@@ -129,7 +138,9 @@ def test_two_conductors_do_not_tell_a_host_twice(rig: Rig) -> None:
     rig.ask("h1")
     rows = rig.store.read(lambda tx: host_images.due(tx, 10))
     assert rig.look(engine=rig.conductor("c2/2")) == ["h1"]
-    assert rig.store.write(lambda tx: host_images.take(tx, rows)) == {}      # we read before it marked them
+    assert (
+        rig.store.write(lambda tx: host_images.take(tx, rows)) == {}
+    )  # we read before it marked them
 
 
 def test_the_sweep_looks_every_few_seconds(rig: Rig) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a neighbour's refusal means: before the pivot a failure, after it and on the way back a pending cleanup."""
+"""What a neighbour's refusal means: before the pivot a failure, after it and on the way back a
+pending cleanup."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -15,10 +17,19 @@ from conductor.workflows import WORKFLOWS
 
 #: The calls to neighbours that stand after the point of no return, and so can fail nothing.
 AFTER_THE_PIVOT = {
-    "backup": ["rotate"], "shelve": ["unbind"], "offload": ["unbind"], "unshelve": ["forget"],
-    "unshelve_here": ["forget"], "detach_interface": ["unplug"], "detach_share": ["deny"], "resize": ["plug"],
-    "migrate": ["plug"], "revert_resize": ["plug"], "live_migrate": ["activate", "let_go"],
-    "delete": ["unplug", "unshare", "release", "unshare_late", "forget"]}
+    "backup": ["rotate"],
+    "shelve": ["unbind"],
+    "offload": ["unbind"],
+    "unshelve": ["forget"],
+    "unshelve_here": ["forget"],
+    "detach_interface": ["unplug"],
+    "detach_share": ["deny"],
+    "resize": ["plug"],
+    "migrate": ["plug"],
+    "revert_resize": ["plug"],
+    "live_migrate": ["activate", "let_go"],
+    "delete": ["unplug", "unshare", "release", "unshare_late", "forget"],
+}
 
 
 @dataclass
@@ -46,8 +57,12 @@ class Server:
 
 
 def run(phase: str = "do") -> AnyRun:
-    made: AnyRun = Run(Head(phase=phase), Server(), ActionArgs(),  # type: ignore[arg-type]
-                       ActionData(problem=Failure(text="It broke.")))
+    made: AnyRun = Run(
+        Head(phase=phase),
+        Server(),
+        ActionArgs(),  # type: ignore[arg-type]
+        ActionData(problem=Failure(text="It broke.")),
+    )
     made.fail("It is in use.")
     return made
 
@@ -61,15 +76,19 @@ def workflow_of(*steps: Step[Any, Any], **more: Any) -> Workflow[Any, Any]:
 
 
 def after_pivot(lane: Lane) -> Workflow[Any, Any]:
-    return workflow_of(Step("pivot", "no way back", pivot=True),
-                       Step("call", "it may be refused", call=call, lane=lane))
+    return workflow_of(
+        Step("pivot", "no way back", pivot=True),
+        Step("call", "it may be refused", call=call, lane=lane),
+    )
 
 
 def test_calls_after_the_pivot_are_known() -> None:
     found = {}
     for name, workflow in WORKFLOWS.items():
         pivots = [number for number, step in enumerate(workflow.steps) if step.pivot]
-        found[name] = [step.name for step in workflow.steps[pivots[0] + 1:] if step.call] if pivots else []
+        found[name] = (
+            [step.name for step in workflow.steps[pivots[0] + 1 :] if step.call] if pivots else []
+        )
     assert {name: steps for name, steps in found.items() if steps} == AFTER_THE_PIVOT
 
 
@@ -77,13 +96,20 @@ def test_calls_after_the_pivot_are_known() -> None:
 def test_a_refusal_after_the_pivot_fails_nothing(lane: Lane, pending: list[str]) -> None:
     made = run()
     runner.ignore_refusals(after_pivot(lane), 1, [made])
-    assert (made.problem, made.ignored_refusal, made.cleanup_message) == (None, "It is in use.", "It is in use.")
+    assert (made.problem, made.ignored_refusal, made.cleanup_message) == (
+        None,
+        "It is in use.",
+        "It is in use.",
+    )
     assert [(row["kind"], row["target"], row["why"]) for row in made.cleanups] == [
-        (kind, "server", "It is in use.") for kind in pending]
+        (kind, "server", "It is in use.") for kind in pending
+    ]
 
 
 def test_other_refusals_are_failures() -> None:
-    before = workflow_of(Step("call", "before", call=call), Step("pivot", "no way back", pivot=True))
+    before = workflow_of(
+        Step("call", "before", call=call), Step("pivot", "no way back", pivot=True)
+    )
     here = workflow_of(Step("pivot", "no way back", pivot=True), Step("here", "no call"))
     for workflow, index in ((before, 0), (here, 1)):
         made = run()
@@ -95,9 +121,12 @@ def test_a_refusal_on_the_way_back_is_no_error() -> None:
     told: list[Any] = []
     workflow = workflow_of(
         Step("call", "it is undone by a call", undo_call=call, lane=Lane.NETWORK),
-        failed=lambda tx, engine, run, problem: told.append((str(problem), run.data.undo_failures)))
+        failed=lambda tx, engine, run, problem: told.append((str(problem), run.data.undo_failures)),
+    )
     made = run("undo")
     runner.undone(None, None, workflow, 0, made, "It is in use.")  # type: ignore[arg-type]  # no row is written
     assert told == [("It broke.", {})]
     assert [row["kind"] for row in made.cleanups] == [PORTS]
-    assert [(event["event"], event["message"]) for event in made.events] == [("undone", "It is in use.")]
+    assert [(event["event"], event["message"]) for event in made.events] == [
+        ("undone", "It is in use.")
+    ]

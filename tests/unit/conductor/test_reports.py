@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports that piled up and are taken in together: each counts for what it is."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -40,13 +41,17 @@ def being_built(cloud: Cloud) -> tuple[str, Sync, Result]:
 def test_a_report_that_came_twice_counts_once(cloud: Cloud) -> None:
     server, said, result = being_built(cloud)
     answers = reports.handle(cloud.engine, [said, said])
-    assert [answer.acknowledged for answer in answers if not isinstance(answer, Exception)] == [[result.key]] * 2
+    assert [answer.acknowledged for answer in answers if not isinstance(answer, Exception)] == [
+        [result.key]
+    ] * 2
     assert cloud.show(server).vm_state == states.ACTIVE
     assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("late_first", [True, False])
-def test_a_late_result_of_another_attempt_does_not_hide_the_one_waited_for(cloud: Cloud, late_first: bool) -> None:
+def test_a_late_result_of_another_attempt_does_not_hide_the_one_waited_for(
+    cloud: Cloud, late_first: bool
+) -> None:
     server, said, result = being_built(cloud)
     action, step, _ = result.key.split("/")
     late = dataclasses.replace(result, key=f"{action}/{step}/0", status="failed", error="It broke.")
@@ -93,27 +98,53 @@ def test_a_host_that_has_more_now_says_so_in_its_session(cloud: Cloud) -> None:
 
 
 def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> None:
-    session, query = cloud.hosts["h1"].agent.session, sa.select(schema.providers.c.changed_at).where(
-        schema.providers.c.host == "h1")
+    session, query = (
+        cloud.hosts["h1"].agent.session,
+        sa.select(schema.providers.c.changed_at).where(schema.providers.c.host == "h1"),
+    )
     before = cloud.store.read(lambda tx: tx.scalar(query))
     cloud.time.pass_by(60)
     reports.handle(cloud.engine, [Sync("h1", session, metrics={"cpu.percent": 0.25})])
-    row = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).one())
+    row = cloud.store.read(
+        lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).one()
+    )
     assert row.metrics == {"cpu.percent": 0.25}
     assert row.metrics_at - before >= 60 * SECOND
-    assert cloud.store.read(lambda tx: tx.scalar(query)) == before, "schedulers find it by its own time"
-    assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [("h1", {"cpu.percent": 0.25})]
+    assert cloud.store.read(lambda tx: tx.scalar(query)) == before, (
+        "schedulers find it by its own time"
+    )
+    assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [
+        ("h1", {"cpu.percent": 0.25})
+    ]
 
 
 def test_a_command_that_hangs_says_so_in_its_action_until_it_goes_on(cloud: Cloud) -> None:
     server, said, result = being_built(cloud)
     causes = []
-    for phase in ("hangs in ensure_guest (starting)", "starting", "hangs in ensure_guest (starting)"):
-        reports.handle(cloud.engine, [dataclasses.replace(said, results=[], working=[result.key],
-                                                          phases={result.key: phase})])
-        causes.append(cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one()))
-    assert causes == [f"Host {said.host} hangs in ensure_guest (starting)", None,
-                      f"Host {said.host} hangs in ensure_guest (starting)"]
+    for phase in (
+        "hangs in ensure_guest (starting)",
+        "starting",
+        "hangs in ensure_guest (starting)",
+    ):
+        reports.handle(
+            cloud.engine,
+            [
+                dataclasses.replace(
+                    said, results=[], working=[result.key], phases={result.key: phase}
+                )
+            ],
+        )
+        causes.append(
+            cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one())
+        )
+    assert causes == [
+        f"Host {said.host} hangs in ensure_guest (starting)",
+        None,
+        f"Host {said.host} hangs in ensure_guest (starting)",
+    ]
     reports.handle(cloud.engine, [said])
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one()) is None
+    assert (
+        cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one())
+        is None
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conductor's edges without sockets: its post, and what becomes of a sync when it stops."""
+
 from __future__ import annotations
 
 import threading
@@ -46,7 +47,14 @@ class Wire:
         self.casts.append((method, host, content))
         return True
 
-    def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
+    def call(
+        self,
+        topic: str,
+        method: str,
+        server: str | None = None,
+        timeout: float = 10,
+        **arguments: Any,
+    ) -> Any:
         self.calls.append((topic, method, timeout))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -65,7 +73,16 @@ def opened(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
 
 
 def command(image: Any = None, verb: str = "ensure_guest") -> Command:
-    return Command("a", "build", 1, "s", 1, 1, verb, {"guest": {"image": image}} if verb == "ensure_guest" else {})
+    return Command(
+        "a",
+        "build",
+        1,
+        "s",
+        1,
+        1,
+        verb,
+        {"guest": {"image": image}} if verb == "ensure_guest" else {},
+    )
 
 
 def test_a_scheduler_is_asked_once_and_the_runner_asks_again() -> None:
@@ -98,8 +115,12 @@ def test_more_images_than_a_ticket_opens_are_several_messages() -> None:
     commands = [command({"id": f"i{number}"}) for number in range(MOST + 1)]
     post(wire).do("h1", commands)
     post(wire).cache_images("h1", [ImageRef(f"i{number}", "raw") for number in range(MOST + 1)])
-    assert [len(arguments.get("commands", arguments.get("images"))) for _, _, arguments in wire.casts] == [MOST, 1] * 2
-    assert [opened(arguments["access"])[2] for _, _, arguments in wire.casts[1::2]] == [{f"i{MOST}"}] * 2
+    assert [
+        len(arguments.get("commands", arguments.get("images"))) for _, _, arguments in wire.casts
+    ] == [MOST, 1] * 2
+    assert [opened(arguments["access"])[2] for _, _, arguments in wire.casts[1::2]] == [
+        {f"i{MOST}"}
+    ] * 2
     assert wire.casts[0][2]["commands"] == to_wire(commands[:MOST])
 
 
@@ -113,21 +134,42 @@ def test_images_to_fetch_ahead_bring_a_ticket_or_wait() -> None:
     assert len(wire.casts) == 1
 
 
-def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-                                                               ) -> None:
+def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(service, "CLEANUP_SECONDS", 0.01)
     store, networks = upgrade(Store(f"sqlite:///{tmp_path}/k.db")), Networks()
     engine = Engine(store, Clock(), Wire(), "c1/1")  # type: ignore[arg-type]  # it posts nothing
-    store.write(lambda tx: cleanups.add(tx, [{"kind": cleanups.PORTS, "target": "s", "place": "", "args": {},
-                                              "server_id": "s", "project_id": "p", "why": "It is silent."}]))
-    networks.create([{"network_id": "n1", "device_id": "s", "binding:profile": {"made_by": "kilonova"}}])
-    write, failures = store.write, [RuntimeError("nobody foresaw this"), errors.Unavailable("the database is away")]
+    store.write(
+        lambda tx: cleanups.add(
+            tx,
+            [
+                {
+                    "kind": cleanups.PORTS,
+                    "target": "s",
+                    "place": "",
+                    "args": {},
+                    "server_id": "s",
+                    "project_id": "p",
+                    "why": "It is silent.",
+                }
+            ],
+        )
+    )
+    networks.create(
+        [{"network_id": "n1", "device_id": "s", "binding:profile": {"made_by": "kilonova"}}]
+    )
+    write, failures = (
+        store.write,
+        [RuntimeError("nobody foresaw this"), errors.Unavailable("the database is away")],
+    )
 
     def failing(work: Any) -> Any:
         if failures:
             raise failures.pop()
         engine.networks = networks
         return write(work)
+
     monkeypatch.setattr(store, "write", failing)
     conductor = Conductor(engine, post(Wire()), FRESHNESS)
     thread = threading.Thread(target=conductor.clean_up, daemon=True)
@@ -141,11 +183,16 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pyte
 
 @pytest.fixture
 def conductor() -> Conductor:
-    return Conductor(Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"), post(Wire()),  # type: ignore[arg-type]
-                     FRESHNESS)
+    return Conductor(
+        Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"),
+        post(Wire()),  # type: ignore[arg-type]
+        FRESHNESS,
+    )
 
 
-def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conductor: Conductor) -> None:
+def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(
+    conductor: Conductor,
+) -> None:
     caught: list[Exception] = []
 
     def ask() -> None:
@@ -153,6 +200,7 @@ def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conducto
             conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
         except errors.Unavailable as problem:
             caught.append(problem)
+
     asking = threading.Thread(target=ask)
     asking.start()
     asking.join(0.2)

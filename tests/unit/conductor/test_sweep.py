@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sweep's judgement: whose silence counts, and when nobody's does."""
+
 from __future__ import annotations
 
 import pytest
@@ -20,7 +21,9 @@ class Rig:
             self.cloud.sync(host)
         self.rounds(40, list(self.cloud.hosts))
 
-    def rounds(self, count: int, heard: list[str], hears_itself: bool = True, seconds: int = 1) -> list[str]:
+    def rounds(
+        self, count: int, heard: list[str], hears_itself: bool = True, seconds: int = 1
+    ) -> list[str]:
         """So many, of so many seconds each; returns who was found down."""
         down: list[str] = []
         for _ in range(count):
@@ -40,7 +43,9 @@ def rig() -> Rig:
 MOST = ["h2", "h3", "h4", "h5", "h6"]
 
 
-def test_one_silent_host_among_many_is_down_after_the_silence_and_up_when_it_is_heard(rig: Rig) -> None:
+def test_one_silent_host_among_many_is_down_after_the_silence_and_up_when_it_is_heard(
+    rig: Rig,
+) -> None:
     assert rig.rounds(25, MOST) == []
     assert rig.is_up("h1")
     assert rig.rounds(10, MOST) == ["h1"]

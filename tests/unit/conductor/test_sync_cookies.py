@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cookies: good for the host and session that they were given to, for a minute or two."""
+
 from __future__ import annotations
 
 from conductor.sync_cookies import SLOT_SECONDS, SyncCookies
@@ -37,4 +38,6 @@ def test_a_cookie_is_good_for_one_to_two_minutes() -> None:
 def test_conductors_clocks_may_be_half_a_minute_apart() -> None:
     ahead, behind = Wall(), Wall()
     ahead.now += SLOT_SECONDS
-    assert SyncCookies("secret", behind).is_fresh("h1", 7, SyncCookies("secret", ahead).cookie("h1", 7))
+    assert SyncCookies("secret", behind).is_fresh(
+        "h1", 7, SyncCookies("secret", ahead).cookie("h1", 7)
+    )

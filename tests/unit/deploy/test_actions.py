@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova action``: what is stuck is named with its cause and the commands that help, and each of them does."""
+"""``kilonova action``: what is stuck is named with its cause and the commands that help, and each
+of them does."""
+
 from __future__ import annotations
 
 import json
@@ -27,7 +29,7 @@ class Operator:
         self.conf, self._capsys = folder / "kilonova.conf", capsys
         self.conf.write_text(f"[database]\nurl = sqlite:///{folder}/k.db\n")
         self.time = Time()
-        self.time.micros = time.time_ns() // 1000      # commands go by the real clock
+        self.time.micros = time.time_ns() // 1000  # commands go by the real clock
         self.cloud = Cloud(upgrade(Store(f"sqlite:///{folder}/k.db", time=self.time)), self.time)
         self.cloud.round()
 
@@ -40,8 +42,9 @@ class Operator:
         """A server and its action, which is stuck."""
         [server] = self.cloud.create(networks=[])
         self.cloud.settle()
-        action = self.cloud.ask(server, what, args={
-            "image_id": "11111111-1111-4111-8111-111111111111", "name": "snap"})
+        action = self.cloud.ask(
+            server, what, args={"image_id": "11111111-1111-4111-8111-111111111111", "name": "snap"}
+        )
         change(self.cloud, action, failures=9, **values)
         self.cloud.advance()
         assert self.row(action).state == actions.STUCK
@@ -73,18 +76,29 @@ def test_what_is_stuck_is_shown_with_its_cause_and_what_helps(operator: Operator
     assert status == 1 and other not in told
     assert [action, server, "stop", "stuck", "renamed"] == told.splitlines()[1].split()[:5]
     [found] = json.loads(operator.types("list", "--stuck", "--json")[1])
-    assert (found["id"], found["state"], found["failures"], "args" in found) == (action, "stuck", 10, False)
+    assert (found["id"], found["state"], found["failures"], "args" in found) == (
+        action,
+        "stuck",
+        10,
+        False,
+    )
     status, told = operator.types("show", action)
     assert status == 1
-    assert "failed 10 times in a row: an unforeseen failure, again and again. LookupError: stop has no step" in told
+    assert (
+        "failed 10 times in a row: an unforeseen failure, again and again. LookupError: stop has no step"
+        in told
+    )
     assert all(f"kilonova action {way} {action}" in told for way in ("retry", "abort", "settle"))
     assert json.loads(operator.types("show", action, "--json")[1])["events"][-1]["event"] == "stuck"
 
 
 def test_one_that_is_retried_goes_on(operator: Operator) -> None:
     server, action = operator.stuck(step="renamed")
-    change(operator.cloud, action, step=None)            # the release that knows it is back
-    assert operator.types("retry", action) == (0, f"action {action}, stop of server {server}, goes on\n")
+    change(operator.cloud, action, step=None)  # the release that knows it is back
+    assert operator.types("retry", action) == (
+        0,
+        f"action {action}, stop of server {server}, goes on\n",
+    )
     operator.cloud.settle()
     assert operator.cloud.show(server).vm_state == states.STOPPED
     assert operator.types("show", action) == (1, f"kilonova: Action {action} is done.\n")
@@ -93,7 +107,9 @@ def test_one_that_is_retried_goes_on(operator: Operator) -> None:
 def test_one_that_is_settled_lets_its_server_go(operator: Operator) -> None:
     server, action = operator.stuck(step="renamed")
     assert operator.types("settle", action, "none") == (
-        1, f"action {action}, stop of server {server}, has ended as failed\nThere is no action none.\n")
+        1,
+        f"action {action}, stop of server {server}, has ended as failed\nThere is no action none.\n",
+    )
     shown = operator.cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.action) == (states.ERROR, None, None)
     assert shown.fault["message"] == "It did not go on, and an operator has ended it."
@@ -101,10 +117,19 @@ def test_one_that_is_settled_lets_its_server_go(operator: Operator) -> None:
     assert operator.types("settle", action) == (1, f"Action {action} is failed, not stuck.\n")
 
 
-@pytest.mark.parametrize(("values", "why"), [
-    ({"step": "renamed"}, "stop has no step renamed in this release"),
-    ({"workflow": "delete", "step": "gone", "data": []}, "at its step gone there is no way back")])
-def test_one_that_cannot_be_undone_is_not_aborted(operator: Operator, values: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"step": "renamed"}, "stop has no step renamed in this release"),
+        (
+            {"workflow": "delete", "step": "gone", "data": []},
+            "at its step gone there is no way back",
+        ),
+    ],
+)
+def test_one_that_cannot_be_undone_is_not_aborted(
+    operator: Operator, values: dict[str, Any], why: str
+) -> None:
     _, action = operator.stuck(**values)
     status, told = operator.types("abort", action)
     assert status == 1 and why in told and "ettle it" in told
@@ -114,9 +139,15 @@ def test_one_that_cannot_be_undone_is_not_aborted(operator: Operator, values: di
 def test_one_that_is_aborted_is_undone(operator: Operator) -> None:
     server, action = operator.stuck("createImage", data=["no dictionary"])
     change(operator.cloud, action, data={})
-    assert operator.types("abort", action) == (0, f"action {action}, createImage of server {server}, is being undone\n")
+    assert operator.types("abort", action) == (
+        0,
+        f"action {action}, createImage of server {server}, is being undone\n",
+    )
     operator.cloud.settle()
-    assert (operator.row(action).state, operator.cloud.show(server).vm_state) == ("failed", states.ACTIVE)
+    assert (operator.row(action).state, operator.cloud.show(server).vm_state) == (
+        "failed",
+        states.ACTIVE,
+    )
     assert operator.cloud.images.records == {}
     assert operator.cloud.findings() == []
 
@@ -130,5 +161,7 @@ def test_what_no_conductor_takes_is_listed_too(operator: Operator) -> None:
     assert status == 1 and "overdue" in told
     assert f"kilonova action settle {action}" in operator.types("show", action)[1]
     assert operator.types("settle", action)[0] == 0
-    rows = operator.cloud.store.read(lambda tx: tx.execute(sa.select(schema.servers.c.vm_state)).scalars().all())
+    rows = operator.cloud.store.read(
+        lambda tx: tx.execute(sa.select(schema.servers.c.vm_state)).scalars().all()
+    )
     assert rows == [states.ERROR]

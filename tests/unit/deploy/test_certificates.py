@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who can read the certificates of a cloud on this machine."""
+
 from __future__ import annotations
 
 import os
@@ -18,5 +19,10 @@ def test_qemus_user_reads_its_own_and_nobody_else_any(tmp_path: Path) -> None:
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o711
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
-    assert modes == {"ca-cert.pem": 0o640, "server-cert.pem": 0o640, "server-key.pem": 0o640, "client-cert.pem": 0o640,
-                     "client-key.pem": 0o640}
+    assert modes == {
+        "ca-cert.pem": 0o640,
+        "server-cert.pem": 0o640,
+        "server-key.pem": 0o640,
+        "client-cert.pem": 0o640,
+        "client-key.pem": 0o640,
+    }

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list|retry|drop``, and what the doctor and the status tell of pending cleanups."""
+"""``kilonova cleanup list|retry|drop``, and what the doctor and the status tell of pending
+cleanups.
+"""
+
 from __future__ import annotations
 
 import json
@@ -36,9 +39,21 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def pending(store: Store) -> list[Any]:
     """A binding and an image, the first of them tried once."""
     row = {"args": {}, "server_id": SERVER, "project_id": "p", "place": ""}
-    store.write(lambda tx: cleanups.add(tx, [
-        {**row, "kind": cleanups.BINDING, "target": PORT, "place": "h1", "why": "It is silent."},
-        {**row, "kind": cleanups.IMAGE, "target": IMAGE, "why": "The image is protected."}]))
+    store.write(
+        lambda tx: cleanups.add(
+            tx,
+            [
+                {
+                    **row,
+                    "kind": cleanups.BINDING,
+                    "target": PORT,
+                    "place": "h1",
+                    "why": "It is silent.",
+                },
+                {**row, "kind": cleanups.IMAGE, "target": IMAGE, "why": "The image is protected."},
+            ],
+        )
+    )
     [first, _] = store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING, cleanups.IMAGE], 9))
     store.write(lambda tx: cleanups.postpone(tx, first, TRUNK, cleanups.REFUSED_AT_MOST))
     return store.read(cleanups.list_all)
@@ -51,7 +66,9 @@ def test_nothing_is_pending(conf: str, store: Store, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_what_is_pending_and_why(conf: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_pending_and_why(
+    conf: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     pending(store)
     assert main(["--config", conf, "cleanup", "list"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -60,25 +77,34 @@ def test_what_is_pending_and_why(conf: str, store: Store, capsys: pytest.Capture
     assert f"image {IMAGE}" in lines[3] and lines[-1] == "2 pending cleanups"
     assert main(["--config", conf, "cleanup", "list", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [(one["kind"], one["target"], one["place"], one["tries"], one["why"]) for one in found] == [
-        ("binding", PORT, "h1", 1, TRUNK), ("image", IMAGE, None, 0, "The image is protected.")]
+    assert [
+        (one["kind"], one["target"], one["place"], one["tries"], one["why"]) for one in found
+    ] == [("binding", PORT, "h1", 1, TRUNK), ("image", IMAGE, None, 0, "The image is protected.")]
 
 
-def test_status_and_doctor_tell_it_and_find_nothing_wrong(conf: str, store: Store,
-                                                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_doctor_tell_it_and_find_nothing_wrong(
+    conf: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     pending(store)
     assert main(["--config", conf, "doctor", "--no-hosts"]) == 0
     told = capsys.readouterr().out
-    assert "all is well" in told and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in told
+    assert (
+        "all is well" in told
+        and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in told
+    )
     assert main(["--config", conf, "status"]) == 0
     assert "cleanups: 2" in capsys.readouterr().out
 
 
-def test_one_is_hastened_and_one_is_given_up(conf: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_is_hastened_and_one_is_given_up(
+    conf: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = pending(store)
     assert store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING, cleanups.IMAGE], 9)) == []
     assert main(["--config", conf, "cleanup", "retry", str(first.id)]) == 0
-    assert [row.id for row in store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING], 9))] == [first.id]
+    assert [row.id for row in store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING], 9))] == [
+        first.id
+    ]
     assert main(["--config", conf, "cleanup", "drop", str(second.id)]) == 0
     assert [row.id for row in store.read(cleanups.list_all)] == [first.id]
     capsys.readouterr()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator's command: what it prints and the status it ends with."""
+
 from __future__ import annotations
 
 import os
@@ -36,43 +37,73 @@ def conf(tmp_path: Path) -> Path:
 
 
 def test_sample_in_the_repository_is_what_the_command_prints() -> None:
-    assert SAMPLE.read_text() == text(), "run: kilonova config sample > deploy/samples/kilonova.conf"
+    assert SAMPLE.read_text() == text(), (
+        "run: kilonova config sample > deploy/samples/kilonova.conf"
+    )
 
 
 def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path) -> None:
     for options in config.OPTIONS.values():
         for option in options:
             assert f"#{option.dest} =" in text()
-    lines = [line[1:] if line.startswith("#") and " = " in line and not line.startswith("# ") else line
-             for line in text().splitlines()]
+    lines = [
+        line[1:] if line.startswith("#") and " = " in line and not line.startswith("# ") else line
+        for line in text().splitlines()
+    ]
     path = tmp_path / "all.conf"
-    path.write_text("\n".join(line for line in lines if "the host's name" not in line and not line.endswith("=")))
+    path.write_text(
+        "\n".join(
+            line for line in lines if "the host's name" not in line and not line.endswith("=")
+        )
+    )
     config.load(str(path))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
+
     takes_one = any(name in ("host", "id") for name, _ in ARGUMENTS.get(words, ()))
     role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
     options = parser().parse_args([*words, "1"] if takes_one else [*words, *role])
     assert callable(getattr(importlib.import_module(options.module), options.function))
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["hosts"], ["status"], ["explain", "--flavor", "x"],
-                                   ["consoles", "list"], ["database", "version"], ["host", "debts"],
-                                   ["action", "list"], ["action", "show", "a"], ["action", "retry", "a"],
-                                   ["cleanup", "list"], ["cleanup", "retry", "1"], ["cleanup", "drop", "1"],
-                                   ["host", "restore", "a"], ["host", "drain", "a"], ["host", "evacuate", "a"]],
-                         ids=" ".join)
-def test_who_only_looks_makes_no_database(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor"],
+        ["hosts"],
+        ["status"],
+        ["explain", "--flavor", "x"],
+        ["consoles", "list"],
+        ["database", "version"],
+        ["host", "debts"],
+        ["action", "list"],
+        ["action", "show", "a"],
+        ["action", "retry", "a"],
+        ["cleanup", "list"],
+        ["cleanup", "retry", "1"],
+        ["cleanup", "drop", "1"],
+        ["host", "restore", "a"],
+        ["host", "drain", "a"],
+        ["host", "evacuate", "a"],
+    ],
+    ids=" ".join,
+)
+def test_who_only_looks_makes_no_database(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     conf = tmp_path / "kilonova.conf"
     conf.write_text(f"[database]\nurl = sqlite:///{tmp_path}/not/there/k.db\n")
     assert main(["--config", str(conf), *words]) == 1
     assert not (tmp_path / "not").exists()
     told = capsys.readouterr()
     if words != ["database", "version"]:
-        assert f"sqlite:///{tmp_path}/not/there/k.db" in told.err and "kilonova database upgrade" in told.err
+        assert (
+            f"sqlite:///{tmp_path}/not/there/k.db" in told.err
+            and "kilonova database upgrade" in told.err
+        )
 
 
 @pytest.mark.parametrize("words", [["config", "sample"], ["--help"]], ids=" ".join)
@@ -80,20 +111,30 @@ def test_whose_reader_has_gone_ends_without_a_word(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
-        done = subprocess.run([sys.executable, "-m", "deploy.cli.main", *words], stdout=gone, stderr=subprocess.PIPE,
-                              text=True, check=False, timeout=60, env={**os.environ, "PYTHONUNBUFFERED": ""})
+        done = subprocess.run(
+            [sys.executable, "-m", "deploy.cli.main", *words],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_pipe_that_breaks_elsewhere_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(options: object) -> int:
         raise BrokenPipeError("the broker's socket")
+
     monkeypatch.setattr("deploy.cli.config.sample", broken)
     with pytest.raises(BrokenPipeError, match="broker"):
         main(["config", "sample"])
 
 
-def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_database_upgrade_is_repeatable_and_version_tells(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", str(conf), "database", "version"]) == 1
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
@@ -102,10 +143,12 @@ def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: py
     assert "was empty" in lines[1] and "already" in lines[2]
 
 
-def test_database_upgrade_seals_user_data_with_the_key(conf: Path, monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_database_upgrade_seals_user_data_with_the_key(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def seal(store: Store, vault: Vault) -> int:
         return len(vault.open_text(Vault("key").seal_text("abc")))
+
     monkeypatch.setattr(user_data, "seal_user_data", seal)
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
     assert "sealed" not in capsys.readouterr().out
@@ -114,12 +157,17 @@ def test_database_upgrade_seals_user_data_with_the_key(conf: Path, monkeypatch: 
     assert "user data of 3 servers" in capsys.readouterr().out
 
 
-def test_consoles_are_listed_and_ended(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consoles_are_listed_and_ended(
+    conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
     store, server = Store(f"sqlite:///{tmp_path}/k.db"), "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
     store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
-    token = store.write(lambda tx: console_tokens.create(tx, server, "novnc", project_id="p", user_id="mira",
-                                                         seconds=60))
+    token = store.write(
+        lambda tx: console_tokens.create(
+            tx, server, "novnc", project_id="p", user_id="mira", seconds=60
+        )
+    )
     store.write(lambda tx: console_tokens.use(tx, token))
     capsys.readouterr()
     assert main(["--config", str(conf), "consoles", "list"]) == 0
@@ -132,25 +180,33 @@ def test_consoles_are_listed_and_ended(conf: Path, tmp_path: Path, capsys: pytes
     store.close()
 
 
-def test_status_and_doctor_refuse_an_empty_database(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_doctor_refuse_an_empty_database(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (["status"], ["doctor", "--no-hosts"]):
         assert main(["--config", str(conf), *command]) == 1
         assert "kilonova database upgrade" in capsys.readouterr().err
 
 
-def test_doctor_of_an_empty_cloud_finds_nothing(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_of_an_empty_cloud_finds_nothing(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["--config", str(conf), "database", "upgrade"])
     assert main(["--config", str(conf), "doctor", "--no-hosts"]) == 0
     assert capsys.readouterr().out.endswith("all is well\n")
 
 
-def test_wrong_value_is_refused_with_the_options_name(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_value_is_refused_with_the_options_name(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     conf.write_text("[api]\nport = 99999\n")
     assert main(["--config", str(conf), "config", "check"]) == 1
     assert "port" in capsys.readouterr().err
 
 
-def test_wrong_target_of_vendor_data_is_refused(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_target_of_vendor_data_is_refused(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     conf.write_text("[vendor_data]\nproviders = dynamic\ndynamic_targets = https://cmdb.example/\n")
     assert main(["--config", str(conf), "config", "check"]) == 1
     assert "[vendor_data] dynamic_targets" in capsys.readouterr().err
@@ -168,8 +224,9 @@ def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
     store.close()
 
 
-def test_notifications_that_wait_are_counted_and_found(conf: Path, tmp_path: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_notifications_that_wait_are_counted_and_found(
+    conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["--config", str(conf), "database", "upgrade"])
     main(["--config", str(conf), "status"])
     assert capsys.readouterr().out.endswith("\nnotifications: 0\n")
@@ -177,11 +234,20 @@ def test_notifications_that_wait_are_counted_and_found(conf: Path, tmp_path: Pat
     store.notify_with(NotificationSettings("api"))
     for age in (outbox.LATE + 40 * SECOND, 0):
         store.write(lambda tx: outbox.tell(tx, "f1", FLAVOR, "flavor.create"))
-        store.write(lambda tx, age=age: tx.execute(sa.update(schema.notifications).where(  # type: ignore[misc]
-            schema.notifications.c.id == sa.select(sa.func.max(schema.notifications.c.id)).scalar_subquery()
-        ).values(created_at=now() - age)))
+        store.write(
+            lambda tx, age=age: tx.execute(
+                sa.update(schema.notifications)
+                .where(  # type: ignore[misc]
+                    schema.notifications.c.id
+                    == sa.select(sa.func.max(schema.notifications.c.id)).scalar_subquery()
+                )
+                .values(created_at=now() - age)
+            )
+        )
     main(["--config", str(conf), "status"])
-    assert "\nnotifications: 2\n  the oldest, flavor.create of f1, for 34" in capsys.readouterr().out
+    assert (
+        "\nnotifications: 2\n  the oldest, flavor.create of f1, for 34" in capsys.readouterr().out
+    )
     found = findings(store, dict, pause=0)
     assert [(one.invariant, one.subject) for one in found] == [("notifications-sent", "outbox")]
     assert "[oslo_messaging_notifications] transport_url" in found[0].text

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host debts``: what is left where, what it holds, and what will make it go."""
+
 from __future__ import annotations
 
 import json
@@ -36,8 +37,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(made)
     for name in ("a", "b"):
-        made.write(lambda tx, name=name: hosts.register(tx, name, "boot",
-                                                        HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
+        made.write(
+            lambda tx, name=name: hosts.register(
+                tx, name, "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)
+            )
+        )
     yield made
     made.close()
 
@@ -45,11 +49,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def owe(store: Store, server: str, host: str, consumer: str) -> None:
     """The consumer holds one VCPU and 512 MiB there, and the server's guest is a debt."""
     with store.begin() as tx:
-        request = allocations.ClaimRequest(consumer, "p", "u", {"VCPU": 1, "MEMORY_MB": 512}, [host])
+        request = allocations.ClaimRequest(
+            consumer, "p", "u", {"VCPU": 1, "MEMORY_MB": 512}, [host]
+        )
         allocations.claim(tx, [request])
         assert request.host == host
-        guests.add(tx, [{"server_id": server, "host": host, "fence": 1,
-                         "holder": consumer if consumer != server else None}])
+        guests.add(
+            tx,
+            [
+                {
+                    "server_id": server,
+                    "host": host,
+                    "fence": 1,
+                    "holder": consumer if consumer != server else None,
+                }
+            ],
+        )
         guests.add_debt(tx, server, 2, host=host)
 
 
@@ -60,24 +75,31 @@ def test_nothing_is_owed(conf: Path, store: Store, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_what_is_left_where_and_what_it_holds(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_where_and_what_it_holds(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One by a migration, which holds what the server had on its source."""
     owe(store, SERVER, "a", SERVER)
     owe(store, OTHER, "b", MOVE)
     with store.begin() as tx:
-        tx.execute(sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(up=False))
+        tx.execute(
+            sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(up=False)
+        )
         services.fence(tx, "b")
     assert main(["--config", str(conf), "host", "debts", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(one["server"], one["host"], one["host_state"], one["holds"]) for one in found] == [
         (SERVER, "a", "up", {"VCPU": 1, "MEMORY_MB": 512}),
-        (OTHER, "b", "silent, fenced", {"VCPU": 1, "MEMORY_MB": 512})]
+        (OTHER, "b", "silent, fenced", {"VCPU": 1, "MEMORY_MB": 512}),
+    ]
     assert "within seconds" in found[0]["goes"] and "when the host is back" in found[1]["goes"]
     assert main(["--config", str(conf), "host", "debts", "b"]) == 1
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert said[0] == "server name host since holds"
     assert said[1].startswith(f"{OTHER} b 2") and said[1].endswith("512 MEMORY_MB, 1 VCPU")
-    assert said[2] == "1 debts" and said[3].startswith("host b is silent, fenced; it is removed when the host is back")
+    assert said[2] == "1 debts" and said[3].startswith(
+        "host b is silent, fenced; it is removed when the host is back"
+    )
 
 
 def test_a_host_that_is_none(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,4 +111,6 @@ def test_one_that_is_heard_and_does_not_pay_says_where_to_look() -> None:
     debt = Debt(SERVER, "web", HostState("a", "uuid", up=True, disabled=True), 0, {})
     assert "kilonova-agent there says why" in goes(debt, LATE)
     assert state(debt.host) == "up, disabled"
-    assert "start its agent" in goes(Debt(SERVER, "web", HostState("gone", "", up=False), 0, {}), LATE)
+    assert "start its agent" in goes(
+        Debt(SERVER, "web", HostState("gone", "", up=False), 0, {}), LATE
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova explain``: the request that it makes, the answer that it prints, the status it ends with."""
+"""``kilonova explain``: the request that it makes, the answer that it prints, the status it ends
+with."""
+
 from __future__ import annotations
 
 import json
@@ -22,11 +24,22 @@ from tests.schemas import upgrade
 
 UNKNOWN = "5a0f7c1e-9d2b-4b8e-8a43-0c9d9a7f5b11"
 FLAVOR = Flavor("42", "m1.small", 2, 2048, 20)
-FITS = Explanation(total=3, passing=2, hosts=["b", "a"], room={"nova": 5, "az1": 7},
-                   removed=[{"hosts": 1, "text": "disabled"}], reason="3 hosts: 1 disabled", by_host={"c": "disabled"})
-FULL = Explanation(total=3, passing=0, removed=[{"hosts": 2, "text": "disabled"}, {"hosts": 1, "text": "forced down"}],
-                   reason="3 hosts: 2 disabled, 1 forced down",
-                   by_host={"a": "disabled", "b": "disabled", "c": "forced down"})
+FITS = Explanation(
+    total=3,
+    passing=2,
+    hosts=["b", "a"],
+    room={"nova": 5, "az1": 7},
+    removed=[{"hosts": 1, "text": "disabled"}],
+    reason="3 hosts: 1 disabled",
+    by_host={"c": "disabled"},
+)
+FULL = Explanation(
+    total=3,
+    passing=0,
+    removed=[{"hosts": 2, "text": "disabled"}, {"hosts": 1, "text": "forced down"}],
+    reason="3 hosts: 2 disabled, 1 forced down",
+    by_host={"a": "disabled", "b": "disabled", "c": "forced down"},
+)
 
 
 class Cloud:
@@ -38,14 +51,37 @@ class Cloud:
         self.store = Store(f"sqlite:///{folder}/k.db")
         upgrade(self.store)
         for name in ("a", "b", "c"):
-            self.store.write(lambda tx, name=name: hosts.register(tx, name, "boot", HostInventory(
-                "QEMU", 7002000, name + ".cloud", 4, 8192, 100)))
+            self.store.write(
+                lambda tx, name=name: hosts.register(
+                    tx, name, "boot", HostInventory("QEMU", 7002000, name + ".cloud", 4, 8192, 100)
+                )
+            )
         with self.store.begin() as tx:
-            tx.execute(sa.insert(schema.flavors).values(created_at=now()), {
-                "flavorid": FLAVOR.id, "name": FLAVOR.name, "vcpus": 2, "memory_mb": 2048, "root_gb": 20,
-                "ephemeral_gb": 0, "swap_mb": 0, "is_public": False, "extra_specs": {}})
-            tx.execute(sa.insert(schema.aggregates), {"id": 1, "uuid": "u", "name": "n", "created_at": 0,
-                                                      "updated_at": 0, "meta": {"availability_zone": "az1"}})
+            tx.execute(
+                sa.insert(schema.flavors).values(created_at=now()),
+                {
+                    "flavorid": FLAVOR.id,
+                    "name": FLAVOR.name,
+                    "vcpus": 2,
+                    "memory_mb": 2048,
+                    "root_gb": 20,
+                    "ephemeral_gb": 0,
+                    "swap_mb": 0,
+                    "is_public": False,
+                    "extra_specs": {},
+                },
+            )
+            tx.execute(
+                sa.insert(schema.aggregates),
+                {
+                    "id": 1,
+                    "uuid": "u",
+                    "name": "n",
+                    "created_at": 0,
+                    "updated_at": 0,
+                    "meta": {"availability_zone": "az1"},
+                },
+            )
             tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "b"})
         self.answer: Explanation | errors.Problem = FITS
         self.asked: list[RequestSpec] = []
@@ -57,8 +93,11 @@ class Cloud:
         return self.answer
 
     def run(self, *words: str) -> int:
-        return explain(parser().parse_args(["--config", str(self.conf), "explain", *words]), self.ask)
+        return explain(
+            parser().parse_args(["--config", str(self.conf), "explain", *words]), self.ask
+        )
 
+    # fmt: off
     def failed_server(self, **args: Any) -> str:
         """One that found no host, with its journal."""
         server, action = ids.new(), ids.new()
@@ -81,6 +120,7 @@ class Cloud:
                 ("place", 2, "failed", None, "No valid host was found. 3 hosts: 2 disabled, 1 excluded",
                  "a: disabled\nb: disabled")), 1)]))
         return server
+    # fmt: on
 
 
 @pytest.fixture
@@ -94,15 +134,26 @@ def cloud(tmp_path: Path) -> Any:
 def test_the_answer_in_words(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert cloud.run("--flavor", "m1.small", "--count", "12") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "needs 20 DISK_GB, 2048 MEMORY_MB, 2 VCPU", "3 hosts, 2 of them can take one", "      1  disabled",
-        "         c: disabled", "room for 12 more, by zone:", "  az1   7", "  nova  5", "best first: b, a",
-        "12 of them: yes"]
+        "needs 20 DISK_GB, 2048 MEMORY_MB, 2 VCPU",
+        "3 hosts, 2 of them can take one",
+        "      1  disabled",
+        "         c: disabled",
+        "room for 12 more, by zone:",
+        "  az1   7",
+        "  nova  5",
+        "best first: b, a",
+        "12 of them: yes",
+    ]
     assert cloud.run("--flavor", "42", "--count", "13") == 1
     assert capsys.readouterr().out.splitlines()[-1] == "13 of them: no"
     cloud.answer = FULL
     assert cloud.run("--flavor", "42") == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[1:4] == ["3 hosts, 0 of them can take one", "      2  disabled", "      1  forced down"]
+    assert said[1:4] == [
+        "3 hosts, 0 of them can take one",
+        "      2  disabled",
+        "      1  forced down",
+    ]
     assert said[-2:] == ["room for 0 more", "1 of them: no"]
 
 
@@ -110,17 +161,30 @@ def test_the_answer_for_programs(cloud: Cloud, capsys: pytest.CaptureFixture[str
     assert cloud.run("--flavor", "42", "--count", "12", "--zone", "az1", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["fits"], said["count"], said["room"], said["by_host"], said["hosts"]) == (
-        True, 12, FITS.room, FITS.by_host, FITS.hosts)
+        True,
+        12,
+        FITS.room,
+        FITS.by_host,
+        FITS.hosts,
+    )
     assert said["request"]["resources"] == {"VCPU": 2, "MEMORY_MB": 2048, "DISK_GB": 20}
     assert said["request"]["availability_zone"] == "az1"
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    (("--zone", "az1"), {"availability_zone": "az1"}), (("--host", "a"), {"requested_host": "a"}),
-    (("--zone", "nova:b"), {"availability_zone": "az1", "force_host": "b"}),
-    (("--zone", ":b:b.cloud"), {"force_host": "b"}), (("--project", "p1"), {"project_id": "p1"}),
-    (("--hint", "query=[]", "--hint", "cidr=/24"), {"hints": {"query": "[]", "cidr": "/24"}})])
-def test_the_request_is_what_the_options_say(cloud: Cloud, words: tuple[str, ...], expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--zone", "az1"), {"availability_zone": "az1"}),
+        (("--host", "a"), {"requested_host": "a"}),
+        (("--zone", "nova:b"), {"availability_zone": "az1", "force_host": "b"}),
+        (("--zone", ":b:b.cloud"), {"force_host": "b"}),
+        (("--project", "p1"), {"project_id": "p1"}),
+        (("--hint", "query=[]", "--hint", "cidr=/24"), {"hints": {"query": "[]", "cidr": "/24"}}),
+    ],
+)
+def test_the_request_is_what_the_options_say(
+    cloud: Cloud, words: tuple[str, ...], expected: dict[str, Any]
+) -> None:
     assert cloud.run("--flavor", "42", *words) == 0
     [spec] = cloud.asked
     assert spec.flavor == FLAVOR and spec.resources["MEMORY_MB"] == 2048
@@ -130,24 +194,50 @@ def test_the_request_is_what_the_options_say(cloud: Cloud, words: tuple[str, ...
 
 
 def test_a_group_brings_its_project_and_a_name_given_twice_is_a_list(cloud: Cloud) -> None:
-    group = cloud.store.write(lambda tx: server_groups.create(tx, {
-        "project_id": "p7", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}})).id
+    group = cloud.store.write(
+        lambda tx: server_groups.create(
+            tx, {"project_id": "p7", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}
+        )
+    ).id
     one, two = ids.new(), ids.new()
-    assert cloud.run("--flavor", "42", "--group", group, "--hint", f"same_host={one}", "--hint",
-                     f"same_host={two}") == 0
+    assert (
+        cloud.run(
+            "--flavor",
+            "42",
+            "--group",
+            group,
+            "--hint",
+            f"same_host={one}",
+            "--hint",
+            f"same_host={two}",
+        )
+        == 0
+    )
     [spec] = cloud.asked
     assert (spec.group, spec.project_id) == (group, "p7")
     assert spec.hints == {"group": group, "same_host": [one, two]}
 
 
-def test_servers_that_must_be_together_fit_where_the_most_room_is(cloud: Cloud, capsys: pytest.CaptureFixture[str]
-                                                                  ) -> None:
-    groups = {policy: cloud.store.write(lambda tx, policy=policy: server_groups.create(tx, {
-        "project_id": "p7", "user_id": "u", "name": "g", "policy": policy, "rules": {}})).id
-        for policy in ("affinity", "soft-affinity")}
-    status = {(policy, count): cloud.run("--flavor", "42", "--group", group, "--count", str(count))
-              for policy, group in groups.items() for count in (7, 8, 12)}
-    assert [case for case, number in status.items() if number] == [("affinity", 8), ("affinity", 12)]
+def test_servers_that_must_be_together_fit_where_the_most_room_is(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = {
+        policy: cloud.store.write(
+            lambda tx, policy=policy: server_groups.create(
+                tx, {"project_id": "p7", "user_id": "u", "name": "g", "policy": policy, "rules": {}}
+            )
+        ).id
+        for policy in ("affinity", "soft-affinity")
+    }
+    status = {
+        (policy, count): cloud.run("--flavor", "42", "--group", group, "--count", str(count))
+        for policy, group in groups.items()
+        for count in (7, 8, 12)
+    }
+    assert [case for case, number in status.items() if number] == [
+        ("affinity", 8),
+        ("affinity", 12),
+    ]
     assert "room for 7 more on one host, by zone:" in capsys.readouterr().out
 
 
@@ -157,17 +247,32 @@ def test_where_servers_go_that_name_no_zone(cloud: Cloud) -> None:
     assert cloud.asked[0].availability_zone == "az1"
 
 
-@pytest.mark.parametrize(("words", "option"), [
-    ((), "--flavor"), (("--flavor", "moon"), "--flavor"), (("--flavor", "42", "--count", "0"), "--count"),
-    (("--flavor", "42", "--zone", "moon"), "--zone"), (("--flavor", "42", "--zone", "a:b:c:d"), "--zone"),
-    (("--flavor", "42", "--zone", "nova:moon"), "--zone"), (("--flavor", "42", "--host", "moon"), "--host"),
-    (("--flavor", "42", "--zone", "nova:a", "--host", "a"), "--host"), (("--flavor", "42", "--hint", "a"), "--hint"),
-    (("--flavor", "42", "--hint", "same_host=a", "--hint", "same_host=b"), "--hint"),
-    (("--flavor", "42", "--hint", "_x=1"), "--hint"), (("--flavor", "42", "--group", "moon"), "--group"),
-    (("--flavor", "42", "--group", UNKNOWN), "--group"), (("moon",), "SERVER"), ((UNKNOWN,), "SERVER"),
-    (("web", "--zone", "nova"), "--zone"), (("web", "--flavor", "42"), "--flavor")], ids=" ".join)
-def test_a_wrong_option_is_named_and_nobody_is_asked(cloud: Cloud, capsys: pytest.CaptureFixture[str],
-                                                     words: tuple[str, ...], option: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ((), "--flavor"),
+        (("--flavor", "moon"), "--flavor"),
+        (("--flavor", "42", "--count", "0"), "--count"),
+        (("--flavor", "42", "--zone", "moon"), "--zone"),
+        (("--flavor", "42", "--zone", "a:b:c:d"), "--zone"),
+        (("--flavor", "42", "--zone", "nova:moon"), "--zone"),
+        (("--flavor", "42", "--host", "moon"), "--host"),
+        (("--flavor", "42", "--zone", "nova:a", "--host", "a"), "--host"),
+        (("--flavor", "42", "--hint", "a"), "--hint"),
+        (("--flavor", "42", "--hint", "same_host=a", "--hint", "same_host=b"), "--hint"),
+        (("--flavor", "42", "--hint", "_x=1"), "--hint"),
+        (("--flavor", "42", "--group", "moon"), "--group"),
+        (("--flavor", "42", "--group", UNKNOWN), "--group"),
+        (("moon",), "SERVER"),
+        ((UNKNOWN,), "SERVER"),
+        (("web", "--zone", "nova"), "--zone"),
+        (("web", "--flavor", "42"), "--flavor"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_option_is_named_and_nobody_is_asked(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], option: str
+) -> None:
     assert cloud.run(*words) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"kilonova: {option}: "), said.err
@@ -181,7 +286,9 @@ def test_a_count_that_is_no_number(cloud: Cloud, capsys: pytest.CaptureFixture[s
     assert "--count" in capsys.readouterr().err
 
 
-def test_nobody_to_ask_is_neither_yes_nor_no(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_to_ask_is_neither_yes_nor_no(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.answer = errors.NoAnswer("No scheduler answers.")
     assert cloud.run("--flavor", "42") == 3
     said = capsys.readouterr()
@@ -189,24 +296,39 @@ def test_nobody_to_ask_is_neither_yes_nor_no(cloud: Cloud, capsys: pytest.Captur
 
 
 # --- a server that is there ---
-def test_what_its_placement_said_and_what_is_true_now(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_its_placement_said_and_what_is_true_now(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = cloud.failed_server(zone="az1", host=None, forced=False)
     assert cloud.run(server) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[:9] == [
-        f"server {server} (web) of project p: error, on no host", said[1],
-        "  build, attempt 1, on c: The disk is full.", "      qemu-img: no space", "      on /var",
-        "  place, attempt 2: No valid host was found. 3 hosts: 2 disabled, 1 excluded", "      a: disabled",
-        "      b: disabled", ""]
+        f"server {server} (web) of project p: error, on no host",
+        said[1],
+        "  build, attempt 1, on c: The disk is full.",
+        "      qemu-img: no space",
+        "      on /var",
+        "  place, attempt 2: No valid host was found. 3 hosts: 2 disabled, 1 excluded",
+        "      a: disabled",
+        "      b: disabled",
+        "",
+    ]
     assert said[1].startswith("create of ") and said[1].endswith("(req-1):")
     assert said[9] == "a server like it now:" and said[-1] == "1 of them: yes"
     [spec] = cloud.asked
-    assert (spec.server, spec.availability_zone, spec.force_host, spec.requested_host) == (server, "az1", None, None)
+    assert (spec.server, spec.availability_zone, spec.force_host, spec.requested_host) == (
+        server,
+        "az1",
+        None,
+        None,
+    )
     assert (spec.image_properties, spec.hints) == ({"os_type": "linux"}, {"cidr": "/24"})
 
 
 @pytest.mark.parametrize(("forced", "expected"), [(True, ("a", None)), (False, (None, "a"))])
-def test_the_host_that_was_asked_for_is_asked_for_again(cloud: Cloud, forced: bool, expected: Any) -> None:
+def test_the_host_that_was_asked_for_is_asked_for_again(
+    cloud: Cloud, forced: bool, expected: Any
+) -> None:
     cloud.failed_server(zone=None, host="a", forced=forced)
     assert cloud.run("web") == 0
     assert (cloud.asked[0].force_host, cloud.asked[0].requested_host) == expected
@@ -219,7 +341,9 @@ def test_it_is_told_to_programs_too(cloud: Cloud, capsys: pytest.CaptureFixture[
     said = json.loads(capsys.readouterr().out)["server"]
     assert (said["id"], said["action"], said["vm_state"]) == (server, "create", "error")
     assert [(one["step"], one["attempt"], one["host"]) for one in said["failures"]] == [
-        ("build", 1, "c"), ("place", 2, None)]
+        ("build", 1, "c"),
+        ("place", 2, None),
+    ]
     assert said["failures"][1]["details"] == "a: disabled\nb: disabled"
 
 
@@ -230,7 +354,9 @@ def test_a_name_that_two_servers_have(cloud: Cloud, capsys: pytest.CaptureFixtur
     assert cloud.run(both[0]) == 0
 
 
-def test_what_happened_is_told_though_no_scheduler_answers(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_happened_is_told_though_no_scheduler_answers(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.answer = errors.NoAnswer("No scheduler answers.")
     assert cloud.run(cloud.failed_server()) == 3
     assert "No valid host was found. 3 hosts" in capsys.readouterr().out

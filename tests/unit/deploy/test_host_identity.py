@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add|rotate|remove``: the key file, what counts afterwards, and what is to be done at the broker."""
+"""``kilonova host add|rotate|remove``: the key file, what counts afterwards, and what is to be
+done at the broker.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -48,22 +51,30 @@ def operator(tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]) -
     return Operator(tmp_path, capsys)
 
 
-def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(operator: Operator, store: Store) -> None:
+def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(
+    operator: Operator, store: Store
+) -> None:
     own = operator.issues("add")
     assert own.newest("h1", Purpose.COMMAND) == derive("one", "h1", 1, Purpose.COMMAND)
     assert own.newest("h1", Purpose.QUERY) == derive("two", "h1", 1, Purpose.QUERY)
-    assert own.transport_url.startswith("rabbit://kilonova-host-h1:") and own.transport_url.endswith("@broker:5671/")
+    assert own.transport_url.startswith(
+        "rabbit://kilonova-host-h1:"
+    ) and own.transport_url.endswith("@broker:5671/")
     assert "S3CRET" not in operator.file.read_text(), "the cloud's own password is no host's"
     assert operator.file.stat().st_mode & 0o777 == 0o600
     assert store.read(host_keys.generations) == {"h1": Generations(1)}
     assert "rabbitmqctl add_user kilonova-host-h1" in operator.complained
-    assert all(secret not in operator.said + operator.complained
-               for secret in (own.transport_url.split(":")[2].split("@")[0], *own.secrets.values()))
+    assert all(
+        secret not in operator.said + operator.complained
+        for secret in (own.transport_url.split(":")[2].split("@")[0], *own.secrets.values())
+    )
     assert operator.gives("add", "h1") == 1
     assert "kilonova host rotate h1" in operator.complained
 
 
-def test_keys_that_are_replaced_count_for_an_hour_or_no_more(operator: Operator, store: Store) -> None:
+def test_keys_that_are_replaced_count_for_an_hour_or_no_more(
+    operator: Operator, store: Store
+) -> None:
     assert operator.gives("rotate", "h1") == 1
     assert "kilonova host add h1" in operator.complained
     first = operator.issues("add")
@@ -79,7 +90,11 @@ def test_keys_that_are_replaced_count_for_an_hour_or_no_more(operator: Operator,
 
 def test_a_host_is_removed_when_nothing_is_on_it(operator: Operator, store: Store) -> None:
     operator.issues("add")
-    store.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)))
+    store.write(
+        lambda tx: hosts.register(
+            tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
+        )
+    )
     assert operator.gives("remove", "h1") == 0
     assert "rabbitmqctl delete_user kilonova-host-h1" in operator.complained
     assert store.read(host_keys.generations) == {}

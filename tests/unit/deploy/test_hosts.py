@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova hosts``: what it says of each host, and the status it ends with."""
+
 from __future__ import annotations
 
 import json
@@ -17,14 +18,18 @@ from common.store.hosts import host_keys, hosts, services
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
-HOST = HostInventory("QEMU", 7002000, "", 4, 8192, 100, reserved_memory_mb=192, ratios={"VCPU": 4.0})
+HOST = HostInventory(
+    "QEMU", 7002000, "", 4, 8192, 100, reserved_memory_mb=192, ratios={"VCPU": 4.0}
+)
 
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     path = tmp_path / "kilonova.conf"
-    path.write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[scheduler]\nbuild_failure_limit = 3\n"
-                    "build_failure_pause = 100\n")
+    path.write_text(
+        f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[scheduler]\nbuild_failure_limit = 3\n"
+        "build_failure_pause = 100\n"
+    )
     return path
 
 
@@ -44,7 +49,9 @@ def change(store: Store, table: sa.Table, where: Any, **values: Any) -> None:
         tx.execute(sa.update(table).where(where).values(**values))
 
 
-def told(conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0) -> dict[str, dict[str, Any]]:
+def told(
+    conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0
+) -> dict[str, dict[str, Any]]:
     assert main(["--config", str(conf), "hosts", "--json"]) == status
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
@@ -54,55 +61,100 @@ def lines(conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0) -> li
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_free_of_what_there_is(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_free_of_what_there_is(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     with store.begin() as tx:
-        [provider] = tx.scalars(sa.select(schema.providers.c.id).where(schema.providers.c.host == "b"))
-        tx.execute(sa.insert(schema.allocations), {"provider_id": provider, "consumer_id": "s",
-                                                   "resource_class": "MEMORY_MB", "used": 2048})
-        tx.execute(sa.insert(schema.aggregates), {"id": 1, "uuid": "u", "name": "n", "created_at": 0, "updated_at": 0,
-                                                  "meta": {"availability_zone": "az1"}})
+        [provider] = tx.scalars(
+            sa.select(schema.providers.c.id).where(schema.providers.c.host == "b")
+        )
+        tx.execute(
+            sa.insert(schema.allocations),
+            {
+                "provider_id": provider,
+                "consumer_id": "s",
+                "resource_class": "MEMORY_MB",
+                "used": 2048,
+            },
+        )
+        tx.execute(
+            sa.insert(schema.aggregates),
+            {
+                "id": 1,
+                "uuid": "u",
+                "name": "n",
+                "created_at": 0,
+                "updated_at": 0,
+                "meta": {"availability_zone": "az1"},
+            },
+        )
         tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "b"})
     found = told(conf, capsys)
-    assert {name: row["zone"] for name, row in found.items()} == {"a": "nova", "b": "az1", "c": "nova"}
+    assert {name: row["zone"] for name, row in found.items()} == {
+        "a": "nova",
+        "b": "az1",
+        "c": "nova",
+    }
     assert found["b"]["classes"]["MEMORY_MB"] == {"total": 8000, "used": 2048, "free": 5952}
     assert found["a"]["facts"]["hypervisor_type"] == "QEMU"
     assert found["a"]["classes"]["VCPU"] == {"total": 16, "used": 0, "free": 16}
     assert lines(conf, capsys) == [
         "host zone state servers DISK_GB free/total MEMORY_MB free/total VCPU free/total",
-        "a nova up 0 100/100 8000/8000 16/16", "b az1 up 0 100/100 5952/8000 16/16",
-        "c nova up 0 100/100 8000/8000 16/16", "3 hosts, 3 of them take new servers"]
+        "a nova up 0 100/100 8000/8000 16/16",
+        "b az1 up 0 100/100 5952/8000 16/16",
+        "c nova up 0 100/100 8000/8000 16/16",
+        "3 hosts, 3 of them take new servers",
+    ]
 
 
-def test_why_a_host_takes_no_new_servers(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_a_host_takes_no_new_servers(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     [uuid] = [row.uuid for row in store.read(services.list_all) if row.host == "a"]
-    store.write(lambda tx: services.set_state(tx, uuid, disabled=True, disabled_reason="its fan is loud"))
+    store.write(
+        lambda tx: services.set_state(tx, uuid, disabled=True, disabled_reason="its fan is loud")
+    )
     change(store, schema.heartbeats, schema.heartbeats.c.host == "b", up=False)
     change(store, schema.services, schema.services.c.host == "c", forced_down=True)
     found = told(conf, capsys, status=1)
     assert [(row["state"], row["enabled"], row["open"]) for row in found.values()] == [
-        ("up", False, False), ("down", True, False), ("forced down", True, False)]
+        ("up", False, False),
+        ("down", True, False),
+        ("forced down", True, False),
+    ]
     said = lines(conf, capsys, status=1)
     assert "a nova up, disabled 0 " in said[1] and said[1].endswith(" its fan is loud")
     assert said[-1] == "3 hosts, 0 of them take new servers"
 
 
-def test_hosts_whose_builds_fail_are_left_out_for_a_while(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
-                                                          ) -> None:
+def test_hosts_whose_builds_fail_are_left_out_for_a_while(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = store.now()
     for name, failures, ago in (("a", 3, 60), ("b", 2, 1), ("c", 5, 101)):
-        change(store, schema.providers, schema.providers.c.host == name, failures=failures,
-               failed_at=now - ago * 1_000_000)
+        change(
+            store,
+            schema.providers,
+            schema.providers.c.host == name,
+            failures=failures,
+            failed_at=now - ago * 1_000_000,
+        )
     found = told(conf, capsys)
     assert 35 <= found["a"]["tried_again_in"] <= 40
-    assert [(row["left_out"], row["open"]) for row in found.values()] == [(True, False), (False, True), (False, True)]
+    assert [(row["left_out"], row["open"]) for row in found.values()] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
     said = lines(conf, capsys)
     assert "left out after 3 failed builds in a row, tried again in " in said[1]
     assert "failed" not in said[2]
     assert said[3].endswith("5 builds failed in a row; the next server tries it")
 
 
-def test_a_host_without_a_key_is_told_how_it_gets_one(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
-                                                      ) -> None:
+def test_a_host_without_a_key_is_told_how_it_gets_one(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As every host is after the upgrade that brought keys."""
     store.write(lambda tx: host_keys.remove(tx, "b"))
     assert [row["has_key"] for row in told(conf, capsys).values()] == [True, False, True]
@@ -111,7 +163,9 @@ def test_a_host_without_a_key_is_told_how_it_gets_one(conf: Path, store: Store, 
     assert "key" not in said[1]
 
 
-def test_a_cloud_without_hosts(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cloud_without_hosts(
+    conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(empty)
     empty.close()
@@ -122,30 +176,87 @@ def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int 
     """A server whose build failed on this host so many seconds ago."""
     server, action, at = ids.new(), ids.new(), store.now() - ago * 1_000_000
     with store.begin() as tx:
-        tx.execute(sa.insert(schema.servers).values(
-            id=server, project_id="p", user_id="u", name="s", hostname="s", vm_state="error", fence=1, flavor={},
-            flavor_id="1", vcpus=1, memory_mb=1, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
-            reservation_id="r", image_id=image, created_at=at, updated_at=at))
-        tx.execute(sa.insert(schema.actions).values(
-            id=action, server_id=server, project_id="p", user_id="u", request_id="r", name="create", workflow="create",
-            version=1, args={}, fence=1, state="failed", data={}, created_at=at, updated_at=at))
-        tx.execute(sa.insert(schema.events).values(action_id=action, seq=1, step="build", attempt=1, event="failed",
-                                                   host=host, message=cause, at=at))
+        tx.execute(
+            sa.insert(schema.servers).values(
+                id=server,
+                project_id="p",
+                user_id="u",
+                name="s",
+                hostname="s",
+                vm_state="error",
+                fence=1,
+                flavor={},
+                flavor_id="1",
+                vcpus=1,
+                memory_mb=1,
+                disk_gb=1,
+                meta={},
+                tags=[],
+                scheduler_hints={},
+                security_groups=[],
+                reservation_id="r",
+                image_id=image,
+                created_at=at,
+                updated_at=at,
+            )
+        )
+        tx.execute(
+            sa.insert(schema.actions).values(
+                id=action,
+                server_id=server,
+                project_id="p",
+                user_id="u",
+                request_id="r",
+                name="create",
+                workflow="create",
+                version=1,
+                args={},
+                fence=1,
+                state="failed",
+                data={},
+                created_at=at,
+                updated_at=at,
+            )
+        )
+        tx.execute(
+            sa.insert(schema.events).values(
+                action_id=action,
+                seq=1,
+                step="build",
+                attempt=1,
+                event="failed",
+                host=host,
+                message=cause,
+                at=at,
+            )
+        )
 
 
-def test_builds_that_failed_are_told_with_their_causes(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
-                                                       ) -> None:
+def test_builds_that_failed_are_told_with_their_causes(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     image, another = ids.new(), ids.new()
     for host in ("a", "a", "b"):
         fail_build(store, host, image, "The image is damaged.")
     fail_build(store, "a", another, "The disk is full.")
     fail_build(store, "c", another, "That was long ago.", ago=3700)
     found = told(conf, capsys)
-    assert [sum(one["builds"] for one in row["failed_builds"]) for row in found.values()] == [3, 1, 0]
-    assert found["b"]["failed_builds"] == [{"host": "b", "image": image, "cause": "The image is damaged.", "builds": 1}]
+    assert [sum(one["builds"] for one in row["failed_builds"]) for row in found.values()] == [
+        3,
+        1,
+        0,
+    ]
+    assert found["b"]["failed_builds"] == [
+        {"host": "b", "image": image, "cause": "The image is damaged.", "builds": 1}
+    ]
     said = lines(conf, capsys)
-    assert said[1].endswith("3 builds failed there in the last hour: 2 times: The image is damaged.; The disk is full.")
+    assert said[1].endswith(
+        "3 builds failed there in the last hour: 2 times: The image is damaged.; The disk is full."
+    )
     assert said[2].endswith("1 builds failed there in the last hour: The image is damaged.")
     assert "failed" not in said[3]
-    assert said[4:] == [f"image {image}: 3 builds failed on 2 of the hosts in the last hour: "
-                        "3 times: The image is damaged.", "3 hosts, 3 of them take new servers"]
+    assert said[4:] == [
+        f"image {image}: 3 builds failed on 2 of the hosts in the last hour: "
+        "3 times: The image is damaged.",
+        "3 hosts, 3 of them take new servers",
+    ]

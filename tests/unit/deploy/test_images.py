@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guests' images: what their disks and archives hold, what they are made of, when they are made anew."""
+"""The guests' images: what their disks and archives hold, what they are made of, when they are made
+anew."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -32,26 +34,35 @@ def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
     found: dict[str, tuple[int, bytes]] = {}
     at = 0
     while "TRAILER!!!" not in found:
-        assert archive[at:at + 6] == b"070701"
-        numbers = [int(archive[at + 6 + 8 * field:at + 14 + 8 * field], 16) for field in range(13)]
+        assert archive[at : at + 6] == b"070701"
+        numbers = [
+            int(archive[at + 6 + 8 * field : at + 14 + 8 * field], 16) for field in range(13)
+        ]
         mode, size, name_size = numbers[1], numbers[6], numbers[11]
         start = at + 110 + name_size
-        name = archive[at + 110:start - 1].decode()
+        name = archive[at + 110 : start - 1].decode()
         start += -start % 4
-        found[name] = (mode, archive[start:start + size])
+        found[name] = (mode, archive[start : start + size])
         at = start + size + -size % 4
     return found
 
 
 @pytest.mark.parametrize("script", BUILDS, ids=lambda path: path.parent.name)
 def test_each_build_names_its_packages_and_how_it_is_used(script: Path) -> None:
-    assert {"busybox-static", "syslinux", "mtools", "qemu-utils"} <= set(packages.image_packages(script.parent.name))
+    assert {"busybox-static", "syslinux", "mtools", "qemu-utils"} <= set(
+        packages.image_packages(script.parent.name)
+    )
     done = subprocess.run([script, "one", "two"], capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and ("usage: build OUTPUT.qcow2" in done.stderr or "is missing" in done.stderr)
+    assert done.returncode != 0 and (
+        "usage: build OUTPUT.qcow2" in done.stderr or "is missing" in done.stderr
+    )
 
 
-@pytest.mark.parametrize("script", [path for path in IMAGES.glob("*/*") if path.read_bytes()[:20].count(b"sh\n")],
-                         ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "script",
+    [path for path in IMAGES.glob("*/*") if path.read_bytes()[:20].count(b"sh\n")],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
 def test_scripts_of_guests_are_shell(script: Path) -> None:
     checked = subprocess.run(["sh", "-n", script], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -61,21 +72,29 @@ def test_tests_have_all_that_the_commands_have_and_no_package_twice_is_asked_for
     assert set(packages.for_up()) < set(packages.for_test())
     network = {"dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "iproute2"}
     assert network | {"novnc", "dropbear-bin"} <= set(packages.for_up())
-    assert {"chromium", "mmdebstrap", "tcpdump"} <= set(packages.for_test()) - set(packages.for_up())
+    assert {"chromium", "mmdebstrap", "tcpdump"} <= set(packages.for_test()) - set(
+        packages.for_up()
+    )
 
 
 def test_archive_holds_what_was_given(tmp_path: Path) -> None:
     tree = tmp_path / "lib/modules/6.1.0-1-cloud-amd64"
     tree.mkdir(parents=True)
-    (tree / "modules.dep").write_text("net/virtio_net.ko: net/failover.ko core/base.ko\ncore/base.ko:\n"
-                                      "net/failover.ko: core/base.ko\nfs/nls-x.ko:\n")
+    (tree / "modules.dep").write_text(
+        "net/virtio_net.ko: net/failover.ko core/base.ko\ncore/base.ko:\n"
+        "net/failover.ko: core/base.ko\nfs/nls-x.ko:\n"
+    )
     for name in ("net/virtio_net.ko", "net/failover.ko", "core/base.ko", "fs/nls-x.ko"):
         (tree / name).parent.mkdir(exist_ok=True)
         (tree / name).write_text(name)
     kernel = tmp_path / "boot/vmlinuz-6.1.0-1-cloud-amd64"
     if not boot_disk.BUSYBOX.exists():
         pytest.skip("busybox-static is not installed")
-    held = entries(boot_disk.initramfs(["bin"], {"init": b"#!/bin/sh\n"}, kernel, ["virtio_net", "nls_x", "builtin"]))
+    held = entries(
+        boot_disk.initramfs(
+            ["bin"], {"init": b"#!/bin/sh\n"}, kernel, ["virtio_net", "nls_x", "builtin"]
+        )
+    )
     assert held["init"] == (0o100755, b"#!/bin/sh\n")
     assert held["bin/sh"] == (0o120777, b"busybox") and held["bin"][0] == 0o40755
     assert held["modules/order"][1] == b"base.ko\nfailover.ko\nvirtio_net.ko\nnls-x.ko\n"
@@ -89,25 +108,46 @@ def test_lean_module_has_neither_signature_nor_types() -> None:
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
     made = boot_disk.lean(signed)
     assert b".BTF\0" not in made and not made.endswith(b"appended~\n")
-    assert made.startswith(b"\x7fELF code\0.text\0") and made.index(b".data") == signed.index(b".data")
+    assert made.startswith(b"\x7fELF code\0.text\0") and made.index(b".data") == signed.index(
+        b".data"
+    )
 
 
-@pytest.mark.parametrize(("root_size", "partitions"), [
-    (8 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 8)]),
-    (800 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 800)])], ids=["tiny", "debian"])
-def test_partitions_are_in_the_first_sector(root_size: int, partitions: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    ("root_size", "partitions"),
+    [
+        (8 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 8)]),
+        (800 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 800)]),
+    ],
+    ids=["tiny", "debian"],
+)
+def test_partitions_are_in_the_first_sector(
+    root_size: int, partitions: list[tuple[int, ...]]
+) -> None:
     record = boot_disk.master_boot_record(root_size)
     assert len(record) == 512 and record[510:] == b"\x55\xaa"
-    rows = [record[446 + 16 * number:462 + 16 * number] for number in range(4)]
-    assert [(row[0], row[4], int.from_bytes(row[8:12], "little") * 512 // MIB,
-             int.from_bytes(row[12:], "little") * 512 // MIB) for row in rows if any(row)] == partitions
+    rows = [record[446 + 16 * number : 462 + 16 * number] for number in range(4)]
+    assert [
+        (
+            row[0],
+            row[4],
+            int.from_bytes(row[8:12], "little") * 512 // MIB,
+            int.from_bytes(row[12:], "little") * 512 // MIB,
+        )
+        for row in rows
+        if any(row)
+    ] == partitions
 
 
 def test_libraries_are_put_where_the_guest_looks() -> None:
-    told = ("\tlinux-vdso.so.1 (0x00007f)\n\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f)\n"
-            "\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n")
-    assert boot_disk.libraries(told) == {"lib/libz.so.1": Path("/lib/x86_64-linux-gnu/libz.so.1"),
-                                         "lib64/ld-linux-x86-64.so.2": Path("/lib64/ld-linux-x86-64.so.2")}
+    told = (
+        "\tlinux-vdso.so.1 (0x00007f)\n\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f)\n"
+        "\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n"
+    )
+    assert boot_disk.libraries(told) == {
+        "lib/libz.so.1": Path("/lib/x86_64-linux-gnu/libz.so.1"),
+        "lib64/ld-linux-x86-64.so.2": Path("/lib64/ld-linux-x86-64.so.2"),
+    }
 
 
 def test_fingerprint_follows_every_part(tmp_path: Path) -> None:
@@ -124,24 +164,42 @@ def test_fingerprint_follows_every_part(tmp_path: Path) -> None:
 
 def test_debian_comes_from_the_mirrors_and_by_the_proxy_of_this_machine() -> None:
     build = loaded(IMAGES / "debian/build")
-    told = ("http://a/debian/ bookworm main\nhttp://a/debian/ bookworm main\nhttp://a/debian/ bookworm contrib\n"
-            "http://a/security/ bookworm-security main\nhttp://b/tools cloud-bookworm main\nhttp://c/ trixie main\n")
-    assert build.mirrors(told) == ["deb http://a/debian/ bookworm main",
-                                   "deb http://a/security/ bookworm-security main"]
+    told = (
+        "http://a/debian/ bookworm main\nhttp://a/debian/ bookworm main\nhttp://a/debian/ bookworm contrib\n"
+        "http://a/security/ bookworm-security main\nhttp://b/tools cloud-bookworm main\nhttp://c/ trixie main\n"
+    )
+    assert build.mirrors(told) == [
+        "deb http://a/debian/ bookworm main",
+        "deb http://a/security/ bookworm-security main",
+    ]
     assert build.mirrors("") == []
-    dumped = ('Acquire "";\nAcquire::http::Proxy "http://p:3128";\nAcquire::https::CaInfo "/ca";\n'
-              'Acquire::http::Proxy "";\nAcquire::http::Timeout "9";\n')
-    assert build.apt_options(dumped) == ['Acquire::http::Proxy "http://p:3128";', 'Acquire::https::CaInfo "/ca";']
+    dumped = (
+        'Acquire "";\nAcquire::http::Proxy "http://p:3128";\nAcquire::https::CaInfo "/ca";\n'
+        'Acquire::http::Proxy "";\nAcquire::http::Timeout "9";\n'
+    )
+    assert build.apt_options(dumped) == [
+        'Acquire::http::Proxy "http://p:3128";',
+        'Acquire::https::CaInfo "/ca";',
+    ]
 
 
 def test_debian_image_keeps_nothing_of_the_machine_that_made_it(tmp_path: Path) -> None:
     build = loaded(IMAGES / "debian/build")
-    for name in ("etc/ssh/ssh_host_rsa_key", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap",
-                 "etc/resolv.conf", "etc/hostname", "etc/systemd/system/kept.timer"):
+    for name in (
+        "etc/ssh/ssh_host_rsa_key",
+        "etc/apt/sources.list",
+        "etc/apt/apt.conf.d/99mmdebstrap",
+        "etc/resolv.conf",
+        "etc/hostname",
+        "etc/systemd/system/kept.timer",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("of the maker")
     build.customize(tmp_path)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.read_text() == "of the maker"] == [
-        "kept.timer"]
+    assert [
+        path.name
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.read_text() == "of the maker"
+    ] == ["kept.timer"]
     assert (tmp_path / "etc/systemd/system/apt-daily.timer").readlink() == Path("/dev/null")
     assert (tmp_path / "etc/resolv.conf").is_symlink()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that allows less: what ``up`` says of it, and that tests which need more are skipped with its reason."""
+"""A machine that allows less: what ``up`` says of it, and that tests which need more are skipped
+with its reason."""
+
 from __future__ import annotations
 
 import os
@@ -20,13 +22,17 @@ from deploy.packages import ROOT
 from deploy.progress import Failure
 
 #: Tests that need namespaces, mounts and bridges by each of the fixtures that make them.
-NEEDY = ("tests/unit/deploy/test_underlay.py::test_hosts_reach_each_other_and_what_is_broken_is_mended",
-         "tests/unit/compute_agent/test_images.py::test_full_disk_is_definite_and_another_host_may_do[announced]",
-         "tests/contract/test_network_host.py", "tests/contract/test_network_host_leases.py",
-         "tests/contract/test_network_moves.py",
-         "tests/contract/test_virt_actions.py::test_pause_keeps_the_guest_where_it_is[qemu]",
-         "tests/contract/test_virt_moves.py::test_what_travels_is_what_there_is[qemu]",
-         "tests/e2e/test_network.py", "tests/e2e/test_lab.py")
+NEEDY = (
+    "tests/unit/deploy/test_underlay.py::test_hosts_reach_each_other_and_what_is_broken_is_mended",
+    "tests/unit/compute_agent/test_images.py::test_full_disk_is_definite_and_another_host_may_do[announced]",
+    "tests/contract/test_network_host.py",
+    "tests/contract/test_network_host_leases.py",
+    "tests/contract/test_network_moves.py",
+    "tests/contract/test_virt_actions.py::test_pause_keeps_the_guest_where_it_is[qemu]",
+    "tests/contract/test_virt_moves.py::test_what_travels_is_what_there_is[qemu]",
+    "tests/e2e/test_network.py",
+    "tests/e2e/test_lab.py",
+)
 PLAIN = "tests/unit/deploy/test_underlay.py::test_addresses_of_one_cloud_are_together"
 
 
@@ -34,18 +40,28 @@ PLAIN = "tests/unit/deploy/test_underlay.py::test_addresses_of_one_cloud_are_tog
 def allowed(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
     """The abilities of the machine, all of them at first."""
     found = set(Ability)
-    monkeypatch.setattr(machine, "_lack", lambda ability: None if ability in found else machine.Lack(
-        f"No {ability.name}.", "Get it."))
+    monkeypatch.setattr(
+        machine,
+        "_lack",
+        lambda ability: (
+            None if ability in found else machine.Lack(f"No {ability.name}.", "Get it.")
+        ),
+    )
     return found
 
 
-@pytest.mark.parametrize(("lacking", "works", "does_not"), [
-    (Ability.NAMESPACES, ["KILONOVA_DRIVER=memory"], "KILONOVA_NETWORKS=no"),
-    (Ability.MOUNTS, ["KILONOVA_DRIVER=memory"], "KILONOVA_NETWORKS=no"),
-    (Ability.BRIDGES, ["KILONOVA_NETWORKS=no", "KILONOVA_DRIVER=memory"], ""),
-    (Ability.TAPS, ["KILONOVA_NETWORKS=no", "KILONOVA_DRIVER=memory"], "")])
+@pytest.mark.parametrize(
+    ("lacking", "works", "does_not"),
+    [
+        (Ability.NAMESPACES, ["KILONOVA_DRIVER=memory"], "KILONOVA_NETWORKS=no"),
+        (Ability.MOUNTS, ["KILONOVA_DRIVER=memory"], "KILONOVA_NETWORKS=no"),
+        (Ability.BRIDGES, ["KILONOVA_NETWORKS=no", "KILONOVA_DRIVER=memory"], ""),
+        (Ability.TAPS, ["KILONOVA_NETWORKS=no", "KILONOVA_DRIVER=memory"], ""),
+    ],
+)
 def test_up_names_the_settings_that_work_where_something_is_lacking(
-        tmp_path: Path, allowed: set[Ability], lacking: Ability, works: list[str], does_not: str) -> None:
+    tmp_path: Path, allowed: set[Ability], lacking: Ability, works: list[str], does_not: str
+) -> None:
     cloud = Cloud(tmp_path)
     preflight._rights(cloud)
     allowed.remove(lacking)
@@ -53,8 +69,10 @@ def test_up_names_the_settings_that_work_where_something_is_lacking(
         preflight._rights(cloud)
     assert [word for word in works if word not in caught.value.todo] == []
     assert not does_not or does_not not in caught.value.todo
-    settings = {"KILONOVA_DRIVER=memory": replace(cloud, driver="memory", networks=True),
-                "KILONOVA_NETWORKS=no": replace(cloud, networks=False)}
+    settings = {
+        "KILONOVA_DRIVER=memory": replace(cloud, driver="memory", networks=True),
+        "KILONOVA_NETWORKS=no": replace(cloud, networks=False),
+    }
     for setting in works:
         preflight._rights(settings[setting])
 
@@ -76,23 +94,53 @@ def test_first_lack_is_told_and_none_where_nothing_is_lacking(allowed: set[Abili
 
 
 def without_privileges(command: Sequence[str]) -> list[str]:
-    """The command as a root that may neither make namespaces nor mount nor change networks, as in most containers."""
+    """The command as a root that may neither make namespaces nor mount nor change networks, as in
+    most containers."""
     if machine.lack_of(Ability.NAMESPACES) is not None:
-        return list(command)        # this one may not either
+        return list(command)  # this one may not either
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (package util-linux) is not installed")
-    return ["setpriv", "--bounding-set", "-sys_admin,-net_admin", "--inh-caps", "-sys_admin,-net_admin", *command]
+    return [
+        "setpriv",
+        "--bounding-set",
+        "-sys_admin,-net_admin",
+        "--inh-caps",
+        "-sys_admin,-net_admin",
+        *command,
+    ]
 
 
 def test_unprivileged_machine_skips_with_its_reason_and_fails_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     done = subprocess.run(
-        without_privileges([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-                            f"--basetemp={tmp_path / 'base'}", PLAIN, *NEEDY]),
-        cwd=ROOT, env={**os.environ, "KILONOVA_TEST": "1"}, capture_output=True, text=True, check=False, timeout=300)
+        without_privileges(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                f"--junitxml={report}",
+                f"--basetemp={tmp_path / 'base'}",
+                PLAIN,
+                *NEEDY,
+            ]
+        ),
+        cwd=ROOT,
+        env={**os.environ, "KILONOVA_TEST": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     cases = list(ElementTree.parse(report).iter("testcase"))
-    outcomes = {f"{case.get('classname')}::{case.get('name')}": [(child.tag, child.get("message") or "")
-                                                               for child in case] for case in cases}
+    outcomes = {
+        f"{case.get('classname')}::{case.get('name')}": [
+            (child.tag, child.get("message") or "") for child in case
+        ]
+        for case in cases
+    }
     assert done.returncode == 0, done.stdout[-3000:]
     passed = [name for name, found in outcomes.items() if not found]
     skipped = {name: found[0] for name, found in outcomes.items() if found}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands say before they touch anything, and when a step fails."""
+
 from __future__ import annotations
 
 import os
@@ -57,13 +58,16 @@ def test_nothing_is_made_by_looking(cloud: Cloud) -> None:
     assert not home.exists() and not cloud.home.exists()
 
 
-def test_failing_step_says_its_number_what_failed_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_step_says_its_number_what_failed_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def broken() -> str:
         raise Failure("The disk is full.", "Make room.")
 
     def work() -> int:
         steps([("Fine", lambda: "a note"), ("Disk", broken)], first=3, total=9)
         return 0
+
     assert main(work) == 1
     said = capsys.readouterr()
     assert said.out == "[3/9] Fine …\n        a note\n[4/9] Disk …\n"
@@ -85,10 +89,13 @@ def test_waiting_ends_with_advice_of_that_moment() -> None:
     assert caught.value.todo == "advice"
 
 
-@pytest.mark.parametrize(("command", "arguments"), [(up.command, ["now"]), (down.command, ["--all"]),
-                                                    (test.run, ["nonsense"])])
-def test_unknown_arguments_are_refused_with_those_that_are_known(command: Callable[[list[str]], int],
-                                                                 arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [(up.command, ["now"]), (down.command, ["--all"]), (test.run, ["nonsense"])],
+)
+def test_unknown_arguments_are_refused_with_those_that_are_known(
+    command: Callable[[list[str]], int], arguments: list[str]
+) -> None:
     with pytest.raises(Failure) as caught:
         command(arguments)
     assert arguments[0] in caught.value.what and caught.value.todo
@@ -105,8 +112,11 @@ def test_broker_that_hosts_in_namespaces_do_not_reach_is_refused(tmp_path: Path)
     with pytest.raises(Failure, match="do not reach a broker of yours") as caught:
         preflight._reach(Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url))
     assert "KILONOVA_TRANSPORT_URL" in caught.value.todo
-    for fine in (Cloud(tmp_path, hosts=("h1",), broker_url=url), Cloud(tmp_path, hosts=("h1", "h2")),
-                 Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False)):
+    for fine in (
+        Cloud(tmp_path, hosts=("h1",), broker_url=url),
+        Cloud(tmp_path, hosts=("h1", "h2")),
+        Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False),
+    ):
         preflight._reach(fine)
 
 
@@ -114,8 +124,9 @@ def test_ports_are_given_once_and_seen_at_every_address() -> None:
     given = [free_ports(1) for _ in range(100)]
     assert len(set(given)) == 100 and all(port % STEP == 0 for port in given)
     with socket.create_server(("127.0.0.77", given[0])):
-        assert [is_taken(given[0], address) for address in (EVERYWHERE, "127.0.0.77", "127.0.0.1")] == [
-            True, True, False]
+        assert [
+            is_taken(given[0], address) for address in (EVERYWHERE, "127.0.0.77", "127.0.0.1")
+        ] == [True, True, False]
     assert not is_taken(given[0], EVERYWHERE)
     assert not is_taken(given[0], "192.0.2.1"), "an address that is nobody's here"
 
@@ -123,41 +134,67 @@ def test_ports_are_given_once_and_seen_at_every_address() -> None:
 def test_ports_are_given_to_one_process_of_the_machine() -> None:
     mine = {free_ports(1) for _ in range(50)}
     ask = "from deploy.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
-    done = subprocess.run([sys.executable, "-c", ask], cwd=packages.ROOT, capture_output=True, text=True, check=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        cwd=packages.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     theirs = {int(port) for port in done.stdout.split()}
     assert len(theirs) == 200 and mine.isdisjoint(theirs)
 
 
 def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
     url = "mysql+pymysql://u:p$word$$x${host}@127.0.0.1:1/kilonova"
-    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://a:b$c@127.0.0.1:1/", database_url=url)
+    cloud = Cloud(
+        tmp_path,
+        hosts=("h1",),
+        driver="memory",
+        broker_url="rabbit://a:b$c@127.0.0.1:1/",
+        database_url=url,
+    )
     cloud.prepare()
     assert config.load(str(cloud.config())).database.url == url
     assert "transport_url = rabbit://a:b$$c@127.0.0.1:1/" in cloud.config().read_text()
 
 
 def test_further_options_stand_beside_those_that_follow(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", options=(
-        ("DEFAULT", "shelved_offload_time", -1), ("quota", "driver", "unified")))
+    cloud = Cloud(
+        tmp_path,
+        hosts=("h1",),
+        driver="memory",
+        options=(("DEFAULT", "shelved_offload_time", -1), ("quota", "driver", "unified")),
+    )
     cloud.prepare()
     conf = config.load(str(cloud.config()))
     assert (conf.shelved_offload_time, conf.quota.driver, conf.host) == (-1, "unified", "h1")
 
 
 @pytest.mark.parametrize(("hosts", "driver"), [(("h1",), "memory"), (("h1", "h2"), "libvirt")])
-def test_own_processes_may_ask_the_stand_ins(tmp_path: Path, hosts: tuple[str, ...], driver: str) -> None:
+def test_own_processes_may_ask_the_stand_ins(
+    tmp_path: Path, hosts: tuple[str, ...], driver: str
+) -> None:
     """Which speak HTTP, in a lab at an address of this machine that is not loopback."""
-    cloud = Cloud(tmp_path, hosts=hosts, driver=driver, broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud = Cloud(
+        tmp_path, hosts=hosts, driver=driver, broker_url="rabbit://guest:guest@127.0.0.1:1/"
+    )
     cloud.prepare()
     for role in ("", *ROLES):
-        of_neighbour(config.load(str(cloud.config(role=role))), "[identity] auth_url", cloud.identity_url)
+        of_neighbour(
+            config.load(str(cloud.config(role=role))), "[identity] auth_url", cloud.identity_url
+        )
         assert config.CONF.identity.allow_plain_text == cloud.is_joined
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(tmp_path: Path, role: str) -> None:
-    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/")
+def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(
+    tmp_path: Path, role: str
+) -> None:
+    cloud = Cloud(
+        tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/"
+    )
     cloud.prepare()
     own, others = cloud.config().read_text(), cloud.config(role=role).read_text()
     for name in ("commands", "tickets"):
@@ -166,7 +203,12 @@ def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(tmp_path: Pat
 
 
 def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path, hosts=("h1", "h2"), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud = Cloud(
+        tmp_path,
+        hosts=("h1", "h2"),
+        driver="memory",
+        broker_url="rabbit://guest:guest@127.0.0.1:1/",
+    )
     cloud.prepare()
     configs = [cloud.config(), cloud.config("h1"), cloud.config("h2")]
     files = [*configs, cloud.clouds_yaml, *(tmp_path / "secrets").iterdir()]
@@ -177,6 +219,15 @@ def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> N
     assert cloud.password("admin") == secret
     assert len(set(configs)) == 3
     names = [program.name for program in cloud.programs()]
-    assert names == ["identity", "image", "api", "conductor", "scheduler", "placement", "image-gateway", "agent",
-                     "agent-2"]
+    assert names == [
+        "identity",
+        "image",
+        "api",
+        "conductor",
+        "scheduler",
+        "placement",
+        "image-gateway",
+        "agent",
+        "agent-2",
+    ]
     assert all(secret not in " ".join(program.command) for program in cloud.programs())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running cloud keeps the settings that it was started with; what was set otherwise is told by name."""
+"""A running cloud keeps the settings that it was started with; what was set otherwise is told by
+name."""
+
 from __future__ import annotations
 
 import fcntl
@@ -37,12 +39,14 @@ def running(cloud: Cloud) -> Iterator[Cloud]:
 
 def others(cloud: Cloud) -> dict[str, Cloud]:
     """How it is told -> the cloud with that one set otherwise."""
-    return {"KILONOVA_NETWORKS=yes": replace(cloud, networks=False),
-            "KILONOVA_DRIVER=libvirt": replace(cloud, driver="memory", networks=True),
-            "KILONOVA_HOSTS=1": replace(cloud, hosts=("h1", "h2")),
-            "KILONOVA_PORT_BASE": replace(cloud, ports=Ports.from_base(20000)),
-            "KILONOVA_TRANSPORT_URL": replace(cloud, broker_url="rabbit://u:p@127.0.0.1:1/"),
-            "KILONOVA_DATABASE_URL": replace(cloud, database_url=None)}
+    return {
+        "KILONOVA_NETWORKS=yes": replace(cloud, networks=False),
+        "KILONOVA_DRIVER=libvirt": replace(cloud, driver="memory", networks=True),
+        "KILONOVA_HOSTS=1": replace(cloud, hosts=("h1", "h2")),
+        "KILONOVA_PORT_BASE": replace(cloud, ports=Ports.from_base(20000)),
+        "KILONOVA_TRANSPORT_URL": replace(cloud, broker_url="rabbit://u:p@127.0.0.1:1/"),
+        "KILONOVA_DATABASE_URL": replace(cloud, database_url=None),
+    }
 
 
 def test_each_variable_that_differs_is_told_by_name(running: Cloud) -> None:

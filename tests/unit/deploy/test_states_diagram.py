@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about states is what the table says today, and leaves nothing out."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +12,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/states.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == states_diagram.page(), "run: python -m deploy.states_diagram > docs/states.md"
+    assert PAGE.read_text() == states_diagram.page(), (
+        "run: python -m deploy.states_diagram > docs/states.md"
+    )
 
 
 def test_it_has_every_state_and_every_action() -> None:
@@ -29,4 +32,6 @@ def test_arrows_are_what_actions_do() -> None:
     assert edges["paused", "active"] == ["reboot HARD", "unpause"]
     assert edges["shelved_offloaded", "active"] == ["unshelve"]
     assert ("deleted", "active") not in edges
-    assert "delete" not in {name for names in edges.values() for name in names}, "they are said once, for every state"
+    assert "delete" not in {name for names in edges.values() for name in names}, (
+        "they are said once, for every state"
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor with real processes: a death is followed by a start, an end by silence."""
+
 from __future__ import annotations
 
 import os
@@ -17,7 +18,7 @@ from deploy.packages import ROOT
 from deploy.progress import Failure
 from tests.waiting import await_true
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]     # does not end by itself
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]  # does not end by itself
 
 
 def until(condition: Callable[[], object], seconds: float = 10) -> None:
@@ -32,8 +33,14 @@ def alive(pid: int) -> bool:
 
 
 def program(folder: Path, name: str, command: list[str], grace: float = 1) -> supervise.Program:
-    return supervise.Program(name, command, str(folder / f"{name}.log"), str(ROOT), {"PATH": os.environ["PATH"]},
-                             grace=grace)
+    return supervise.Program(
+        name,
+        command,
+        str(folder / f"{name}.log"),
+        str(ROOT),
+        {"PATH": os.environ["PATH"]},
+        grace=grace,
+    )
 
 
 @pytest.fixture
@@ -42,9 +49,14 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
     made = Cloud(tmp_path)
     made.run.mkdir()
     (tmp_path / "log").mkdir()
-    supervise.write(made.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "two", SLEEPER)])
-    process = subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(made.run)], cwd=ROOT,
-                               stdout=(tmp_path / "log/supervise.log").open("ab"))
+    supervise.write(
+        made.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "two", SLEEPER)]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.supervise", str(made.run)],
+        cwd=ROOT,
+        stdout=(tmp_path / "log/supervise.log").open("ab"),
+    )
     until(lambda: made.pid("one") and made.pid("two"))
     yield made
     process.terminate()
@@ -68,8 +80,10 @@ def test_stopped_process_stays_down_until_it_is_started(cloud: Cloud) -> None:
 
 
 def test_power_cut_asks_nobody(cloud: Cloud, tmp_path: Path) -> None:
-    polite = ("import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: print('ended', flush=True))\n"
-              "print('ready', flush=True)\ntime.sleep(600)")        # goes on until it is killed
+    polite = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: print('ended', flush=True))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )  # goes on until it is killed
     supervise.write(cloud.run, [program(tmp_path, "polite", [sys.executable, "-c", polite])])
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     log = tmp_path / "polite.log"
@@ -90,15 +104,22 @@ def test_term_stops_everything(cloud: Cloud) -> None:
 
 def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path) -> None:
     """Each ends only when the other was told to, so one after the other they would be killed."""
-    patient = ("import pathlib, signal, sys, time\ndef told(*_):\n    here.touch()\n"
-               # Only the other's file tells it.
-               "    while not there.exists(): time.sleep(0.01)\n    print('ended', flush=True); sys.exit()\n"
-               "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, told)\n"
-               "print('ready', flush=True)\ntime.sleep(600)")       # until it is told
+    patient = (
+        "import pathlib, signal, sys, time\ndef told(*_):\n    here.touch()\n"
+        # Only the other's file tells it.
+        "    while not there.exists(): time.sleep(0.01)\n    print('ended', flush=True); sys.exit()\n"
+        "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, told)\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )  # until it is told
     files = [str(tmp_path / name) for name in ("first", "second")]
     logs = [tmp_path / f"{name}.log" for name in ("agent", "agent-2")]
-    supervise.write(cloud.run, [program(tmp_path, log.stem, [sys.executable, "-c", patient, *order], grace=10)
-                                for log, order in zip(logs, (files, files[::-1]), strict=True)])
+    supervise.write(
+        cloud.run,
+        [
+            program(tmp_path, log.stem, [sys.executable, "-c", patient, *order], grace=10)
+            for log, order in zip(logs, (files, files[::-1]), strict=True)
+        ],
+    )
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     until(lambda: all(log.exists() and log.read_text() == "ready\n" for log in logs))
     assert cloud.shut_down(30)
@@ -114,15 +135,21 @@ def test_killed_supervisor_takes_its_processes_along(cloud: Cloud) -> None:
 
 def test_new_list_stops_starts_and_keeps(cloud: Cloud, tmp_path: Path) -> None:
     one, two = cloud.pid("one"), cloud.pid("two")
-    supervise.write(cloud.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "three", SLEEPER)])
+    supervise.write(
+        cloud.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "three", SLEEPER)]
+    )
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     until(lambda: cloud.pid("three") and cloud.pid("two") is None)
     assert cloud.pid("one") == one and two is not None and not alive(two)
 
 
-def test_process_that_ignores_term_is_killed_with_its_children(cloud: Cloud, tmp_path: Path) -> None:
-    stubborn = ("import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-                "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)")   # until killed
+def test_process_that_ignores_term_is_killed_with_its_children(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    stubborn = (
+        "import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+    )  # until killed
     supervise.write(cloud.run, [program(tmp_path, "stubborn", [sys.executable, "-c", stubborn])])
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     log = tmp_path / "stubborn.log"
@@ -141,8 +168,13 @@ def test_process_that_cannot_run_is_tried_ever_later(cloud: Cloud, tmp_path: Pat
 
 
 def test_second_supervisor_of_a_folder_is_refused(cloud: Cloud) -> None:
-    second = subprocess.run([sys.executable, "-m", "deploy.supervise", str(cloud.run)], cwd=ROOT, check=False,
-                            capture_output=True, timeout=10)
+    second = subprocess.run(
+        [sys.executable, "-m", "deploy.supervise", str(cloud.run)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        timeout=10,
+    )
     assert second.returncode == 1 and b"another supervisor" in second.stderr
 
 

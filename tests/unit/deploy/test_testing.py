@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sets and jobs of ./deploy/test: every test is in one of each, what ran is counted, and nothing runs on."""
+"""The sets and jobs of ./deploy/test: every test is in one of each, what ran is counted, and
+nothing runs on."""
+
 from __future__ import annotations
 
 import os
@@ -57,20 +59,33 @@ def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
 
 
 def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
-    found = [job_of("contract", fixtures, marks, "x").name for fixtures, marks in (
-        ({"pair", "tmp_path"}, GUEST), ({"rig"}, GUEST), ({"pair"}, set()), ({"store", "servers"}, set()))]
+    found = [
+        job_of("contract", fixtures, marks, "x").name
+        for fixtures, marks in (
+            ({"pair", "tmp_path"}, GUEST),
+            ({"rig"}, GUEST),
+            ({"pair"}, set()),
+            ({"store", "servers"}, set()),
+        )
+    ]
     assert found == ["contract-moves", "contract-guests", "contract-services", "contract-databases"]
 
 
 def test_guests_that_boot_for_minutes_have_a_cloud_of_their_own() -> None:
-    assert [job_of("e2e", fixtures, set(), "x").name for fixtures in (
-        {"debians", "cloud", "first_up"}, {"cloud", "first_up"})] == ["e2e-debian", "e2e-cloud"]
+    assert [
+        job_of("e2e", fixtures, set(), "x").name
+        for fixtures in ({"debians", "cloud", "first_up"}, {"cloud", "first_up"})
+    ] == ["e2e-debian", "e2e-cloud"]
 
 
 def test_jobs_are_started_the_longest_first() -> None:
     assert {*longest_first(JOBS)} == {*JOBS} and all(job.seconds for job in JOBS)
-    assert [job.name for job in longest_first([Job("unit", "a", seconds=1), Job("unit", "b"),
-                                               Job("unit", "c", seconds=3)])] == ["c", "a", "b"]
+    assert [
+        job.name
+        for job in longest_first(
+            [Job("unit", "a", seconds=1), Job("unit", "b"), Job("unit", "c", seconds=3)]
+        )
+    ] == ["c", "a", "b"]
 
 
 class Marked:
@@ -87,10 +102,10 @@ class Marked:
 
 
 def test_mark_that_names_no_slice_ends_the_collection() -> None:
-    assert slice_of(Marked("guests")) is Slice.GUESTS                     # type: ignore[arg-type]
+    assert slice_of(Marked("guests")) is Slice.GUESTS  # type: ignore[arg-type]
     for names in ((), ("gests",), ("guests", "moves")):
         with pytest.raises(pytest.UsageError, match=r"test_x: slice.* is none of default, guests"):
-            slice_of(Marked(*names))                                    # type: ignore[arg-type]
+            slice_of(Marked(*names))  # type: ignore[arg-type]
 
 
 def test_commits_draw_every_slice() -> None:
@@ -98,7 +113,9 @@ def test_commits_draw_every_slice() -> None:
     assert drawn == set(SLICES)
 
 
-@pytest.mark.parametrize("words", [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci", "--", "-k", "x"]])
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci", "--", "-k", "x"]]
+)
 def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
     with pytest.raises(Failure, match="Not understood"):
         command.run(words)
@@ -106,7 +123,11 @@ def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
 
 def test_tox_has_an_environment_for_each_set_and_ring() -> None:
     lines = (ROOT / "tox.ini").read_text().splitlines()
-    [names] = [line.removeprefix("[testenv:{").removesuffix("}]") for line in lines if line.startswith("[testenv:")]
+    [names] = [
+        line.removeprefix("[testenv:{").removesuffix("}]")
+        for line in lines
+        if line.startswith("[testenv:")
+    ]
     assert sorted(names.split(",")) == sorted({*LIMITS_MINUTES, *SLICES, *RINGS})
 
 
@@ -117,8 +138,10 @@ def job(name: str) -> Job:
 
 def running(folder: Path, code: dict[str, str]) -> Jobs:
     """Jobs that run this Python."""
+
     def line(job: Job, report: Path) -> Sequence[str]:
         return [sys.executable, "-c", code[job.name], str(report)]
+
     return Jobs(folder, line, lambda job: {**os.environ, "MINE": job.name})
 
 
@@ -127,11 +150,24 @@ def results(jobs: Jobs, *names: str) -> dict[str, Result]:
 
 
 def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
-    found = results(running(tmp_path, {
-        "good": "import os; print('I am', os.environ['MINE'])", "bad": "raise SystemExit('no')", "empty": "exit(5)"}),
-        "good", "bad", "empty")
+    found = results(
+        running(
+            tmp_path,
+            {
+                "good": "import os; print('I am', os.environ['MINE'])",
+                "bad": "raise SystemExit('no')",
+                "empty": "exit(5)",
+            },
+        ),
+        "good",
+        "bad",
+        "empty",
+    )
     assert {name: (one.word, one.is_well) for name, one in found.items()} == {
-        "good": ("passed", True), "bad": ("FAILED", False), "empty": ("no tests", True)}
+        "good": ("passed", True),
+        "bad": ("FAILED", False),
+        "empty": ("no tests", True),
+    }
     assert found["good"].log.read_text() == "I am good\n" and found["bad"].failures() == "no\n"
     assert (found["bad"].passed, found["bad"].failed) == (0, 1)
 
@@ -154,9 +190,17 @@ def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(cases)]
     code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
     found = results(running(tmp_path, {"mixed": code}), "mixed")["mixed"]
-    assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (1, 2, ["no moon"])
+    assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (
+        1,
+        2,
+        ["no moon"],
+    )
     assert {case.name.rpartition("::")[2] for case in found.cases} == {
-        "test_good", "test_bad", "test_skipped", "test_broken"}
+        "test_good",
+        "test_bad",
+        "test_skipped",
+        "test_broken",
+    }
     assert found.ended() == 4
     said = found.failures()
     assert said.startswith("=") and "assert 1 == 2" in said and "OSError: gone" in said
@@ -165,27 +209,39 @@ def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
 def test_job_that_cannot_be_prepared_ends_the_run(tmp_path: Path) -> None:
     def refuse(job: Job) -> dict[str, str]:
         raise Failure("no server", "start one")
+
     jobs = Jobs(tmp_path, lambda job, report: [sys.executable, "-c", ""], refuse)
     with pytest.raises(Failure, match="no server"):
         list(jobs.run([job("one")]))
 
 
 def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: Path) -> None:
-    waits = ("import sys, signal, pathlib\n"
-             "def tidy(*_): pathlib.Path(sys.argv[1]).write_text('tidied'); sys.exit(2)\n"
-             "signal.signal(signal.SIGINT, tidy)\n"
-             "pathlib.Path(sys.argv[1] + '.begun').touch()\n"
-             "while True: signal.pause()\n")
+    waits = (
+        "import sys, signal, pathlib\n"
+        "def tidy(*_): pathlib.Path(sys.argv[1]).write_text('tidied'); sys.exit(2)\n"
+        "signal.signal(signal.SIGINT, tidy)\n"
+        "pathlib.Path(sys.argv[1] + '.begun').touch()\n"
+        "while True: signal.pause()\n"
+    )
     names = [f"waits-{number}" for number in range(2 * SIDE_BY_SIDE)]
     # A job of its own process, which nobody can tell that another has begun.
-    jobs = running(tmp_path, {**dict.fromkeys(names, waits), "quick": "import pathlib, time\n"
-                              f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)"})
+    jobs = running(
+        tmp_path,
+        {
+            **dict.fromkeys(names, waits),
+            "quick": "import pathlib, time\n"
+            f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)",
+        },
+    )
     run = jobs.run([job("quick"), *map(job, names)])
     assert next(run).job.name == "quick"
 
     def begun() -> list[Path]:
         return list(tmp_path.glob("*.begun"))
-    await_true(lambda: len(begun()) == SIDE_BY_SIDE, 60, begun)     # an interpreter that only starts may miss a signal
+
+    await_true(
+        lambda: len(begun()) == SIDE_BY_SIDE, 60, begun
+    )  # an interpreter that only starts may miss a signal
     run.close()
     tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
     assert len(tidied) == len(begun()) == SIDE_BY_SIDE

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses and names of clouds side by side; as root, the wire itself: made twice, broken, removed."""
+"""Addresses and names of clouds side by side; as root, the wire itself: made twice, broken,
+removed."""
+
 from __future__ import annotations
 
 import errno
@@ -28,8 +30,12 @@ NO_BROKER = "rabbit://guest:guest@127.0.0.1:1/"
 def test_clouds_whose_ports_differ_share_nothing() -> None:
     bases = (1024, 5000, *range(20000, 25000, Ports.COUNT), 65000)
     clouds = [Underlay(Path("/var/lib") / str(base), base) for base in bases]
-    for part in ([one.external for one in clouds], [one.address(1) for one in clouds], [one.tag for one in clouds],
-                 [one.first_identifier for one in clouds]):
+    for part in (
+        [one.external for one in clouds],
+        [one.address(1) for one in clouds],
+        [one.tag for one in clouds],
+        [one.first_identifier for one in clouds],
+    ):
         assert len(set(part)) == len(clouds)
     assert all(one.external.subnet_of(EXTERNAL) and one.address(9) in TUNNELS for one in clouds)
     assert Ports.COUNT >= PORTS and 65535 // PORTS < PARTS
@@ -45,23 +51,33 @@ def test_addresses_of_one_cloud_are_together(tmp_path: Path) -> None:
 
 
 def test_names_fit_into_the_kernels_limit(tmp_path: Path) -> None:
-    assert len(Underlay(tmp_path, 5000).bridge) <= 13       # and two more for a host's number
+    assert len(Underlay(tmp_path, 5000).bridge) <= 13  # and two more for a host's number
 
 
-def test_route_that_would_be_hidden_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_route_that_would_be_hidden_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "ip").write_text("#!/bin/sh\necho 'default via 10.0.0.1 dev eth0'\n"
-                               "echo '172.16.0.0/12 dev lan scope link'\n"
-                               "echo '172.24.156.64/26 dev own'\necho '192.168.1.0/24 dev eth0'\n")
+    (folder / "ip").write_text(
+        "#!/bin/sh\necho 'default via 10.0.0.1 dev eth0'\n"
+        "echo '172.16.0.0/12 dev lan scope link'\n"
+        "echo '172.24.156.64/26 dev own'\necho '192.168.1.0/24 dev eth0'\n"
+    )
     (folder / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    assert preflight._routes(Underlay(tmp_path, 5000).external) == ["172.16.0.0/12 dev lan scope link"]
+    assert preflight._routes(Underlay(tmp_path, 5000).external) == [
+        "172.16.0.0/12 dev lan scope link"
+    ]
 
 
-@pytest.mark.parametrize(("variable", "value"), [("KILONOVA_HOSTS", "0"), ("KILONOVA_HOSTS", "many"),
-                                                 ("KILONOVA_NETWORKS", "perhaps")])
-def test_wrong_variable_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("KILONOVA_HOSTS", "0"), ("KILONOVA_HOSTS", "many"), ("KILONOVA_NETWORKS", "perhaps")],
+)
+def test_wrong_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(Failure, match=rf"{variable} is '{value}'"):
         Cloud.from_environment()
@@ -80,29 +96,72 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, hosts=("h1", "h2"), broker_url=NO_BROKER)
     cloud.prepare()
     programs = {program.name: program.command for program in cloud.programs()}
-    assert list(programs) == ["libvirtd", "libvirtd-2", "identity", "image", "network", "network-host",
-                              "network-host-2", "api", "conductor", "scheduler", "placement", "image-gateway",
-                              "metadata", "console", "agent", "agent-2"]
+    assert list(programs) == [
+        "libvirtd",
+        "libvirtd-2",
+        "identity",
+        "image",
+        "network",
+        "network-host",
+        "network-host-2",
+        "api",
+        "conductor",
+        "scheduler",
+        "placement",
+        "image-gateway",
+        "metadata",
+        "console",
+        "agent",
+        "agent-2",
+    ]
     first, second = programs["network-host"], programs["network-host-2"]
     assert ("--external-gateway" in first, "--external-gateway" in second) == (True, False)
     network = f"/run/netns/{cloud.underlay.namespace(2)}"
     assert f"--net={network}" in second and not any("--net=" in word for word in first)
     for number, name, where in ((1, "libvirtd", "/proc/self/ns/net"), (2, "libvirtd-2", network)):
-        assert programs[name][-4:] == [where, f"h{number}", str(cloud.underlay.address(number)),
-                                       str(tmp_path / f"tls/libvirt-h{number}")]
-    assert programs["agent-2"][2:8] == [network, "h2", str(cloud.underlay.boot_id(2)), str(cloud.state_folder(1)),
-                                        str(cloud.libvirt_folder(1)), "--"] and len(programs["agent"]) == 1
-    assert "--no-hosts" in {program.name: program.command for program in Cloud(
-        tmp_path, driver="memory", networks=True).programs()}["network"]
+        assert programs[name][-4:] == [
+            where,
+            f"h{number}",
+            str(cloud.underlay.address(number)),
+            str(tmp_path / f"tls/libvirt-h{number}"),
+        ]
+    assert (
+        programs["agent-2"][2:8]
+        == [
+            network,
+            "h2",
+            str(cloud.underlay.boot_id(2)),
+            str(cloud.state_folder(1)),
+            str(cloud.libvirt_folder(1)),
+            "--",
+        ]
+        and len(programs["agent"]) == 1
+    )
+    assert (
+        "--no-hosts"
+        in {
+            program.name: program.command
+            for program in Cloud(tmp_path, driver="memory", networks=True).programs()
+        }["network"]
+    )
 
 
 def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
-    for cloud in (Cloud(tmp_path, hosts=("h1",)), Cloud(tmp_path, hosts=("h1", "h2"), networks=False)):
-        assert (cloud.address, cloud.host_address(2), cloud.namespace(2)) == ("127.0.0.1", "127.0.0.1", None)
+    for cloud in (
+        Cloud(tmp_path, hosts=("h1",)),
+        Cloud(tmp_path, hosts=("h1", "h2"), networks=False),
+    ):
+        assert (cloud.address, cloud.host_address(2), cloud.namespace(2)) == (
+            "127.0.0.1",
+            "127.0.0.1",
+            None,
+        )
     cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER)
     cloud.prepare()
     assert {program.name: program.command for program in cloud.programs()}["libvirtd"][-2:] == [
-        "serve", str(cloud.libvirt_folder(1))]
+        "serve",
+        str(cloud.libvirt_folder(1)),
+    ]
     assert "live_migration_port" not in cloud.config("h1").read_text()
 
 
@@ -111,24 +170,32 @@ def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> No
         cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER, options=options)
         cloud.prepare()
         return cloud.programs()
+
     before = programs()
     assert before == programs() != programs(("DEFAULT", "shelved_offload_time", 5))
 
 
 def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path, hosts=("a", "b"), apart=True, shared=True, networks=True, broker_url=NO_BROKER)
+    cloud = Cloud(
+        tmp_path, hosts=("a", "b"), apart=True, shared=True, networks=True, broker_url=NO_BROKER
+    )
     cloud.prepare()
     programs = {program.name: program.command for program in cloud.programs()}
     gateway, first = programs["network-host-gateway"], programs["network-host"]
     assert ("--external-gateway" in gateway, "--external-gateway" in first) == (True, False)
     assert cloud.address in gateway and not any("--net=" in word for word in gateway)
     assert f"--net={cloud.namespace(1)}" in first
-    assert [cloud.host_address(1), cloud.host_address(2)] == [str(cloud.underlay.machine + 1),
-                                                             str(cloud.underlay.machine + 2)]
+    assert [cloud.host_address(1), cloud.host_address(2)] == [
+        str(cloud.underlay.machine + 1),
+        str(cloud.underlay.machine + 2),
+    ]
     assert processes.of_host(cloud, 1) == ["libvirtd", "network-host", "agent"]
     assert processes.of_host(cloud, 2) == ["libvirtd-2", "network-host-2", "agent-2"]
     for number, host in enumerate(cloud.hosts, 1):
-        assert f"live_migration_inbound_addr = {cloud.host_address(number)}\n" in cloud.config(host).read_text()
+        assert (
+            f"live_migration_inbound_addr = {cloud.host_address(number)}\n"
+            in cloud.config(host).read_text()
+        )
         assert (cloud.state_folder(number) / "instances").resolve() == tmp_path / "instances"
 
 
@@ -139,11 +206,15 @@ def wire(tmp_path: Path) -> Iterator[Underlay]:
     yield made
     made.remove()
     assert made.namespaces() == []
-    assert made.tag not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    assert (
+        made.tag
+        not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def await_true(question: Callable[[], bool]) -> None:
-    """Also for a wire that is new: a bridge forwards nothing until it knows of a link, and a busy machine is late."""
+    """Also for a wire that is new: a bridge forwards nothing until it knows of a link, and a busy
+    machine is late."""
     deadline = time.monotonic() + 10
     while not question():
         assert time.monotonic() < deadline
@@ -154,7 +225,14 @@ def listening(address: str, port: int) -> socket.socket:
 
 
 def reaches(wire: Underlay, number: int, other: int) -> bool:
-    command = ["nsenter", f"--net=/run/netns/{wire.namespace(number)}", "ping", "-c1", "-W2", str(wire.address(other))]
+    command = [
+        "nsenter",
+        f"--net=/run/netns/{wire.namespace(number)}",
+        "ping",
+        "-c1",
+        "-W2",
+        str(wire.address(other)),
+    ]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -171,14 +249,19 @@ def test_hosts_reach_each_other_and_what_is_broken_is_mended(wire: Underlay) -> 
     wire.remove()
 
 
-def test_cloud_that_would_have_another_one_s_addresses_is_refused(tmp_path: Path, wire: Underlay) -> None:
-    """Ports that begin less than eight apart may mean the same part; that there are ten of a cloud shows it."""
+def test_cloud_that_would_have_another_one_s_addresses_is_refused(
+    tmp_path: Path, wire: Underlay
+) -> None:
+    """Ports that begin less than eight apart may mean the same part; that there are ten of a cloud
+    shows it."""
     wire.make(2)
     second = Cloud(tmp_path / "second", Ports.from_base(wire.port + 7), hosts=("h1", "h2"))
     assert second.address == str(wire.machine)
     preflight._ports(second)
-    with (listening(second.address, Ports.from_base(wire.port).metadata),
-          pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)")):
+    with (
+        listening(second.address, Ports.from_base(wire.port).metadata),
+        pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)"),
+    ):
         preflight._ports(second)
 
 
@@ -195,27 +278,43 @@ def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Un
     wire.remove_host(2)
     assert (wire.exists(1), wire.exists(2), wire.is_plugged(2)) == (True, False, False)
     wire.make(2)
-    assert [wire.boot_id(1).read_text() == first[0], wire.boot_id(2).read_text() == first[1]] == [True, False]
+    assert [wire.boot_id(1).read_text() == first[0], wire.boot_id(2).read_text() == first[1]] == [
+        True,
+        False,
+    ]
     await_true(lambda: reaches(wire, 1, 2))
 
 
 def test_only_hosts_reach_hosts(wire: Underlay) -> None:
     wire.make(2)
-    stranger = f"{wire.bridge}-9"       # goes with the others
-    for command in (f"ip netns add {stranger}", f"ip link add klv{wire.tag}-9 type veth peer name out netns {stranger}",
-                    f"ip link set klv{wire.tag}-9 up", f"ip address add 203.0.113.1/24 dev klv{wire.tag}-9",
-                    f"ip -netns {stranger} address add 203.0.113.2/24 dev out", f"ip -netns {stranger} link set out up",
-                    f"ip -netns {stranger} route add default via 203.0.113.1"):
+    stranger = f"{wire.bridge}-9"  # goes with the others
+    for command in (
+        f"ip netns add {stranger}",
+        f"ip link add klv{wire.tag}-9 type veth peer name out netns {stranger}",
+        f"ip link set klv{wire.tag}-9 up",
+        f"ip address add 203.0.113.1/24 dev klv{wire.tag}-9",
+        f"ip -netns {stranger} address add 203.0.113.2/24 dev out",
+        f"ip -netns {stranger} link set out up",
+        f"ip -netns {stranger} route add default via 203.0.113.1",
+    ):
         subprocess.run(command.split(), check=True)
-    knock = [sys.executable, "-c", "import socket, sys; s = socket.socket(); s.settimeout(2); "
-                                   "sys.exit(s.connect_ex((sys.argv[1], int(sys.argv[2]))))"]
+    knock = [
+        sys.executable,
+        "-c",
+        "import socket, sys; s = socket.socket(); s.settimeout(2); "
+        "sys.exit(s.connect_ex((sys.argv[1], int(sys.argv[2]))))",
+    ]
 
     def meets(address: str, port: int, *before: str) -> str:
         done = subprocess.run([*before, *knock, address, str(port)], check=False)
         return {0: "open", errno.ECONNREFUSED: "refused"}.get(done.returncode, "silence")
+
     inside = ("nsenter", f"--net=/run/netns/{stranger}")
     with listening(str(wire.address(1)), 16598), listening("203.0.113.1", 16598):
         assert meets("203.0.113.1", 16598, *inside) == "open"
         assert meets(str(wire.address(1)), 16598, *inside) == "silence"
-        assert meets(str(wire.address(1)), 16598, "nsenter", f"--net=/run/netns/{wire.namespace(2)}") == "open"
+        assert (
+            meets(str(wire.address(1)), 16598, "nsenter", f"--net=/run/netns/{wire.namespace(2)}")
+            == "open"
+        )
         assert meets(str(wire.address(1)), 16598) == "open"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The systemd units start programs that exist, tell when they are ready, and are hardened."""
+
 from __future__ import annotations
 
 import configparser
@@ -13,12 +14,28 @@ from deploy.lint import HIGHEST_SCORE, INSTALLED, SCORES, _scored
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
-HARDENED = ("NoNewPrivileges=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes", "Restart=always", "UMask=0077")
-APART = ("Type=notify", "PrivateTmp=yes", "ProtectHome=yes", "ProtectKernelModules=yes", "ProtectSystem=strict")
+HARDENED = (
+    "NoNewPrivileges=yes",
+    "RestrictSUIDSGID=yes",
+    "LockPersonality=yes",
+    "Restart=always",
+    "UMask=0077",
+)
+APART = (
+    "Type=notify",
+    "PrivateTmp=yes",
+    "ProtectHome=yes",
+    "ProtectKernelModules=yes",
+    "ProtectSystem=strict",
+)
 #: It mounts network namespaces that its successor must see, so it has the machine's own mounts.
 AMONG_OTHERS = "kilonova-network-helper"
 #: Who others than the user kilonova run as; None is root.
-USERS = {"kilonova-agent": "kilonova-agent", "kilonova-network-host": "kilonova-network", AMONG_OTHERS: None}
+USERS = {
+    "kilonova-agent": "kilonova-agent",
+    "kilonova-network-host": "kilonova-network",
+    AMONG_OTHERS: None,
+}
 
 
 def lines(unit: Path) -> list[str]:
@@ -26,30 +43,66 @@ def lines(unit: Path) -> list[str]:
 
 
 def test_every_process_has_a_unit() -> None:
-    assert {unit.stem for unit in UNITS} == {f"kilonova-{name}" for name in (
-        "api", "conductor", "scheduler", "agent", "metadata", "console", "placement", "image-gateway", "identity",
-        "image", "network", "network-host", "network-helper")}
+    assert {unit.stem for unit in UNITS} == {
+        f"kilonova-{name}"
+        for name in (
+            "api",
+            "conductor",
+            "scheduler",
+            "agent",
+            "metadata",
+            "console",
+            "placement",
+            "image-gateway",
+            "identity",
+            "image",
+            "network",
+            "network-host",
+            "network-helper",
+        )
+    }
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_unit_tells_when_ready_comes_back_and_is_hardened(unit: Path) -> None:
     for wanted in (*HARDENED, *(APART if unit.stem != AMONG_OTHERS else ())):
-        assert wanted in lines(unit) or (wanted, unit.stem) == ("Type=notify", "kilonova-network-host")
+        assert wanted in lines(unit) or (wanted, unit.stem) == (
+            "Type=notify",
+            "kilonova-network-host",
+        )
     user = USERS.get(unit.stem, "kilonova")
-    assert [line for line in lines(unit) if line.startswith("User=")] == ([f"User={user}"] if user else [])
+    assert [line for line in lines(unit) if line.startswith("User=")] == (
+        [f"User={user}"] if user else []
+    )
 
 
 def test_users_of_units_are_made() -> None:
-    made = {line.split()[1] for line in lines(ROOT / "deploy/sysusers.d/kilonova.conf") if line.startswith("u ")}
-    named = {line.partition("=")[2] for unit in (ROOT / "deploy/systemd").iterdir() for line in lines(unit)
-             if line.startswith(("User=", "Group=", "SocketUser="))}
-    kept = {line.split()[4] for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf") if line[0] in "dz"}
+    made = {
+        line.split()[1]
+        for line in lines(ROOT / "deploy/sysusers.d/kilonova.conf")
+        if line.startswith("u ")
+    }
+    named = {
+        line.partition("=")[2]
+        for unit in (ROOT / "deploy/systemd").iterdir()
+        for line in lines(unit)
+        if line.startswith(("User=", "Group=", "SocketUser="))
+    }
+    kept = {
+        line.split()[4]
+        for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf")
+        if line[0] in "dz"
+    }
     assert named == made
     assert kept <= made | {"root"}
 
 
 def test_secrets_are_their_readers_alone() -> None:
-    files = [line.split() for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf") if line.startswith("z ")]
+    files = [
+        line.split()
+        for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf")
+        if line.startswith("z ")
+    ]
     assert files
     assert [words for words in files if int(words[2], 8) & 0o027] == []
     assert [words for words in files if int(words[2], 8) & 0o040 and words[4] == "root"] == []
@@ -58,10 +111,17 @@ def test_secrets_are_their_readers_alone() -> None:
 def test_lint_refuses_a_unit_that_leaves_more_open(tmp_path: Path) -> None:
     unit = next(unit for unit in UNITS if unit.stem == "kilonova-conductor")
     opened = tmp_path / unit.name
-    opened.write_text("".join(f"{line}\n" for line in lines(unit) if not line.startswith(("Protect", "Capability"))))
+    opened.write_text(
+        "".join(
+            f"{line}\n" for line in lines(unit) if not line.startswith(("Protect", "Capability"))
+        )
+    )
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    said = [subprocess.run(list(map(str, _scored(one))), capture_output=True, check=False) for one in (unit, opened)]
+    said = [
+        subprocess.run(list(map(str, _scored(one))), capture_output=True, check=False)
+        for one in (unit, opened)
+    ]
     assert [done.returncode for done in said] == [0, 1], said
 
 
@@ -73,16 +133,28 @@ def test_exceptions_of_scores_are_needed() -> None:
 def test_helper_shares_the_machines_mounts() -> None:
     unit = ROOT / f"deploy/systemd/{AMONG_OTHERS}.service"
     forbidden = ("Protect", "Private", "ReadOnly", "Mount", "Dynamic")
-    allowed = ("ProtectClock=yes", "ProtectHostname=yes")       # by system calls and a name, without mounts
-    assert [line for line in lines(unit) if line.startswith(forbidden) and line not in allowed] == []
+    allowed = (
+        "ProtectClock=yes",
+        "ProtectHostname=yes",
+    )  # by system calls and a name, without mounts
+    assert [
+        line for line in lines(unit) if line.startswith(forbidden) and line not in allowed
+    ] == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_unit_starts_a_program_of_the_package(unit: Path) -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    programs = {line.split("=")[0].strip() for line in setup["options.entry_points"]["console_scripts"].split("\n")}
-    start = next(line for line in lines(unit) if line.startswith("ExecStart=")).removeprefix("ExecStart=").split()
+    programs = {
+        line.split("=")[0].strip()
+        for line in setup["options.entry_points"]["console_scripts"].split("\n")
+    }
+    start = (
+        next(line for line in lines(unit) if line.startswith("ExecStart="))
+        .removeprefix("ExecStart=")
+        .split()
+    )
     assert start[0].startswith(INSTALLED)
     assert start[0].removeprefix(INSTALLED) in programs | {"python"}
     if start[1:2] == ["-m"]:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each filter means, said of one host at a time: the slow and obvious way, written beside Nova's documentation.
+"""What each filter means, said of one host at a time: the slow and obvious way, written beside
+Nova's documentation.
 
-``REFERENCE`` has one plain function a filter: may this host take a server of this request? It shares no code with
-``scheduler.filters``; only the place of a guest on a host's NUMA nodes and devices is asked of ``common.numa`` by both.
+``REFERENCE`` has one plain function a filter: may this host take a server of this request? It
+shares no code with ``scheduler.filters``; only the place of a guest on a host's NUMA nodes and
+devices is asked of ``common.numa`` by both.
 """
+
 from __future__ import annotations
 
 import json
@@ -31,7 +34,21 @@ def match(value: str, requirement: str) -> bool:
     if first == "<or>":
         alternatives = [word for position, word in enumerate(words) if position % 2 == 1]
         return value in alternatives
-    if first not in ("=", "==", "!=", ">=", "<=", "s==", "s!=", "s>=", "s>", "s<=", "s<", "<in>", "<all-in>"):
+    if first not in (
+        "=",
+        "==",
+        "!=",
+        ">=",
+        "<=",
+        "s==",
+        "s!=",
+        "s>=",
+        "s>",
+        "s<=",
+        "s<",
+        "<in>",
+        "<all-in>",
+    ):
         return value == requirement
     if len(words) == 1:
         return False
@@ -41,13 +58,24 @@ def match(value: str, requirement: str) -> bool:
     if first == "<in>":
         return wanted in value
     if first.startswith("s"):
-        return {"s==": value == wanted, "s!=": value != wanted, "s>=": value >= wanted, "s>": value > wanted,
-                "s<=": value <= wanted, "s<": value < wanted}[first]
+        return {
+            "s==": value == wanted,
+            "s!=": value != wanted,
+            "s>=": value >= wanted,
+            "s>": value > wanted,
+            "s<=": value <= wanted,
+            "s<": value < wanted,
+        }[first]
     left, right = number(value), number(wanted)
     if left is None or right is None:
         return False
-    return {"=": left >= right, "==": left == right, "!=": left != right, ">=": left >= right,
-            "<=": left <= right}[first]
+    return {
+        "=": left >= right,
+        "==": left == right,
+        "!=": left != right,
+        ">=": left >= right,
+        "<=": left <= right,
+    }[first]
 
 
 def metadata(host: Host) -> dict[str, set[str]]:
@@ -78,8 +106,12 @@ def aggregate_instance_extra_specs(host: Host, spec: RequestSpec, world: World) 
 
 def image_words(spec: RequestSpec) -> dict[str, str]:
     """The image's properties, old names and words made new."""
-    today = {"architecture": "hw_architecture", "hypervisor_type": "img_hv_type", "vm_mode": "hw_vm_mode",
-             "hypervisor_version_requires": "img_hv_requested_version"}
+    today = {
+        "architecture": "hw_architecture",
+        "hypervisor_type": "img_hv_type",
+        "vm_mode": "hw_vm_mode",
+        "hypervisor_version_requires": "img_hv_requested_version",
+    }
     found = {}
     for name, value in spec.image_properties.items():
         if name not in today:
@@ -87,8 +119,11 @@ def image_words(spec: RequestSpec) -> dict[str, str]:
     for old, new in today.items():
         if old in spec.image_properties and new not in found:
             found[new] = spec.image_properties[old]
-    same = {"hw_architecture": {"amd64": "x86_64", "i486": "i686"}, "img_hv_type": {"xapi": "xen"},
-            "hw_vm_mode": {"hv": "hvm"}}
+    same = {
+        "hw_architecture": {"amd64": "x86_64", "i486": "i686"},
+        "img_hv_type": {"xapi": "xen"},
+        "hw_vm_mode": {"hv": "hvm"},
+    }
     for name, words in same.items():
         if name in found:
             found[name] = words.get(found[name].lower(), found[name].lower())
@@ -99,7 +134,9 @@ def aggregate_image_properties(host: Host, spec: RequestSpec, world: World) -> b
     options = world.conf.scheduler
     namespace = options.aggregate_image_properties_isolation_namespace
     for key, values in metadata(host).items():
-        if namespace and not key.startswith(namespace + options.aggregate_image_properties_isolation_separator):
+        if namespace and not key.startswith(
+            namespace + options.aggregate_image_properties_isolation_separator
+        ):
             continue
         value = image_words(spec).get(key)
         if value and value not in values:
@@ -129,7 +166,9 @@ def num_instances(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def aggregate_num_instances(host: Host, spec: RequestSpec, world: World) -> bool:
-    return host.servers < limit(host, "max_instances_per_host", world.conf.scheduler.max_instances_per_host)
+    return host.servers < limit(
+        host, "max_instances_per_host", world.conf.scheduler.max_instances_per_host
+    )
 
 
 def io_ops(host: Host, spec: RequestSpec, world: World) -> bool:
@@ -137,7 +176,9 @@ def io_ops(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def aggregate_io_ops(host: Host, spec: RequestSpec, world: World) -> bool:
-    return host.working < limit(host, "max_io_ops_per_host", world.conf.scheduler.max_io_ops_per_host)
+    return host.working < limit(
+        host, "max_io_ops_per_host", world.conf.scheduler.max_io_ops_per_host
+    )
 
 
 # --- the host ---
@@ -154,10 +195,16 @@ def availability_zone(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def compute_capabilities(host: Host, spec: RequestSpec, world: World) -> bool:
-    state = {**host.facts, "num_instances": host.servers, "num_io_ops": host.working, "failed_builds": host.failures,
-             "free_ram_mb": host.free.get("MEMORY_MB", 0), "free_disk_mb": host.free.get("DISK_GB", 0) * 1024,
-             "total_usable_ram_mb": host.units.get("MEMORY_MB", (0, 0, 0))[1],
-             "vcpus_total": host.units.get("VCPU", (0, 0, 0))[1]}
+    state = {
+        **host.facts,
+        "num_instances": host.servers,
+        "num_io_ops": host.working,
+        "failed_builds": host.failures,
+        "free_ram_mb": host.free.get("MEMORY_MB", 0),
+        "free_disk_mb": host.free.get("DISK_GB", 0) * 1024,
+        "total_usable_ram_mb": host.units.get("MEMORY_MB", (0, 0, 0))[1],
+        "vcpus_total": host.units.get("VCPU", (0, 0, 0))[1],
+    }
     for key, requirement in extra_specs(spec).items():
         if key == "hw:maxphysaddr_bits":
             key, requirement = "capabilities:cpu_info:maxphysaddr:bits", ">= " + requirement
@@ -176,13 +223,19 @@ def compute_capabilities(host: Host, spec: RequestSpec, world: World) -> bool:
 
 def image_properties(host: Host, spec: RequestSpec, world: World) -> bool:
     image = image_words(spec)
-    wanted = [image.get("hw_architecture", world.conf.scheduler.image_properties_default_architecture),
-              image.get("img_hv_type"), image.get("hw_vm_mode")]
+    wanted = [
+        image.get("hw_architecture", world.conf.scheduler.image_properties_default_architecture),
+        image.get("img_hv_type"),
+        image.get("hw_vm_mode"),
+    ]
     wanted = [word for word in wanted if word]
     if not wanted:
         return True
-    if not [supported for supported in host.facts.get("supported_instances", [])
-            if all(word in supported for word in wanted)]:
+    if not [
+        supported
+        for supported in host.facts.get("supported_instances", [])
+        if all(word in supported for word in wanted)
+    ]:
         return False
     version = host.facts.get("hypervisor_version")
     if version and image.get("img_hv_requested_version"):
@@ -192,8 +245,14 @@ def image_properties(host: Host, spec: RequestSpec, world: World) -> bool:
             if not found:
                 return False
             wants = ([int(part) for part in found[2].split(".")] + [0, 0])[:3]
-            if not {"<": is_now < wants, "<=": is_now <= wants, ">": is_now > wants, ">=": is_now >= wants,
-                    "==": is_now == wants, "!=": is_now != wants}[found[1]]:
+            if not {
+                "<": is_now < wants,
+                "<=": is_now <= wants,
+                ">": is_now > wants,
+                ">=": is_now >= wants,
+                "==": is_now == wants,
+                "!=": is_now != wants,
+            }[found[1]]:
                 return False
     bits = host.facts.get("cpu_info", {}).get("maxphysaddr", {}).get("bits")
     wanted_bits = image.get("hw_maxphysaddr_bits")
@@ -202,7 +261,10 @@ def image_properties(host: Host, spec: RequestSpec, world: World) -> bool:
 
 def isolated_hosts(host: Host, spec: RequestSpec, world: World) -> bool:
     options = world.conf.scheduler
-    image_is, host_is = spec.image_id in options.isolated_images, host.name in options.isolated_hosts
+    image_is, host_is = (
+        spec.image_id in options.isolated_images,
+        host.name in options.isolated_hosts,
+    )
     if options.restrict_isolated_hosts_to_isolated_images:
         return image_is == host_is
     return host_is or not image_is
@@ -211,7 +273,9 @@ def isolated_hosts(host: Host, spec: RequestSpec, world: World) -> bool:
 # --- other servers ---
 def hinted(spec: RequestSpec, world: World, hint: str) -> list[str | None]:
     servers = spec.hints.get(hint, [])
-    return [world.places.get(server) for server in ([servers] if isinstance(servers, str) else servers)]
+    return [
+        world.places.get(server) for server in ([servers] if isinstance(servers, str) else servers)
+    ]
 
 
 def different_host(host: Host, spec: RequestSpec, world: World) -> bool:
@@ -228,9 +292,15 @@ def anti_affinity(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def affinity(host: Host, spec: RequestSpec, world: World) -> bool:
-    if spec.group != "group" or world.policy != "affinity" or not any(other.in_group for other in world.hosts):
+    if (
+        spec.group != "group"
+        or world.policy != "affinity"
+        or not any(other.in_group for other in world.hosts)
+    ):
         return True
-    return host.in_group == sum(other.in_group for other in world.hosts)     # one that moves is in two places
+    return host.in_group == sum(
+        other.in_group for other in world.hosts
+    )  # one that moves is in two places
 
 
 # --- parts of the host ---
@@ -250,12 +320,16 @@ def numa_topology(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def pci_passthrough(host: Host, spec: RequestSpec, world: World) -> bool:
-    """One kind of devices is asked for at a time here, so counting those that are free is enough."""
+    """One kind of devices is asked for at a time here, so counting those that are free is
+    enough."""
     wanted = asked(spec)
     for request in wanted.devices if wanted else ():
         held = [address for assignment in host.held for address in assignment.devices]
-        free = [device for device in host.devices
-                if (device.vendor, device.product) in request.kinds and device.address not in held]
+        free = [
+            device
+            for device in host.devices
+            if (device.vendor, device.product) in request.kinds and device.address not in held
+        ]
         if len(free) < request.count:
             return False
     return wanted is not None
@@ -307,12 +381,20 @@ def not_failing(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def named(host: Host, spec: RequestSpec, world: World) -> bool:
-    return (spec.force_host in (None, host.name) and spec.requested_host in (None, host.name)
-            and host.name not in spec.excluded)
+    return (
+        spec.force_host in (None, host.name)
+        and spec.requested_host in (None, host.name)
+        and host.name not in spec.excluded
+    )
 
 
 ON_REBUILD = ("AggregateImagePropertiesIsolation", "ImagePropertiesFilter", "IsolatedHostsFilter")
-PROMISED = ("NUMATopologyFilter", "PciPassthroughFilter", "ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter")
+PROMISED = (
+    "NUMATopologyFilter",
+    "PciPassthroughFilter",
+    "ServerGroupAffinityFilter",
+    "ServerGroupAntiAffinityFilter",
+)
 
 
 def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) -> bool:
@@ -322,10 +404,19 @@ def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) ->
     if spec.is_rebuild:
         wanted = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
         return wanted <= host.traits and all(
-            REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD)
-    promised = traits(host, spec, world) and resources(host, spec, world) and all(
-        REFERENCE[name](host, spec, world) for name in PROMISED)
+            REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD
+        )
+    promised = (
+        traits(host, spec, world)
+        and resources(host, spec, world)
+        and all(REFERENCE[name](host, spec, world) for name in PROMISED)
+    )
     if spec.force_host is not None:
         return promised and host.served and host.up and not host.forced_down
-    return (promised and availability_zone(host, spec, world) and not_failing(host, spec, world) and not host.disabled
-            and all(REFERENCE[name](host, spec, world) for name in enabled))
+    return (
+        promised
+        and availability_zone(host, spec, world)
+        and not_failing(host, spec, world)
+        and not host.disabled
+        and all(REFERENCE[name](host, spec, world) for name in enabled)
+    )

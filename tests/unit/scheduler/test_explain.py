@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would become of a request: how many fit and where, why not the others, and nothing is remembered."""
+"""What would become of a request: how many fit and where, why not the others, and nothing is
+remembered."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,8 +30,10 @@ def test_room_by_zone_and_reasons(make_columns: MakeColumns) -> None:
     found = explain(hosts, request(), options())
     assert (found.total, found.passing, sorted(found.hosts)) == (4, 2, ["host0", "host2"])
     assert found.room == {"az1": 3, "empty": 0, "nova": 4}
-    assert found.removed == [{"hosts": 1, "text": "disabled"},
-                             {"hosts": 1, "text": "short of VCPU (need 1, most free 0)"}]
+    assert found.removed == [
+        {"hosts": 1, "text": "disabled"},
+        {"hosts": 1, "text": "short of VCPU (need 1, most free 0)"},
+    ]
     assert found.reason == "4 hosts: 1 disabled, 1 short of VCPU (need 1, most free 0)"
     assert found.by_host == {"host1": "short of VCPU (need 1, free 0)", "host3": "disabled"}
 

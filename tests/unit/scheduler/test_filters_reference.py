@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters over columns say the same of every host as a plain reference does, one host at a time."""
+"""The filters over columns say the same of every host as a plain reference does, one host at a
+time."""
+
 from __future__ import annotations
 
 import copy
@@ -20,11 +22,14 @@ from tests.unit.scheduler import filter_reference as reference
 from tests.unit.scheduler.filter_world import REQUESTS, Host, World, columns, worlds
 
 PLENTY = 9
-slow = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+slow = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None
+)
 
 
 def checks(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> list[Check]:
-    """What this filter asks; of those that are promised whatever is enabled, the part that has its name in Nova."""
+    """What this filter asks; of those that are promised whatever is enabled, the part that has its
+    name in Nova."""
     make = filters.BUILT_IN[name].make
     if make is not None:
         return list(make(world.conf)(snapshot, spec))
@@ -44,19 +49,26 @@ def passing(asked: list[Check], size: int) -> list[bool]:
 
 
 def expected(name: str, spec: RequestSpec, world: World) -> list[bool]:
-    meant = [name]      # two names of Nova's may be one question here
+    meant = [name]  # two names of Nova's may be one question here
     if name.startswith("ServerGroup"):
         meant = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
     elif name in ("NUMATopologyFilter", "PciPassthroughFilter"):
         meant = ["NUMATopologyFilter", "PciPassthroughFilter"]
-    return [all(reference.REFERENCE[one](host, spec, world) for one in meant) for host in world.hosts]
+    return [
+        all(reference.REFERENCE[one](host, spec, world) for one in meant) for host in world.hosts
+    ]
 
 
 @slow
 @given(worlds(), REQUESTS)
-def test_each_filter_says_of_each_host_what_its_reference_says(world: World, spec: RequestSpec) -> None:
+def test_each_filter_says_of_each_host_what_its_reference_says(
+    world: World, spec: RequestSpec
+) -> None:
     snapshot = columns(world)
-    found = {name: passing(checks(name, snapshot, spec, world), len(world.hosts)) for name in filters.BUILT_IN}
+    found = {
+        name: passing(checks(name, snapshot, spec, world), len(world.hosts))
+        for name in filters.BUILT_IN
+    }
     assert found == {name: expected(name, spec, world) for name in reference.REFERENCE}
 
 
@@ -70,12 +82,16 @@ def test_the_comparison_sees_each_filter_let_in_and_keep_out() -> None:
             seen[name] |= {passes(host, spec, world) for host in world.hosts}
 
     look()
-    assert {name for name, answers in seen.items() if answers != {True, False}} == {"AllHostsFilter"}
+    assert {name for name, answers in seen.items() if answers != {True, False}} == {
+        "AllHostsFilter"
+    }
 
 
 @slow
 @given(worlds(), REQUESTS, st.lists(st.sampled_from(sorted(filters.BUILT_IN)), max_size=5))
-def test_all_checks_together_say_what_the_reference_says(world: World, spec: RequestSpec, enabled: list[str]) -> None:
+def test_all_checks_together_say_what_the_reference_says(
+    world: World, spec: RequestSpec, enabled: list[str]
+) -> None:
     world.options["enabled_filters"] = enabled
     snapshot, mask = columns(world), np.ones(len(world.hosts), np.bool_)
     for check in filters.load(world.conf).checks(snapshot, spec, mask):
@@ -85,7 +101,9 @@ def test_all_checks_together_say_what_the_reference_says(world: World, spec: Req
 
 @slow
 @given(worlds(), REQUESTS, st.sampled_from(sorted(filters.BUILT_IN)))
-def test_room_is_the_number_of_servers_that_the_reference_lets_in(world: World, spec: RequestSpec, name: str) -> None:
+def test_room_is_the_number_of_servers_that_the_reference_lets_in(
+    world: World, spec: RequestSpec, name: str
+) -> None:
     """... one after the other on one host, counted as far as PLENTY."""
     world.options["enabled_filters"], world.options["build_failure_limit"] = [name], 0
     spec = replace(spec, is_rebuild=False)
@@ -105,7 +123,11 @@ def placed(world: World, host: Host, spec: RequestSpec, name: str) -> int:
     host, count = next(one for one in world.hosts if one.name == host.name), 0
     while count < PLENTY and reference.may_take(host, spec, world, [name]):
         count += 1
-        host.servers, host.working, host.in_group = host.servers + 1, host.working + 1, host.in_group + 1
+        host.servers, host.working, host.in_group = (
+            host.servers + 1,
+            host.working + 1,
+            host.in_group + 1,
+        )
         for resource_class, amount in spec.resources.items():
             if resource_class in host.free:
                 host.free[resource_class] -= amount

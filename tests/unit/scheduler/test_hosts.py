@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns follow the store: inventories, usage, flags, zones, and what was just proposed."""
+
 from __future__ import annotations
 
 import pytest
@@ -34,7 +35,11 @@ def test_capacity_is_total_less_reserved_times_ratio_less_used(cloud: Cloud) -> 
     cloud.claim("a", "s2", VCPU=1)
     hosts = hosts_of(cloud)
     hosts.refresh()
-    assert (free(hosts, "a"), free(hosts, "a", "MEMORY_MB"), free(hosts, "a", "DISK_GB")) == (3, 3000, 40)
+    assert (free(hosts, "a"), free(hosts, "a", "MEMORY_MB"), free(hosts, "a", "DISK_GB")) == (
+        3,
+        3000,
+        40,
+    )
 
 
 def test_reads_at_most_every_50_ms_and_then_only_what_changed(cloud: Cloud) -> None:
@@ -92,10 +97,17 @@ def test_new_and_gone_hosts_and_classes(cloud: Cloud) -> None:
     hosts.refresh()
     assert hosts.snapshot().names == ["a", "b"]
     with cloud.store.begin() as tx:
-        tx.execute(sa.delete(schema.inventories).where(schema.inventories.c.resource_class == "DISK_GB",
-                                                       schema.inventories.c.provider_id == cloud.ids["b"]))
-        tx.execute(sa.update(schema.providers).where(schema.providers.c.host == "b").values(
-            changed_at=cloud.clock.micros()))
+        tx.execute(
+            sa.delete(schema.inventories).where(
+                schema.inventories.c.resource_class == "DISK_GB",
+                schema.inventories.c.provider_id == cloud.ids["b"],
+            )
+        )
+        tx.execute(
+            sa.update(schema.providers)
+            .where(schema.providers.c.host == "b")
+            .values(changed_at=cloud.clock.micros())
+        )
         tx.execute(sa.delete(schema.providers).where(schema.providers.c.host == "a"))
     cloud.clock.seconds += 1
     hosts.refresh()
@@ -113,8 +125,13 @@ def test_flags_and_zones_are_read_each_time(cloud: Cloud) -> None:
     with cloud.store.begin() as tx:
         tx.execute(sa.update(schema.heartbeats).values(up=True))
         tx.execute(sa.update(schema.services).values(forced_down=False))
-    both = scheduler.select([request("t"), request("u", availability_zone="az1"),
-                             request("v", availability_zone="nova")])
+    both = scheduler.select(
+        [
+            request("t"),
+            request("u", availability_zone="az1"),
+            request("v", availability_zone="nova"),
+        ]
+    )
     assert [sorted(answer.hosts) for answer in both] == [["a", "b"], ["b"], ["a"]]
 
 
@@ -136,7 +153,7 @@ def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
     assert free(hosts, "a") == 3
     cloud.claim("a", "s", **ONE)
     hosts.refresh(at_once=True)
-    assert free(hosts, "a") == 3            # now as usage, no longer as a proposal
+    assert free(hosts, "a") == 3  # now as usage, no longer as a proposal
 
 
 def test_proposal_that_nobody_claimed_is_forgotten_after_five_seconds(cloud: Cloud) -> None:
@@ -162,12 +179,16 @@ def test_proposals_spread_but_never_refuse(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
     scheduler = Proposals(hosts_of(cloud), options())
     assert scheduler.select([request("s")])[0].hosts == ["a"]
-    assert scheduler.select([request("t")])[0].hosts == ["a"]     # the claim decides which of the two gets it
+    assert scheduler.select([request("t")])[0].hosts == [
+        "a"
+    ]  # the claim decides which of the two gets it
 
 
 def test_one_request_never_promises_the_same_room_twice(cloud: Cloud) -> None:
     cloud.host("a", vcpus=2)
-    answers = Proposals(hosts_of(cloud), options()).select([request(f"s{number}") for number in range(3)])
+    answers = Proposals(hosts_of(cloud), options()).select(
+        [request(f"s{number}") for number in range(3)]
+    )
     assert [answer.hosts for answer in answers] == [["a"], ["a"], []]
     assert answers[2].reason == "1 host: 1 short of VCPU (need 1, most free 0)"
 
@@ -185,7 +206,8 @@ def test_no_host_is_only_said_after_reading_again(cloud: Cloud, fresh: bool) -> 
 
 
 def test_a_host_that_comes_where_one_went_is_another(cloud: Cloud) -> None:
-    """Rows are told apart by the numbers of providers: none is given twice, not even the highest on SQLite."""
+    """Rows are told apart by the numbers of providers: none is given twice, not even the highest on
+    SQLite."""
     cloud.host("a")
     cloud.host("old", vcpus=8)
     hosts = hosts_of(cloud)
@@ -193,7 +215,11 @@ def test_a_host_that_comes_where_one_went_is_another(cloud: Cloud) -> None:
     with cloud.store.begin() as tx:
         for table in (schema.providers, schema.services, schema.heartbeats):
             tx.execute(sa.delete(table).where(table.c.host == "old"))
-        tx.execute(sa.delete(schema.inventories).where(schema.inventories.c.provider_id == cloud.ids["old"]))
+        tx.execute(
+            sa.delete(schema.inventories).where(
+                schema.inventories.c.provider_id == cloud.ids["old"]
+            )
+        )
     cloud.clock.seconds += 1
     cloud.host("new", vcpus=6)
     assert cloud.ids["new"] > cloud.ids["old"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing: who passes, in which order, and that every rejected host is accounted for once."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -38,10 +39,13 @@ def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> Non
     hosts.zones[7:] = 1
     hosts.disabled[11] = True
     hosts.stock["MEMORY_MB"].free[7:11] = [1024, 2048, 512, 0]
-    answer, = select(hosts, [request(resources=NANO | {"MEMORY_MB": 4096}, availability_zone="az1")], options())
+    (answer,) = select(
+        hosts, [request(resources=NANO | {"MEMORY_MB": 4096}, availability_zone="az1")], options()
+    )
     assert answer.hosts == []
-    assert answer.reason == ("12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), "
-                             "1 disabled")
+    assert answer.reason == (
+        "12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1 disabled"
+    )
     assert answer.by_host["host8"] == "short of MEMORY_MB (need 4096, free 2048)"
     assert answer.by_host["host11"] == "disabled"
     assert len(answer.by_host) == 12
@@ -51,12 +55,12 @@ def test_an_answer_says_the_zone_of_each_host(make_columns: MakeColumns) -> None
     hosts = make_columns(3)
     hosts.zone_numbers["az1"] = 1
     hosts.zones[2] = 1
-    answer, = select(hosts, [request()], options())
+    (answer,) = select(hosts, [request()], options())
     assert answer.zones == {"host0": "nova", "host1": "nova", "host2": "az1"}
 
 
 def test_no_hosts_at_all() -> None:
-    answer, = select(Snapshot(), [request()], options())
+    (answer,) = select(Snapshot(), [request()], options())
     assert (answer.hosts, answer.reason) == ([], "There is no host yet.")
 
 
@@ -64,15 +68,19 @@ def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.served[0] = hosts.up[3] = False
     hosts.disabled[1] = hosts.forced_down[2] = True
-    answer, = select(hosts, [request()], options())
-    assert answer.by_host == {"host0": "without a compute service", "host1": "disabled", "host2": "forced down",
-                              "host3": "not heard from"}
+    (answer,) = select(hosts, [request()], options())
+    assert answer.by_host == {
+        "host0": "without a compute service",
+        "host1": "disabled",
+        "host2": "forced down",
+        "host3": "not heard from",
+    }
 
 
 def test_filter_that_is_not_enabled_rejects_nobody(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.up[:] = False
-    answer, = select(hosts, [request()], options(enabled_filters=[]))
+    (answer,) = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.hosts == ["host0"]
 
 
@@ -80,13 +88,20 @@ def test_a_disabled_host_gets_nobody_whatever_is_enabled(make_columns: MakeColum
     """A claim would refuse it, and the server ask again for ever."""
     hosts = make_columns(1)
     hosts.disabled[:] = True
-    answer, = select(hosts, [request()], options(enabled_filters=[]))
+    (answer,) = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.reason == "1 host: 1 disabled"
 
 
 def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
-    forced, unknown, other = select(make_columns(2), [
-        request(force_host="host1"), request(force_host="nowhere"), request(excluded=["host0", "gone"])], options())
+    forced, unknown, other = select(
+        make_columns(2),
+        [
+            request(force_host="host1"),
+            request(force_host="nowhere"),
+            request(excluded=["host0", "gone"]),
+        ],
+        options(),
+    )
     assert forced.hosts == ["host1"]
     assert unknown.reason == "2 hosts: 2 not the requested host"
     assert other.hosts == ["host1"]
@@ -95,8 +110,15 @@ def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
 def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
-    odd, even, strange = select(hosts, [request(resources={"VCPU": 3}), request(resources={"VCPU": 4}),
-                                        request(resources={"VGPU": 1})], options())
+    odd, even, strange = select(
+        hosts,
+        [
+            request(resources={"VCPU": 3}),
+            request(resources={"VCPU": 4}),
+            request(resources={"VGPU": 1}),
+        ],
+        options(),
+    )
     assert odd.by_host == {"host0": "not able to give one server 3 of VCPU"}
     assert even.hosts == ["host0"]
     assert strange.by_host == {"host0": "without VGPU"}
@@ -105,7 +127,7 @@ def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
 def test_resource_of_nothing_is_not_asked_for(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     del hosts.stock["DISK_GB"]
-    answer, = select(hosts, [request(resources={"VCPU": 1, "DISK_GB": 0})], options())
+    (answer,) = select(hosts, [request(resources={"VCPU": 1, "DISK_GB": 0})], options())
     assert answer.hosts == ["host0"]
 
 
@@ -113,21 +135,30 @@ def test_most_free_comes_first_and_negative_multiplier_stacks(make_columns: Make
     for sign, expected in ((1.0, ["host2", "host1", "host0"]), (-1.0, ["host0", "host1", "host2"])):
         hosts = make_columns(3)
         hosts.stock["MEMORY_MB"].free[:] = [1000, 4000, 8000]
-        answer, = select(hosts, [request()], options(ram_weight_multiplier=sign))
+        (answer,) = select(hosts, [request()], options(ram_weight_multiplier=sign))
         assert answer.hosts == expected
 
 
 def test_request_for_many_takes_from_the_same_columns(make_columns: MakeColumns) -> None:
-    answers = select(make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], options())
+    answers = select(
+        make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], options()
+    )
     assert Counter(answer.hosts[0] for answer in answers if answer.hosts) == dict.fromkeys(
-        ("host0", "host1", "host2"), 2)
+        ("host0", "host1", "host2"), 2
+    )
     assert [bool(answer.hosts) for answer in answers] == [True] * 6 + [False]
     assert "3 short of VCPU (need 1, most free 0)" in answers[6].reason
 
 
 def test_equal_hosts_are_spread_by_server_and_the_same_each_time(make_columns: MakeColumns) -> None:
-    first = {number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts for number in range(50)}
-    again = {number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts for number in range(50)}
+    first = {
+        number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts
+        for number in range(50)
+    }
+    again = {
+        number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts
+        for number in range(50)
+    }
     assert first == again
     assert len({hosts[0] for hosts in first.values()}) >= 8
 
@@ -140,32 +171,61 @@ def clouds(draw: st.DrawFn) -> Snapshot:
         return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), np.bool_)
 
     def numbers(low: int, high: int) -> np.ndarray:
-        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int64)
+        return np.array(
+            draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int64
+        )
 
     names = [f"host{number}" for number in range(size)]
     classes = draw(st.sets(st.sampled_from(sorted(NANO))))
-    return Snapshot(names, {name: row for row, name in enumerate(names)},
-                    np.array([seed(name) for name in names], np.uint64), flags(), flags(), flags(), flags(),
-                    numbers(0, 1), {"nova": 0, "az1": 1},
-                    {name: Stock(numbers(-2, 200), numbers(1, 2), numbers(0, 200), numbers(1, 3)) for name in classes},
-                    servers=numbers(0, 9), working=numbers(0, 9), failures=numbers(0, 9), waits=numbers(0, 9),
-                    versions=numbers(1, 2), kinds=numbers(0, 0), facts=[{}], devices=numbers(0, 3))
+    return Snapshot(
+        names,
+        {name: row for row, name in enumerate(names)},
+        np.array([seed(name) for name in names], np.uint64),
+        flags(),
+        flags(),
+        flags(),
+        flags(),
+        numbers(0, 1),
+        {"nova": 0, "az1": 1},
+        {
+            name: Stock(numbers(-2, 200), numbers(1, 2), numbers(0, 200), numbers(1, 3))
+            for name in classes
+        },
+        servers=numbers(0, 9),
+        working=numbers(0, 9),
+        failures=numbers(0, 9),
+        waits=numbers(0, 9),
+        versions=numbers(1, 2),
+        kinds=numbers(0, 0),
+        facts=[{}],
+        devices=numbers(0, 3),
+    )
 
 
-requests = st.builds(request, availability_zone=st.sampled_from([None, "nova", "az1", "az2"]),
-                     force_host=st.sampled_from([None, None, None, "host0", "nowhere"]),
-                     excluded=st.lists(st.sampled_from(["host0", "host1", "gone"])))
+requests = st.builds(
+    request,
+    availability_zone=st.sampled_from([None, "nova", "az1", "az2"]),
+    force_host=st.sampled_from([None, None, None, "host0", "nowhere"]),
+    excluded=st.lists(st.sampled_from(["host0", "host1", "gone"])),
+)
 
 
 @given(clouds(), requests)
-def test_every_host_is_a_candidate_or_rejected_exactly_once(hosts: Snapshot, spec: RequestSpec) -> None:
+def test_every_host_is_a_candidate_or_rejected_exactly_once(
+    hosts: Snapshot, spec: RequestSpec
+) -> None:
     found = examine(hosts, spec, DEFAULT)
     passing = found.passing
-    times = passing.astype(int) + sum((rejected.astype(int) for _, rejected in found.removed),
-                                      np.zeros(len(hosts.names), int))
+    times = passing.astype(int) + sum(
+        (rejected.astype(int) for _, rejected in found.removed), np.zeros(len(hosts.names), int)
+    )
     assert (times == 1).all()
-    answer, = select(hosts, [spec], TWENTY)
-    assert sorted(answer.hosts) == sorted(np.array(hosts.names)[passing]) if hosts.names else not answer.hosts
+    (answer,) = select(hosts, [spec], TWENTY)
+    assert (
+        sorted(answer.hosts) == sorted(np.array(hosts.names)[passing])
+        if hosts.names
+        else not answer.hosts
+    )
     if not answer.hosts:
         assert set(answer.by_host) == set(hosts.names)
 
@@ -178,17 +238,26 @@ def test_no_host_is_ever_given_more_than_it_has(hosts: Snapshot, specs: list[Req
         assert (stock.free[stock.free < before[name]] >= 0).all()
 
 
-@given(clouds(), requests, st.integers(1, 30), st.sampled_from([None, "affinity", "anti-affinity", "soft-affinity"]))
-def test_equal_requests_fill_every_room_and_none_over(hosts: Snapshot, spec: RequestSpec, number: int,
-                                                      policy: str | None) -> None:
-    """As many as there is room for are placed, each where its alternates fit too, and the rest are told why not."""
+@given(
+    clouds(),
+    requests,
+    st.integers(1, 30),
+    st.sampled_from([None, "affinity", "anti-affinity", "soft-affinity"]),
+)
+def test_equal_requests_fill_every_room_and_none_over(
+    hosts: Snapshot, spec: RequestSpec, number: int, policy: str | None
+) -> None:
+    """As many as there is room for are placed, each where its alternates fit too, and the rest are
+    told why not."""
     if policy is not None:
         hosts.groups["g"] = Group(policy, most=2)
         spec = replace(spec, group="g")
     found = examine(hosts, spec, TWENTY, number)
     room = np.zeros(len(hosts.names), np.int64)
     if found.passing.any():
-        room = np.where(found.passing, number if found.room is None else np.clip(found.room, 0, number), 0)
+        room = np.where(
+            found.passing, number if found.room is None else np.clip(found.room, 0, number), 0
+        )
     answers = select(hosts, [replace(spec, server=f"s{index}") for index in range(number)], TWENTY)
     placed = Counter(answer.hosts[0] for answer in answers if answer.hosts)
     assert all(placed[name] <= room[hosts.rows[name]] for name in placed)
@@ -219,23 +288,39 @@ def test_equal_requests_are_one_batch_wherever_they_stand(make_columns: MakeColu
 def test_alternates_are_those_that_come_next(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.stock["MEMORY_MB"].free[:] = [8000, 6000, 4000, 2000]
-    answers = select(hosts, [request(f"s{number}") for number in range(2)], options(hosts=3, cpu_weight_multiplier=0.0,
-                                                                                    disk_weight_multiplier=0.0,
-                                                                                    io_ops_weight_multiplier=0.0))
+    answers = select(
+        hosts,
+        [request(f"s{number}") for number in range(2)],
+        options(
+            hosts=3,
+            cpu_weight_multiplier=0.0,
+            disk_weight_multiplier=0.0,
+            io_ops_weight_multiplier=0.0,
+        ),
+    )
     assert [answer.hosts for answer in answers] == [["host0", "host1", "host2"]] * 2
 
 
 def test_parts_are_given_to_one_server_each(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     gear = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(2)]
-    hosts.parts = {0: Parts([], gear, []), 1: Parts([], gear, [HardwareAssignment(devices=[gear[0].address])])}
+    hosts.parts = {
+        0: Parts([], gear, []),
+        1: Parts([], gear, [HardwareAssignment(devices=[gear[0].address])]),
+    }
     hosts.devices[:] = [2, 1, 0]
     flavor = Flavor("1", "gpu", 1, 128, 1, extra_specs={"kilonova:devices": "gpu=10de:1db4:1"})
-    specs = [request(f"s{number}", flavor=flavor, hints={"n": str(number // 2)}) for number in range(4)]
+    specs = [
+        request(f"s{number}", flavor=flavor, hints={"n": str(number // 2)}) for number in range(4)
+    ]
     choices = choose(hosts, specs, DEFAULT)
     assert Counter(choice.selection.hosts[0] for choice in choices[:3]) == {"host0": 2, "host1": 1}
-    assert sorted(device for choice in choices[:3] if choice.assignment for device in choice.assignment.devices) == [
-        gear[0].address, gear[1].address, gear[1].address]
+    assert sorted(
+        device
+        for choice in choices[:3]
+        if choice.assignment
+        for device in choice.assignment.devices
+    ) == [gear[0].address, gear[1].address, gear[1].address]
     assert choices[3].selection.reason == "3 hosts: 3 without free PCI devices (1 of gpu)"
 
 
@@ -244,35 +329,48 @@ def test_a_filters_own_mistake_holds_up_nobody_else(make_columns: MakeColumns) -
         yield Check(snapshot.up, f"{1 / spec.resources['VCPU']}")
 
     chosen = replace(DEFAULT, filters=Filters(((fussy, False),)))
-    first, second, third = select(make_columns(2), [request("a"), request("b", resources={"VCPU": 0}), request("c")],
-                                  chosen)
+    first, second, third = select(
+        make_columns(2), [request("a"), request("b", resources={"VCPU": 0}), request("c")], chosen
+    )
     assert first.hosts and third.hosts
     assert (second.hosts, second.reason) == (
-        [], "The scheduler could not decide (ZeroDivisionError); its log says more.")
+        [],
+        "The scheduler could not decide (ZeroDivisionError); its log says more.",
+    )
 
 
 def test_rebuilds_stay_where_they_are_and_take_nothing(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[:] = True
     hosts.stock["VCPU"].free[:] = 0
-    stays, = select(hosts, [request(requested_host="host1", is_rebuild=True)], DEFAULT)
+    (stays,) = select(hosts, [request(requested_host="host1", is_rebuild=True)], DEFAULT)
     assert (stays.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
 
 
 def test_forced_hosts_pass_filters_that_requested_ones_do_not(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[0] = True
-    forced, requested = select(hosts, [request(force_host="host0"), request(requested_host="host0")], DEFAULT)
+    forced, requested = select(
+        hosts, [request(force_host="host0"), request(requested_host="host0")], DEFAULT
+    )
     assert forced.hosts == ["host0"]
     assert requested.reason == "2 hosts: 1 not the requested host, 1 disabled"
 
 
-OTHERS = {"str": "other", "dict[str, int]": {"VCPU": 2}, "dict[str, str]": {"a": "b"}, "list[str]": ["T"], "bool": True,
-          "JSON": {"hint": 1}, "Flavor | None": Flavor("1", "f", 1, 1, 1), "str | None": "other"}
+OTHERS = {
+    "str": "other",
+    "dict[str, int]": {"VCPU": 2},
+    "dict[str, str]": {"a": "b"},
+    "list[str]": ["T"],
+    "bool": True,
+    "JSON": {"hint": 1},
+    "Flavor | None": Flavor("1", "f", 1, 1, 1),
+    "str | None": "other",
+}
 
 
 @pytest.mark.parametrize("field", fields(RequestSpec), ids=lambda field: field.name)
 def test_requests_that_differ_in_anything_but_the_server_are_no_batch(field: Field[object]) -> None:
     spec = request()
-    other = replace(spec, **{field.name: OTHERS[str(field.type)]})        # type: ignore[arg-type]  # of its type
+    other = replace(spec, **{field.name: OTHERS[str(field.type)]})  # type: ignore[arg-type]  # of its type
     assert len(_batches([spec, spec, other])) == (1 if field.name == "server" else 2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's options are checked when it starts."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,11 +12,19 @@ from tests.unit.scheduler.conftest import conf
 def test_defaults_become_options() -> None:
     found = options(conf(ram_weight_multiplier=-2.0))
     assert {weigher.key: weigher.multiplier for weigher in found.weighers} == {
-        "ram_weight_multiplier": -2.0, "cpu_weight_multiplier": 1.0, "disk_weight_multiplier": 1.0,
-        "metrics_weight_multiplier": 1.0, "io_ops_weight_multiplier": -1.0, "pci_weight_multiplier": 1.0,
-        "soft_affinity_weight_multiplier": 1.0, "soft_anti_affinity_weight_multiplier": 1.0,
-        "build_failure_weight_multiplier": 1e6, "hypervisor_version_weight_multiplier": 1.0,
-        "num_instances_weight_multiplier": 0.0, "image_props_weight_multiplier": 0.0}
+        "ram_weight_multiplier": -2.0,
+        "cpu_weight_multiplier": 1.0,
+        "disk_weight_multiplier": 1.0,
+        "metrics_weight_multiplier": 1.0,
+        "io_ops_weight_multiplier": -1.0,
+        "pci_weight_multiplier": 1.0,
+        "soft_affinity_weight_multiplier": 1.0,
+        "soft_anti_affinity_weight_multiplier": 1.0,
+        "build_failure_weight_multiplier": 1e6,
+        "hypervisor_version_weight_multiplier": 1.0,
+        "num_instances_weight_multiplier": 0.0,
+        "image_props_weight_multiplier": 0.0,
+    }
     assert (found.hosts, found.metrics) == (3, ())
 
 
@@ -31,13 +40,29 @@ def test_metrics_are_required_when_the_operator_says_so() -> None:
     assert options(conf(metrics__weight_setting=["a=1"], metrics__required=False)).metrics == ()
 
 
-@pytest.mark.parametrize(("values", "text"), [
-    ({"enabled_filters": ["ComputeFilter", "RamFilter"]}, "enabled_filters: unknown RamFilter; allowed are .*Compute"),
-    ({"enabled_weighers": ["RAMWeigher", "LuckWeigher"]}, "enabled_weighers: unknown LuckWeigher; allowed are .*RAMW"),
-    ({"metrics__weight_setting": ["cpu.percent"]}, r"\[metrics\] weight_setting: 'cpu.percent' is not name=number"),
-    ({"image_props_weight_setting": ["=1"]}, r"\[scheduler\] image_props_weight_setting: '=1' is not name=number"),
-])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            {"enabled_filters": ["ComputeFilter", "RamFilter"]},
+            "enabled_filters: unknown RamFilter; allowed are .*Compute",
+        ),
+        (
+            {"enabled_weighers": ["RAMWeigher", "LuckWeigher"]},
+            "enabled_weighers: unknown LuckWeigher; allowed are .*RAMW",
+        ),
+        (
+            {"metrics__weight_setting": ["cpu.percent"]},
+            r"\[metrics\] weight_setting: 'cpu.percent' is not name=number",
+        ),
+        (
+            {"image_props_weight_setting": ["=1"]},
+            r"\[scheduler\] image_props_weight_setting: '=1' is not name=number",
+        ),
+    ],
+)
 def test_what_nobody_knows_ends_the_process_naming_the_option_and_what_is_allowed(
-        values: dict[str, list[str]], text: str) -> None:
+    values: dict[str, list[str]], text: str
+) -> None:
     with pytest.raises(SystemExit, match=text):
         options(conf(**values))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each weigher prefers, multipliers from options and aggregates, and how a server that is placed changes it."""
+"""What each weigher prefers, multipliers from options and aggregates, and how a server that is
+placed changes it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,27 +25,38 @@ def request(server: str = "s", **more: object) -> RequestSpec:
     return RequestSpec(server, "p", **{"resources": dict(NANO), **more})  # type: ignore[arg-type]
 
 
-def order(hosts: Snapshot, weigher: str, spec: RequestSpec | None = None, **values: object) -> list[str]:
+def order(
+    hosts: Snapshot, weigher: str, spec: RequestSpec | None = None, **values: object
+) -> list[str]:
     """The hosts, best first, when this weigher is alone."""
-    found = select(hosts, [spec or request()], options(enabled_weighers=[weigher], hosts=10, **values))
+    found = select(
+        hosts, [spec or request()], options(enabled_weighers=[weigher], hosts=10, **values)
+    )
     return found[0].selection.hosts
 
 
-@pytest.mark.parametrize(("weigher", "resource_class"), [
-    ("RAMWeigher", "MEMORY_MB"), ("CPUWeigher", "VCPU"), ("DiskWeigher", "DISK_GB")])
+@pytest.mark.parametrize(
+    ("weigher", "resource_class"),
+    [("RAMWeigher", "MEMORY_MB"), ("CPUWeigher", "VCPU"), ("DiskWeigher", "DISK_GB")],
+)
 def test_most_free_first(make_columns: MakeColumns, weigher: str, resource_class: str) -> None:
     hosts = make_columns(3, 1000, 100_000, 1000)
     hosts.stock[resource_class].free[:] = [200, 900, 500]
     assert order(hosts, weigher) == ["host1", "host2", "host0"]
 
 
-@pytest.mark.parametrize(("weigher", "column", "expected"), [
-    ("IoOpsWeigher", "working", ["host1", "host2", "host0"]),
-    ("BuildFailureWeigher", "failures", ["host1", "host2", "host0"]),
-    ("HypervisorVersionWeigher", "versions", ["host0", "host2", "host1"]),
-    ("PCIWeigher", "devices", ["host1", "host2", "host0"])])
+@pytest.mark.parametrize(
+    ("weigher", "column", "expected"),
+    [
+        ("IoOpsWeigher", "working", ["host1", "host2", "host0"]),
+        ("BuildFailureWeigher", "failures", ["host1", "host2", "host0"]),
+        ("HypervisorVersionWeigher", "versions", ["host0", "host2", "host1"]),
+        ("PCIWeigher", "devices", ["host1", "host2", "host0"]),
+    ],
+)
 def test_by_default_quiet_sound_new_and_without_devices(
-        make_columns: MakeColumns, weigher: str, column: str, expected: list[str]) -> None:
+    make_columns: MakeColumns, weigher: str, column: str, expected: list[str]
+) -> None:
     hosts = make_columns(3)
     getattr(hosts, column)[:] = [4, 0, 2]
     assert order(hosts, weigher) == expected
@@ -52,14 +65,24 @@ def test_by_default_quiet_sound_new_and_without_devices(
 def test_number_of_servers_counts_when_asked(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     hosts.servers[:] = [4, 0, 2]
-    assert order(hosts, "NumInstancesWeigher", num_instances_weight_multiplier=1.0) == ["host0", "host2", "host1"]
+    assert order(hosts, "NumInstancesWeigher", num_instances_weight_multiplier=1.0) == [
+        "host0",
+        "host2",
+        "host1",
+    ]
     assert order(hosts, "NumInstancesWeigher", num_instances_weight_multiplier=-1.0)[0] == "host1"
 
 
-@pytest.mark.parametrize(("policy", "weigher", "first", "last"), [
-    ("soft-affinity", "ServerGroupSoftAffinityWeigher", "host1", "host0"),
-    ("soft-anti-affinity", "ServerGroupSoftAntiAffinityWeigher", "host0", "host1")])
-def test_soft_groups(make_columns: MakeColumns, policy: str, weigher: str, first: str, last: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "weigher", "first", "last"),
+    [
+        ("soft-affinity", "ServerGroupSoftAffinityWeigher", "host1", "host0"),
+        ("soft-anti-affinity", "ServerGroupSoftAntiAffinityWeigher", "host0", "host1"),
+    ],
+)
+def test_soft_groups(
+    make_columns: MakeColumns, policy: str, weigher: str, first: str, last: str
+) -> None:
     hosts = make_columns(3)
     hosts.groups["g"] = Group(policy, members={1: 3, 2: 1})
     found = order(hosts, weigher, request(group="g"))
@@ -80,8 +103,13 @@ def test_metrics(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     hosts.metrics = {"cpu": np.array([0.9, 0.1, np.nan]), "net": np.array([1.0, 1.0, 1.0])}
     values: dict[str, object] = {"metrics__weight_setting": ["cpu=-1", "net=0.5"]}
-    assert order(hosts, "MetricsWeigher", metrics__required=False, metrics__weight_of_unavailable=-1.0, **values) == [
-        "host1", "host0", "host2"]
+    assert order(
+        hosts,
+        "MetricsWeigher",
+        metrics__required=False,
+        metrics__weight_of_unavailable=-1.0,
+        **values,
+    ) == ["host1", "host0", "host2"]
     found = select(hosts, [request(excluded=["host0", "host1"])], options(**values))
     assert found[0].selection.by_host["host2"] == "not telling the metric cpu"
     assert order(hosts, "MetricsWeigher", **values) == ["host1", "host0"]
@@ -89,13 +117,26 @@ def test_metrics(make_columns: MakeColumns) -> None:
 
 def test_images_like_the_one_that_is_wanted(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
-    hosts.images = [ImageOnHosts({"os_distro": "debian", "x": "1"}, np.array([2]), np.array([3])),
-                    ImageOnHosts({"os_distro": "windows", "x": "1"}, np.array([1]), np.array([9]))]
+    hosts.images = [
+        ImageOnHosts({"os_distro": "debian", "x": "1"}, np.array([2]), np.array([3])),
+        ImageOnHosts({"os_distro": "windows", "x": "1"}, np.array([1]), np.array([9])),
+    ]
     spec = request(image_properties={"os_distro": "debian", "x": "1"})
-    assert order(hosts, "ImagePropertiesWeigher", spec, image_props_weight_multiplier=1.0)[0] == "host1"
+    assert (
+        order(hosts, "ImagePropertiesWeigher", spec, image_props_weight_multiplier=1.0)[0]
+        == "host1"
+    )
     for multiplier, place in ((1.0, 0), (-1.0, -1)):
-        assert order(hosts, "ImagePropertiesWeigher", spec, image_props_weight_setting=["os_distro=2"],
-                     image_props_weight_multiplier=multiplier)[place] == "host2"
+        assert (
+            order(
+                hosts,
+                "ImagePropertiesWeigher",
+                spec,
+                image_props_weight_setting=["os_distro=2"],
+                image_props_weight_multiplier=multiplier,
+            )[place]
+            == "host2"
+        )
 
 
 def test_a_failed_build_outweighs_all_else_and_blurs_nothing(make_columns: MakeColumns) -> None:
@@ -108,16 +149,22 @@ def test_a_failed_build_outweighs_all_else_and_blurs_nothing(make_columns: MakeC
 
 
 def aggregate(key: str, *texts: tuple[str, list[bool]]) -> list[Aggregate]:
-    return [Aggregate(number, str(number), {key: text}, np.array(members, np.bool_))
-            for number, (text, members) in enumerate(texts)]
+    return [
+        Aggregate(number, str(number), {key: text}, np.array(members, np.bool_))
+        for number, (text, members) in enumerate(texts)
+    ]
 
 
 def test_aggregates_set_multipliers_and_the_smallest_counts(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.stock["MEMORY_MB"].free[:] = [8000, 8000, 8000, 1000]
-    hosts.aggregates = aggregate("ram_weight_multiplier", ("5", [True, True, True, False]),
-                                 ("-3", [False, True, False, False]), ("many", [False, False, True, False]))
-    weigher, = options(enabled_weighers=["RAMWeigher"]).weighers
+    hosts.aggregates = aggregate(
+        "ram_weight_multiplier",
+        ("5", [True, True, True, False]),
+        ("-3", [False, True, False, False]),
+        ("many", [False, False, True, False]),
+    )
+    (weigher,) = options(enabled_weighers=["RAMWeigher"]).weighers
     found = scores(hosts, request(), np.arange(4), [weigher]).score
     assert np.round(found, 0).tolist() == [5, -3, 1, 0]
 
@@ -133,26 +180,43 @@ def test_devices_are_counted_as_they_are_wanted(make_columns: MakeColumns) -> No
     hosts = make_columns(2)
     hosts.devices[:] = [2, 2]
     flavor = Flavor("1", "gpu", 1, 128, 1, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"})
-    weigher, = options(enabled_weighers=["PCIWeigher"]).weighers
+    (weigher,) = options(enabled_weighers=["PCIWeigher"]).weighers
     assert weigher.step(hosts, request(flavor=flavor)) == 2.0
     assert weigher.step(hosts, request()) == 0.0
 
 
-@pytest.mark.parametrize(("made", "text"), [("nothing:here", "cannot be made: ModuleNotFoundError"),
-                                            ("builtins:repr", "makes no Weigher")])
-def test_a_third_party_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, made: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("nothing:here", "cannot be made: ModuleNotFoundError"),
+        ("builtins:repr", "makes no Weigher"),
+    ],
+)
+def test_a_third_party_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, made: str, text: str
+) -> None:
     point = metadata.EntryPoint("TheirWeigher", made, weighers.ENTRY_POINTS)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else [])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else []
+    )
     with pytest.raises(weighers.UnknownWeigher, match=f"TheirWeigher .*{text}"):
         weighers.load(conf(enabled_weighers=["RAMWeigher", "TheirWeigher"]))
 
 
-def test_a_third_partys_weigher_is_asked(make_columns: MakeColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = metadata.EntryPoint("TheirWeigher", "tests.unit.scheduler.test_weighers:last_name", weighers.ENTRY_POINTS)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else [])
+def test_a_third_partys_weigher_is_asked(
+    make_columns: MakeColumns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = metadata.EntryPoint(
+        "TheirWeigher", "tests.unit.scheduler.test_weighers:last_name", weighers.ENTRY_POINTS
+    )
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else []
+    )
     assert order(make_columns(3), "TheirWeigher") == ["host2", "host1", "host0"]
 
 
 def last_name(conf: object) -> weighers.Weigher:
     """A weigher as somebody else would write it."""
-    return weighers.Weigher("name_weight_multiplier", lambda snapshot, spec, rows: rows.astype(np.float64))
+    return weighers.Weigher(
+        "name_weight_multiplier", lambda snapshot, spec, rows: rows.astype(np.float64)
+    )

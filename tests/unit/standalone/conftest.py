@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone applications in this process, each over a scratch database, driven through falcon's test
-client.
+"""The standalone applications in this process, each over a scratch database, driven through
+falcon's test client.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,9 @@ class Identity:
 
     def __init__(self, database: Database) -> None:
         self.clock = Clock()
-        self.client = TestClient(identity_app.build(IdentityService(database, timedelta(hours=12), self.clock)))
+        self.client = TestClient(
+            identity_app.build(IdentityService(database, timedelta(hours=12), self.clock))
+        )
 
     def login(self, scope: Any = None, **user: Any) -> Result:
         person = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD} | user
@@ -66,8 +68,12 @@ class Identity:
 
 @pytest.fixture(scope="module")
 def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identity]:
-    database = Database(tmp_path_factory.mktemp("identity") / "identity.db", identity_schema.METADATA)
-    bootstrap(database, {"admin": PASSWORD, "kilonova": PASSWORD}, {"image": "http://127.0.0.1:9292"})
+    database = Database(
+        tmp_path_factory.mktemp("identity") / "identity.db", identity_schema.METADATA
+    )
+    bootstrap(
+        database, {"admin": PASSWORD, "kilonova": PASSWORD}, {"image": "http://127.0.0.1:9292"}
+    )
     yield Identity(database)
     database.close()
 
@@ -79,7 +85,11 @@ class Images:
         self._client = client
 
     def request(self, method: str, path: str, **options: Any) -> Result:
-        headers = {"X-Identity-Status": "Confirmed", "X-Roles": "member,reader", "X-Project-Id": "mine"}
+        headers = {
+            "X-Identity-Status": "Confirmed",
+            "X-Roles": "member,reader",
+            "X-Project-Id": "mine",
+        }
         return self._client.simulate_request(
             method, path, headers=headers | options.pop("headers", {}), **options
         )
@@ -95,27 +105,33 @@ class Images:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     folder: Path = tmp_path_factory.mktemp("image")
     database = Database(folder / "images.db", image_schema.METADATA)
-    yield Images(TestClient(image_app.build(ImageStore(database, ImageFiles(folder / "images", 1024)))))
+    yield Images(
+        TestClient(image_app.build(ImageStore(database, ImageFiles(folder / "images", 1024))))
+    )
     database.close()
 
 
 class Network:
-    """The network service as keystonemiddleware lets it see a person: a member of "mine" if nobody else is named."""
+    """The network service as keystonemiddleware lets it see a person: a member of "mine" if nobody
+    else is named."""
 
     def __init__(self, fabric: Fabric) -> None:
         fabric.settings = replace(fabric.settings, host_secret="a secret of the services")
         self.fabric = fabric
         self._client = TestClient(network_app.build(fabric))
 
-    def call(self, method: str, path: str, body: Any = None, project: str = "mine", role: str = "member") -> Result:
+    def call(
+        self, method: str, path: str, body: Any = None, project: str = "mine", role: str = "member"
+    ) -> Result:
         headers = {"X-Identity-Status": "Confirmed", "X-Roles": role, "X-Project-Id": project}
         return self._client.simulate_request(method, f"/v2.0{path}", headers=headers, json=body)
 
     def host(self, method: str, path: str, host: str, body: Any = None, key_of: str = "") -> Result:
         """What a host is answered below /kilonova/hosts/NAME, with its key or another host's."""
         key = wiring_key(host_key(self.fabric.settings.host_secret, key_of or host))
-        return self._client.simulate_request(method, f"/v2.0/kilonova/hosts/{host}{path}", json=body,
-                                             headers={HEADER: key})
+        return self._client.simulate_request(
+            method, f"/v2.0/kilonova/hosts/{host}{path}", json=body, headers={HEADER: key}
+        )
 
     def told(self, host: str) -> Any:
         """The description of a host."""
@@ -129,7 +145,9 @@ class Network:
         assert answer.status_code == 200, answer.text
         return answer.json
 
-    def create(self, noun: str, role: str = "member", project: str = "mine", **attributes: Any) -> Any:
+    def create(
+        self, noun: str, role: str = "member", project: str = "mine", **attributes: Any
+    ) -> Any:
         """A new thing, as the API shows it."""
         answer = self.call("POST", f"/{noun.replace('_', '-')}s", {noun: attributes}, project, role)
         assert answer.status_code == 201, answer.text
@@ -137,7 +155,9 @@ class Network:
 
     def change(self, noun: str, key: str, role: str = "member", **attributes: Any) -> Any:
         """A thing after a change that goes well."""
-        answer = self.call("PUT", f"/{noun.replace('_', '-')}s/{key}", {noun: attributes}, role=role)
+        answer = self.call(
+            "PUT", f"/{noun.replace('_', '-')}s/{key}", {noun: attributes}, role=role
+        )
         assert answer.status_code == 200, answer.text
         return answer.json[noun]
 
@@ -155,7 +175,9 @@ class Network:
         """The ids of a new network and of its subnet."""
         network = self.create("network")["id"]
         version = 6 if ":" in cidr else 4
-        return network, self.create("subnet", network_id=network, cidr=cidr, ip_version=version, **attributes)["id"]
+        return network, self.create(
+            "subnet", network_id=network, cidr=cidr, ip_version=version, **attributes
+        )["id"]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the first rows of the identity service are when they are made again with other services."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,13 +28,22 @@ def named(database: Database) -> list[tuple[str, str]]:
     """Type and URL of all endpoints."""
     services, endpoints = schema.services.c, schema.endpoints.c
     with database.read() as connection:
-        return sorted(tuple(row) for row in connection.execute(
-            select(services.type, endpoints.url).join_from(schema.services, schema.endpoints)))
+        return sorted(
+            tuple(row)
+            for row in connection.execute(
+                select(services.type, endpoints.url).join_from(schema.services, schema.endpoints)
+            )
+        )
 
 
 def test_removed_service_has_no_endpoint_until_it_is_back(database: Database) -> None:
     image, both = [*IMAGE.items()] * 3, [*IMAGE.items()] * 3 + [*NETWORK.items()] * 3
-    for endpoints, without, left in ((IMAGE | NETWORK, (), both), (IMAGE, (), both), (IMAGE, ("network",), image),
-                                     (IMAGE, ("network",), image), (IMAGE | NETWORK, (), both)):
+    for endpoints, without, left in (
+        (IMAGE | NETWORK, (), both),
+        (IMAGE, (), both),
+        (IMAGE, ("network",), image),
+        (IMAGE, ("network",), image),
+        (IMAGE | NETWORK, (), both),
+    ):
         bootstrap(database, PASSWORDS, endpoints, without)
         assert named(database) == left

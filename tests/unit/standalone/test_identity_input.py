@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the identity service answers to input that no client should send: the status, and the field at fault.
-"""
+"""What the identity service answers to input that no client should send: the status, and the field
+at fault."""
 
 import uuid
 from typing import Any
@@ -29,29 +29,58 @@ ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
             "user.password",
         ),
         (
-            {"identity": {"methods": ["password"], "password": {"user": {"name": "admin", "password": "x"}}}},
+            {
+                "identity": {
+                    "methods": ["password"],
+                    "password": {"user": {"name": "admin", "password": "x"}},
+                }
+            },
             400,
             "user.domain",
         ),
         (
-            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"password": 7}}}},
+            {
+                "identity": {
+                    "methods": ["password"],
+                    "password": {"user": ADMIN_USER | {"password": 7}},
+                }
+            },
             400,
             "user.password",
         ),
         (
-            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"domain": 1}}}},
+            {
+                "identity": {
+                    "methods": ["password"],
+                    "password": {"user": ADMIN_USER | {"domain": 1}},
+                }
+            },
             400,
             "user.domain",
         ),
-        ({"identity": {"methods": ["password"], "password": {"user": ADMIN_USER}}}, 401, "authentication"),
         (
-            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"name": "nobody"}}}},
+            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER}}},
+            401,
+            "authentication",
+        ),
+        (
+            {
+                "identity": {
+                    "methods": ["password"],
+                    "password": {"user": ADMIN_USER | {"name": "nobody"}},
+                }
+            },
             401,
             "authentication",
         ),
         ({"identity": {"methods": ["token"], "token": {"id": "\x00"}}}, 401, "authentication"),
         (
-            {"identity": {"methods": ["application_credential"], "application_credential": {"secret": "x"}}},
+            {
+                "identity": {
+                    "methods": ["application_credential"],
+                    "application_credential": {"secret": "x"},
+                }
+            },
             400,
             "id",
         ),
@@ -76,12 +105,24 @@ def test_a_wrong_login_is_refused_by_name(identity: Any, auth: Any, status: int,
     assert "X-Subject-Token" not in answer.headers
 
 
-@pytest.mark.parametrize(("scope", "status"), [
-    ({"project": {"id": "nowhere"}}, 401), ({"project": {"name": "admin"}}, 400), ({"project": {}}, 400),
-    ({"project": {"name": "admin", "domain": {"name": "none"}}}, 401), ({"domain": {"id": "default"}}, 401),
-    ({"galaxy": {}}, 400), ({}, 400), (5, 400), ("everything", 400),
-    ({"system": {"all": False}}, 400), ({"system": 5}, 400),
-    ({"project": {"id": "a"}, "domain": {"id": "b"}}, 400), ({"project": []}, 400)])
+@pytest.mark.parametrize(
+    ("scope", "status"),
+    [
+        ({"project": {"id": "nowhere"}}, 401),
+        ({"project": {"name": "admin"}}, 400),
+        ({"project": {}}, 400),
+        ({"project": {"name": "admin", "domain": {"name": "none"}}}, 401),
+        ({"domain": {"id": "default"}}, 401),
+        ({"galaxy": {}}, 400),
+        ({}, 400),
+        (5, 400),
+        ("everything", 400),
+        ({"system": {"all": False}}, 400),
+        ({"system": 5}, 400),
+        ({"project": {"id": "a"}, "domain": {"id": "b"}}, 400),
+        ({"project": []}, 400),
+    ],
+)
 def test_an_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> None:
     assert identity.login(scope).status_code == status
 

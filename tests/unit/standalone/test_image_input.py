@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the image service answers to input that no client should send: the status, and the field at fault."""
+"""What the image service answers to input that no client should send: the status, and the field at
+fault."""
 
 import json
 from typing import Any
@@ -63,7 +64,9 @@ def test_a_patch_is_applied_whole_or_refused(images: Any, patch: Any, status: in
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
     assert (
-        images.request("PATCH", f"/v2/images/{key}", headers=PATCH, body=json.dumps(patch)).status_code
+        images.request(
+            "PATCH", f"/v2/images/{key}", headers=PATCH, body=json.dumps(patch)
+        ).status_code
         == status
     )
     assert images.request("PATCH", f"/v2/images/{key}", json=[]).status_code == 415
@@ -75,16 +78,33 @@ def test_a_patch_is_applied_whole_or_refused(images: Any, patch: Any, status: in
     )
 
 
-@pytest.mark.parametrize(("patch", "status"), [
-    ([{"add": "/a", "value": "x"}, {"replace": "/name", "value": "new"}, {"remove": "/a"}], 200),
-    ([{"replace": "/none", "value": ""}], 409), ([{"remove": "/name"}], 403), ([{"add": "/a"}], 400),
-    ([{"add": 1, "value": ""}], 400), ([{"add": "/a", "remove": "/b", "value": ""}], 400), ([1], 400), ({}, 400),
-    ([{"op": "add", "path": "/a", "value": ""}], 400), ([{"add": "/a", "path": "/b", "value": ""}], 400)])
+@pytest.mark.parametrize(
+    ("patch", "status"),
+    [
+        (
+            [{"add": "/a", "value": "x"}, {"replace": "/name", "value": "new"}, {"remove": "/a"}],
+            200,
+        ),
+        ([{"replace": "/none", "value": ""}], 409),
+        ([{"remove": "/name"}], 403),
+        ([{"add": "/a"}], 400),
+        ([{"add": 1, "value": ""}], 400),
+        ([{"add": "/a", "remove": "/b", "value": ""}], 400),
+        ([1], 400),
+        ({}, 400),
+        ([{"op": "add", "path": "/a", "value": ""}], 400),
+        ([{"add": "/a", "path": "/b", "value": ""}], 400),
+    ],
+)
 def test_a_patch_may_be_written_as_in_v2_0(images: Any, patch: Any, status: int) -> None:
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
-    answer = images.request("PATCH", f"/v2/images/{key}", headers={"Content-Type": PATCH["Content-Type"].replace(
-        "v2.1", "v2.0")}, body=json.dumps(patch))
+    answer = images.request(
+        "PATCH",
+        f"/v2/images/{key}",
+        headers={"Content-Type": PATCH["Content-Type"].replace("v2.1", "v2.0")},
+        body=json.dumps(patch),
+    )
     after = images.request("GET", f"/v2/images/{key}").json
     assert answer.status_code == status
     assert ("a" in after, after["name"]) == (False, "new" if status == 200 else before["name"])
@@ -93,11 +113,25 @@ def test_a_patch_may_be_written_as_in_v2_0(images: Any, patch: Any, status: int)
 def test_an_image_has_no_tasks(images: Any) -> None:
     answer = images.request("GET", f"/v2/images/{images.create()}/tasks")
     assert (answer.status_code, answer.json) == (200, {"tasks": []})
-    assert images.request("GET", "/v2/images/00000000-0000-4000-8000-000000000000/tasks").status_code == 404
+    assert (
+        images.request("GET", "/v2/images/00000000-0000-4000-8000-000000000000/tasks").status_code
+        == 404
+    )
 
 
-@pytest.mark.parametrize("query", ["limit=x", "limit=-1", "sort_key=secret", "sort=name:up", "visibility=odd",
-                                   "os_hidden=maybe", "size_min=9999999999999999999", "member_status=x"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=x",
+        "limit=-1",
+        "sort_key=secret",
+        "sort=name:up",
+        "visibility=odd",
+        "os_hidden=maybe",
+        "size_min=9999999999999999999",
+        "member_status=x",
+    ],
+)
 def test_a_wrong_filter_is_refused(images: Any, query: str) -> None:
     assert images.request("GET", f"/v2/images?{query}").status_code == 400
 
@@ -115,5 +149,3 @@ def test_a_wrong_filter_is_refused(images: Any, query: str) -> None:
 )
 def test_a_path_like_id_is_not_found(images: Any, path: str) -> None:
     assert images.request("GET", path).status_code == 404
-
-

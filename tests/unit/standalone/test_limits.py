@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity service's registered limits and limits: their shapes, who may do what, and what is refused."""
+"""The identity service's registered limits and limits: their shapes, who may do what, and what is
+refused."""
 
 from typing import Any
 
@@ -12,7 +13,9 @@ OWN = {"project": {"name": "service", "domain": {"id": "default"}}}
 @pytest.fixture
 def service(identity: Any) -> str:
     """A service of the test's own."""
-    made = identity.request("POST", "/v3/services", json={"service": {"type": "compute", "name": "c"}})
+    made = identity.request(
+        "POST", "/v3/services", json={"service": {"type": "compute", "name": "c"}}
+    )
     return str(made.json["service"]["id"])
 
 
@@ -24,27 +27,56 @@ def registered(service: str, name: str = "servers", **more: Any) -> dict[str, An
     return {"service_id": service, "resource_name": name, "default_limit": 10, **more}
 
 
-def limit(identity: Any, service: str, name: str = "servers", project: str = "admin", **more: Any) -> dict[str, Any]:
+def limit(
+    identity: Any, service: str, name: str = "servers", project: str = "admin", **more: Any
+) -> dict[str, Any]:
     found = identity.request("GET", f"/v3/projects?name={project}").json["projects"][0]["id"]
-    return {"service_id": service, "resource_name": name, "resource_limit": 5, "project_id": found, **more}
+    return {
+        "service_id": service,
+        "resource_name": name,
+        "resource_limit": 5,
+        "project_id": found,
+        **more,
+    }
 
 
 def test_a_registered_limit_from_birth_to_death(identity: Any, service: str) -> None:
-    made = post(identity, "registered_limits", registered(service), registered(service, "class:VCPU", default_limit=-1,
-                                                                               region_id="RegionOne", description="d"))
+    made = post(
+        identity,
+        "registered_limits",
+        registered(service),
+        registered(service, "class:VCPU", default_limit=-1, region_id="RegionOne", description="d"),
+    )
     assert made.status_code == 201 and set(made.json) == {"registered_limits"}
     first, second = made.json["registered_limits"]
     path = f"/v3/registered_limits/{first['id']}"
-    assert first == {"id": first["id"], "service_id": service, "region_id": None, "resource_name": "servers",
-                     "default_limit": 10, "description": None, "links": {"self": "http://falconframework.org" + path}}
-    assert (second["default_limit"], second["region_id"], second["description"]) == (-1, "RegionOne", "d")
+    assert first == {
+        "id": first["id"],
+        "service_id": service,
+        "region_id": None,
+        "resource_name": "servers",
+        "default_limit": 10,
+        "description": None,
+        "links": {"self": "http://falconframework.org" + path},
+    }
+    assert (second["default_limit"], second["region_id"], second["description"]) == (
+        -1,
+        "RegionOne",
+        "d",
+    )
     assert identity.request("GET", path).json == {"registered_limit": first}
     listed = identity.request("GET", f"/v3/registered_limits?service_id={service}").json
-    assert listed["registered_limits"] == [second, first] and set(listed["links"]) == {"self", "next", "previous"}
+    assert listed["registered_limits"] == [second, first] and set(listed["links"]) == {
+        "self",
+        "next",
+        "previous",
+    }
     for query, found in (("region_id=RegionOne", [second]), ("resource_name=servers", [first])):
         answer = identity.request("GET", f"/v3/registered_limits?service_id={service}&{query}")
         assert answer.json["registered_limits"] == found
-    changed = identity.request("PATCH", path, json={"registered_limit": {"default_limit": 0, "resource_name": "s"}})
+    changed = identity.request(
+        "PATCH", path, json={"registered_limit": {"default_limit": 0, "resource_name": "s"}}
+    )
     assert changed.json == {"registered_limit": {**first, "default_limit": 0, "resource_name": "s"}}
     assert identity.request("GET", path).json == changed.json
     assert identity.request("DELETE", path).status_code == 204
@@ -53,18 +85,29 @@ def test_a_registered_limit_from_birth_to_death(identity: Any, service: str) -> 
 
 
 def test_a_limit_from_birth_to_death(identity: Any, service: str) -> None:
-    reference = post(identity, "registered_limits", registered(service)).json["registered_limits"][0]
+    reference = post(identity, "registered_limits", registered(service)).json["registered_limits"][
+        0
+    ]
     body = limit(identity, service)
     made = post(identity, "limits", body)
     assert made.status_code == 201
     [first] = made.json["limits"]
     path = f"/v3/limits/{first['id']}"
-    assert first == {**body, "id": first["id"], "region_id": None, "domain_id": None, "description": None,
-                     "links": {"self": "http://falconframework.org" + path}}
+    assert first == {
+        **body,
+        "id": first["id"],
+        "region_id": None,
+        "domain_id": None,
+        "description": None,
+        "links": {"self": "http://falconframework.org" + path},
+    }
     assert identity.request("GET", path).json == {"limit": first}
-    [of_domain] = post(identity, "limits", {**limit(identity, service), "project_id": None, "domain_id": "default"}
-                       ).json["limits"]
-    listed = identity.request("GET", f"/v3/limits?service_id={service}&project_id={body['project_id']}").json
+    [of_domain] = post(
+        identity, "limits", {**limit(identity, service), "project_id": None, "domain_id": "default"}
+    ).json["limits"]
+    listed = identity.request(
+        "GET", f"/v3/limits?service_id={service}&project_id={body['project_id']}"
+    ).json
     assert listed["limits"] == [first]
     by_domain = identity.request("GET", f"/v3/limits?service_id={service}&domain_id=default").json
     assert by_domain["limits"] == [of_domain]
@@ -86,16 +129,29 @@ def test_limits_that_cannot_be(identity: Any, service: str) -> None:
     one = registered(service)
     assert post(identity, "registered_limits", one).status_code == 201
     assert post(identity, "registered_limits", registered(service, "new"), one).status_code == 409
-    listed = identity.request("GET", f"/v3/registered_limits?service_id={service}").json["registered_limits"]
+    listed = identity.request("GET", f"/v3/registered_limits?service_id={service}").json[
+        "registered_limits"
+    ]
     assert [row["resource_name"] for row in listed] == ["servers"], "all of a request, or nothing"
-    for wrong in ({**one, "service_id": "none"}, {**one, "region_id": "none"}, {**one, "default_limit": -2},
-                  {**one, "default_limit": "1"}, {**one, "colour": 1}, {"service_id": service}, []):
+    for wrong in (
+        {**one, "service_id": "none"},
+        {**one, "region_id": "none"},
+        {**one, "default_limit": -2},
+        {**one, "default_limit": "1"},
+        {**one, "colour": 1},
+        {"service_id": service},
+        [],
+    ):
         assert post(identity, "registered_limits", wrong).status_code == 400, wrong
     own = limit(identity, service)
     assert post(identity, "limits", {**own, "resource_name": "other"}).status_code == 403
     assert post(identity, "limits", {**own, "region_id": "RegionOne"}).status_code == 403
-    for wrong in ({**own, "project_id": "none"}, {**own, "domain_id": "default"}, {**own, "project_id": None},
-                  {**own, "resource_limit": 2 ** 31}):
+    for wrong in (
+        {**own, "project_id": "none"},
+        {**own, "domain_id": "default"},
+        {**own, "project_id": None},
+        {**own, "resource_limit": 2**31},
+    ):
         assert post(identity, "limits", wrong).status_code == 400, wrong
     assert post(identity, "limits", own).status_code == 201
     assert post(identity, "limits", own).status_code == 409
@@ -106,24 +162,35 @@ def test_limits_that_cannot_be(identity: Any, service: str) -> None:
 
 def test_who_sees_limits_and_who_writes_them(identity: Any, service: str) -> None:
     post(identity, "registered_limits", registered(service))
-    made = post(identity, "limits", limit(identity, service), limit(identity, service, project="service"))
+    made = post(
+        identity, "limits", limit(identity, service), limit(identity, service, project="service")
+    )
     mine, others = (f"/v3/limits/{row['id']}" for row in made.json["limits"])
-    user = identity.request("POST", "/v3/users", json={"user": {"name": "limited", "password": "limited"}}).json["user"]
+    user = identity.request(
+        "POST", "/v3/users", json={"user": {"name": "limited", "password": "limited"}}
+    ).json["user"]
     project = identity.request("GET", "/v3/projects?name=admin").json["projects"][0]["id"]
     member = identity.request("GET", "/v3/roles?name=member").json["roles"][0]["id"]
     identity.request("PUT", f"/v3/projects/{project}/users/{user['id']}/roles/{member}")
     token = identity.login(PROJECT, name="limited", password="limited").headers["X-Subject-Token"]
     assert identity.request("GET", mine, token=token).status_code == 200
-    foreign, missing = (identity.request("GET", there, token=token) for there in (others, f"/v3/limits/{'0' * 32}"))
+    foreign, missing = (
+        identity.request("GET", there, token=token) for there in (others, f"/v3/limits/{'0' * 32}")
+    )
     assert foreign.status_code == missing.status_code == 404
     assert foreign.text.replace(made.json["limits"][1]["id"], "0" * 32) == missing.text
     path = f"/v3/limits?service_id={service}"
-    assert [row["project_id"] for row in identity.request("GET", path, token=token).json["limits"]] == [project]
+    assert [
+        row["project_id"] for row in identity.request("GET", path, token=token).json["limits"]
+    ] == [project]
     registered_path = f"/v3/registered_limits?service_id={service}"
     assert len(identity.request("GET", registered_path, token=token).json["registered_limits"]) == 1
     assert identity.request("GET", "/v3/limits/model", token=token).json["model"]["name"] == "flat"
     assert post(identity, "limits", limit(identity, service), token=token).status_code == 403
-    assert post(identity, "registered_limits", registered(service, "x"), token=token).status_code == 403
+    assert (
+        post(identity, "registered_limits", registered(service, "x"), token=token).status_code
+        == 403
+    )
     for method in ("PATCH", "DELETE"):
         assert identity.request(method, mine, token=token, json={"limit": {}}).status_code == 403
     services = identity.login({"system": {"all": True}}, name="kilonova").headers["X-Subject-Token"]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of the standalone network service with several bindings: what the API answers, and what hosts are told."""
+"""Ports of the standalone network service with several bindings: what the API answers, and what
+hosts are told."""
+
 from __future__ import annotations
 
 import uuid
@@ -27,7 +29,7 @@ def cloud(tmp_path: Path) -> Iterator[Network]:
     for number, host in enumerate(HOSTS, 1):
         told(cloud, host)
         cloud.host("PUT", "", host, {"revision": 0, "tunnel_address": f"192.0.2.{number}"})
-        cloud.fabric.hosts.acknowledge(host, 10**9)      # nobody waits for it
+        cloud.fabric.hosts.acknowledge(host, 10**9)  # nobody waits for it
     yield cloud
     database.close()
 
@@ -46,8 +48,14 @@ def wire(cloud: Network, host: str, **failed: str) -> None:
 def server_port(cloud: Network, host: str = "h1") -> tuple[str, str]:
     """A server's port that is wired on a host, and its network."""
     network, _ = cloud.wired()
-    port = cloud.create("port", role="admin", network_id=network, device_id=str(uuid.uuid4()),
-                        device_owner="compute:nova", **{"binding:host_id": host, "binding:profile": {"of": "h1"}})
+    port = cloud.create(
+        "port",
+        role="admin",
+        network_id=network,
+        device_id=str(uuid.uuid4()),
+        device_owner="compute:nova",
+        **{"binding:host_id": host, "binding:profile": {"of": "h1"}},
+    )
     wire(cloud, host)
     return port["id"], network
 
@@ -57,26 +65,48 @@ def shown(cloud: Network, port: str) -> Any:
 
 
 def places(cloud: Network, port: str) -> dict[str, str]:
-    return {one["host"]: one["status"] for one in cloud.get(f"/ports/{port}/bindings", **SERVICE)["bindings"]}
+    return {
+        one["host"]: one["status"]
+        for one in cloud.get(f"/ports/{port}/bindings", **SERVICE)["bindings"]
+    }
 
 
 def ask(cloud: Network, method: str, path: str, status: int, **binding: Any) -> Any:
-    answer = cloud.call(method, path, {"binding": binding} if method != "DELETE" else None, **SERVICE)
+    answer = cloud.call(
+        method, path, {"binding": binding} if method != "DELETE" else None, **SERVICE
+    )
     assert answer.status_code == status, answer.text
     return answer.json["binding"] if answer.content else None
 
 
 def events(cloud: Network) -> list[str]:
     with cloud.fabric.database.read() as connection:
-        return [row.name for row in connection.execute(sa.select(schema.events).order_by(schema.events.c.id))]
+        return [
+            row.name
+            for row in connection.execute(sa.select(schema.events).order_by(schema.events.c.id))
+        ]
 
 
 def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None:
     port, network = server_port(cloud)
     before, said = shown(cloud, port), events(cloud)
-    made = ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"a": "b"}, vnic_type="normal")
-    assert made == {"host": "h2", "status": "INACTIVE", "vif_type": "bridge", "vnic_type": "normal",
-                    "profile": {"a": "b"}, "vif_details": {"port_filter": True, "bridge_name": f"brq{network[:11]}"}}
+    made = ask(
+        cloud,
+        "POST",
+        f"/ports/{port}/bindings",
+        201,
+        host="h2",
+        profile={"a": "b"},
+        vnic_type="normal",
+    )
+    assert made == {
+        "host": "h2",
+        "status": "INACTIVE",
+        "vif_type": "bridge",
+        "vnic_type": "normal",
+        "profile": {"a": "b"},
+        "vif_details": {"port_filter": True, "bridge_name": f"brq{network[:11]}"},
+    }
     assert ask(cloud, "GET", f"/ports/{port}/bindings/h2", 200) == made
     for host, peer in (("h1", "192.0.2.2"), ("h2", "192.0.2.1")):
         description = told(cloud, host)
@@ -97,7 +127,11 @@ def test_activation_swaps_bindings_without_host_revisions(cloud: Network) -> Non
     active = ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
     assert (active["host"], active["status"], active["profile"]) == ("h2", "ACTIVE", {"of": "h2"})
     now = shown(cloud, port)
-    assert (now["binding:host_id"], now["binding:vif_type"], now["status"]) == ("h2", "bridge", "ACTIVE")
+    assert (now["binding:host_id"], now["binding:vif_type"], now["status"]) == (
+        "h2",
+        "bridge",
+        "ACTIVE",
+    )
     assert now["binding:profile"] == {"of": "h2"}
     assert places(cloud, port) == {"h2": "ACTIVE", "h1": "INACTIVE"}
     assert ({host: told(cloud, host) for host in HOSTS}, events(cloud)) == (before, said)
@@ -115,7 +149,9 @@ def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
     assert shown(cloud, port)["status"] == "DOWN"
     wire(cloud, "h2")
     assert shown(cloud, port)["status"] == "ACTIVE"
-    ask(cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200)       # back: it was never unwired there
+    ask(
+        cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200
+    )  # back: it was never unwired there
     assert shown(cloud, port)["status"] == "ACTIVE"
 
 
@@ -132,20 +168,41 @@ def test_refusal_has_neutrons_error_type(cloud: Network) -> None:
     mine = f"/ports/{port}/bindings"
     ask(cloud, "POST", mine, 201, host="h2")
     for host in ("h1", "h2"):
-        assert cloud.refusal("POST", mine, {"binding": {"host": host}}, **SERVICE) == (409, "PortBindingAlreadyExists")
-    assert cloud.refusal("PUT", f"{mine}/h1/activate", **SERVICE) == (409, "PortBindingAlreadyActive")
+        assert cloud.refusal("POST", mine, {"binding": {"host": host}}, **SERVICE) == (
+            409,
+            "PortBindingAlreadyExists",
+        )
+    assert cloud.refusal("PUT", f"{mine}/h1/activate", **SERVICE) == (
+        409,
+        "PortBindingAlreadyActive",
+    )
     assert cloud.refusal("DELETE", f"{mine}/h1", **SERVICE) == (409, "PortBindingInUse")
     for method, path in (("GET", "/h3"), ("PUT", "/h3/activate"), ("DELETE", "/h3")):
         assert cloud.refusal(method, mine + path, **SERVICE) == (404, "PortBindingNotFound")
-    assert cloud.refusal("POST", mine, {"binding": {"host": "nowhere"}}, **SERVICE) == (500, "PortBindingError")
+    assert cloud.refusal("POST", mine, {"binding": {"host": "nowhere"}}, **SERVICE) == (
+        500,
+        "PortBindingError",
+    )
     assert cloud.refusal("GET", f"/ports/{network}/bindings", **SERVICE) == (404, "PortNotFound")
-    for body in ({}, {"binding": {}}, {"binding": {"host": ""}}, {"binding": {"host": "h3", "vnic_type": "direct"}},
-                 {"binding": {"host": "h3", "status": "ACTIVE"}}, {"binding": []}):
+    for body in (
+        {},
+        {"binding": {}},
+        {"binding": {"host": ""}},
+        {"binding": {"host": "h3", "vnic_type": "direct"}},
+        {"binding": {"host": "h3", "status": "ACTIVE"}},
+        {"binding": []},
+    ):
         assert cloud.refusal("POST", mine, body, **SERVICE) == (400, "HTTPBadRequest")
     assert cloud.refusal("GET", f"{mine}?colour=red", **SERVICE) == (400, "HTTPBadRequest")
     nobodys = cloud.create("port", network_id=network)["id"]
     assert cloud.refusal("GET", f"/ports/{nobodys}/bindings", **SERVICE) == (400, "BadRequest")
-    for method, path in (("GET", ""), ("POST", ""), ("GET", "/h2"), ("PUT", "/h2/activate"), ("DELETE", "/h2")):
+    for method, path in (
+        ("GET", ""),
+        ("POST", ""),
+        ("GET", "/h2"),
+        ("PUT", "/h2/activate"),
+        ("DELETE", "/h2"),
+    ):
         wanted: Any = {"binding": {"host": "h3"}} if method == "POST" else None
         assert cloud.refusal(method, mine + path, wanted) == (403, "PolicyNotAuthorized")
     assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
@@ -155,13 +212,23 @@ def test_bindings_are_filtered_and_keep_their_profile(cloud: Network) -> None:
     port, _ = server_port(cloud)
     mine = f"/ports/{port}/bindings"
     ask(cloud, "POST", mine, 201, host="h2")
-    for query, hosts in (("?status=INACTIVE", ["h2"]), ("?host=h1", ["h1"]), ("?host=h1&host=h2", ["h1", "h2"]),
-                         ("?vif_type=ovs", []), ("?vnic_type=normal&fields=host", ["h1", "h2"])):
+    for query, hosts in (
+        ("?status=INACTIVE", ["h2"]),
+        ("?host=h1", ["h1"]),
+        ("?host=h1&host=h2", ["h1", "h2"]),
+        ("?vif_type=ovs", []),
+        ("?vnic_type=normal&fields=host", ["h1", "h2"]),
+    ):
         assert [one["host"] for one in cloud.get(mine + query, **SERVICE)["bindings"]] == hosts
     for host in ("h1", "h2"):
-        assert ask(cloud, "PUT", f"{mine}/{host}", 200, profile={"for": host})["profile"] == {"for": host}
+        assert ask(cloud, "PUT", f"{mine}/{host}", 200, profile={"for": host})["profile"] == {
+            "for": host
+        }
     assert shown(cloud, port)["binding:profile"] == {"for": "h1"}
-    assert cloud.refusal("PUT", f"{mine}/h2", {"binding": {"host": "h3"}}, **SERVICE) == (400, "HTTPBadRequest")
+    assert cloud.refusal("PUT", f"{mine}/h2", {"binding": {"host": "h3"}}, **SERVICE) == (
+        400,
+        "HTTPBadRequest",
+    )
 
 
 @pytest.mark.parametrize("host", ["h2", "h3", ""])
@@ -173,7 +240,8 @@ def test_host_id_of_port_replaces_all_bindings(cloud: Network, host: str) -> Non
     cloud.change("port", port, role="service", **{"binding:host_id": host})
     assert places(cloud, port) == ({host: "ACTIVE"} if host else {})
     assert {one: set(told(cloud, one)["ports"]) for one in HOSTS} == {
-        one: {port} if one == host else set() for one in HOSTS}
+        one: {port} if one == host else set() for one in HOSTS
+    }
 
 
 def test_a_port_goes_with_all_its_bindings(cloud: Network) -> None:
@@ -189,10 +257,12 @@ def test_port_change_concerns_every_bound_host(cloud: Network) -> None:
     port, network = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     group = cloud.create("security_group", name="web")["id"]
-    changes = [lambda: cloud.change("port", port, role="service", dns_name="vm"),
-               lambda: cloud.change("port", port, role="service", security_groups=[group]),
-               lambda: cloud.create("security_group_rule", security_group_id=group, direction="ingress"),
-               lambda: cloud.change("network", network, mtu=1400)]
+    changes = [
+        lambda: cloud.change("port", port, role="service", dns_name="vm"),
+        lambda: cloud.change("port", port, role="service", security_groups=[group]),
+        lambda: cloud.create("security_group_rule", security_group_id=group, direction="ingress"),
+        lambda: cloud.change("network", network, mtu=1400),
+    ]
     for change in changes:
         before = {host: told(cloud, host)["revision"] for host in HOSTS}
         change()

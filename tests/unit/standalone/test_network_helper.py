@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper of the network's host part: its verbs and their types, who may call, and what is no message."""
+"""The helper of the network's host part: its verbs and their types, who may call, and what is no
+message."""
+
 from __future__ import annotations
 
 import json
@@ -26,9 +28,13 @@ from deploy.standalone.network.host.helper import (
 )
 from deploy.standalone.network.host.kernel import KernelError
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-                    max_leaves=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
 NAMES = st.sampled_from(["verb", "tree", "full", "space", "netns"])
 
 
@@ -74,9 +80,12 @@ def talking(part: Part, user: int | None = None) -> Iterator[tuple[socket.socket
     def talk() -> None:
         with theirs:
             try:
-                Helper(cast("Any", part), cast("Any", part), os.getuid() if user is None else user).talk(theirs)
+                Helper(
+                    cast("Any", part), cast("Any", part), os.getuid() if user is None else user
+                ).talk(theirs)
             except (OSError, InvalidMessage) as problem:
                 ended.append(problem)
+
     thread = threading.Thread(target=talk)
     thread.start()
     with ours:
@@ -101,10 +110,14 @@ def test_only_verbs_with_their_arguments_are_taken(message: Any) -> None:
     assert all(type(arguments[name]) in types for name, types in VERBS[verb].items())
 
 
-@given(st.sampled_from(sorted(VERBS)), st.dictionaries(st.sampled_from(["tree", "full", "space"]), JSON, max_size=3))
+@given(
+    st.sampled_from(sorted(VERBS)),
+    st.dictionaries(st.sampled_from(["tree", "full", "space"]), JSON, max_size=3),
+)
 def test_a_verb_is_taken_with_exactly_its_arguments(verb: str, arguments: dict[str, Any]) -> None:
     fits = arguments.keys() == VERBS[verb].keys() and all(
-        type(value) in VERBS[verb][name] for name, value in arguments.items())
+        type(value) in VERBS[verb][name] for name, value in arguments.items()
+    )
     if fits:
         assert checked({"verb": verb, **arguments}) == (verb, arguments)
     else:
@@ -112,10 +125,22 @@ def test_a_verb_is_taken_with_exactly_its_arguments(verb: str, arguments: dict[s
             checked({"verb": verb, **arguments})
 
 
-@pytest.mark.parametrize("data", [
-    b"x", LENGTH.pack(0), LENGTH.pack(2**31), LENGTH.pack(5) + b"{}", LENGTH.pack(2) + b"{]",
-    LENGTH.pack(60_000) + b"[" * 60_000, said({"verb": "apply", "tree": {}, "full": 1}), said({"verb": "__init__"}),
-    said({"verb": "listen", "space": ["kn-net"]}), said({"verb": "prepare", "user": 0}), said([])])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x",
+        LENGTH.pack(0),
+        LENGTH.pack(2**31),
+        LENGTH.pack(5) + b"{}",
+        LENGTH.pack(2) + b"{]",
+        LENGTH.pack(60_000) + b"[" * 60_000,
+        said({"verb": "apply", "tree": {}, "full": 1}),
+        said({"verb": "__init__"}),
+        said({"verb": "listen", "space": ["kn-net"]}),
+        said({"verb": "prepare", "user": 0}),
+        said([]),
+    ],
+)
 def test_invalid_message_ends_the_connection(data: bytes) -> None:
     part = Part()
     with talking(part) as (caller, ended):
@@ -134,7 +159,9 @@ def test_another_user_is_not_heard() -> None:
     assert part.asked == []
 
 
-def test_the_client_does_what_the_helper_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_does_what_the_helper_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LISTEN_PID", raising=False)
     part, where = Part(), tmp_path / "s"
     with listening_socket(where) as door:
@@ -157,8 +184,14 @@ def test_the_client_does_what_the_helper_does(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(FileNotFoundError):
             client.namespace_id("other")
         part.tree = None
-        client.tree, client._is_sent = {}, False        # the helper takes nothing on trust
+        client.tree, client._is_sent = {}, False  # the helper takes nothing on trust
         with pytest.raises(KernelError, match="not understood"):
             client.apply()
-    assert part.asked == ["prepare", "restore", ("apply", tree, True), ("apply", tree, False), "keep",
-                          ("listen", "kn-net", "169.254.169.254", 80)]
+    assert part.asked == [
+        "prepare",
+        "restore",
+        ("apply", tree, True),
+        ("apply", tree, False),
+        "keep",
+        ("listen", "kn-net", "169.254.169.254", 80),
+    ]

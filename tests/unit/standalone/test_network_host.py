@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network's host part makes of a description, without a kernel: names, rules, files, and hostile input."""
+"""What the network's host part makes of a description, without a kernel: names, rules, files, and
+hostile input."""
+
 from __future__ import annotations
 
 import hmac
@@ -23,12 +25,13 @@ from deploy.standalone.network.host.state import MAX_NUMBER, StateFolder, assign
 
 NETWORK, PORT, ROUTER, SUBNET = (str(uuid.UUID(int=number << 100)) for number in (1, 2, 3, 4))
 OUTSIDE = str(uuid.UUID(int=5 << 100))
-MAX_DEVICE_NAME = 15      # characters
+MAX_DEVICE_NAME = 15  # characters
 GROUP = str(uuid.UUID(int=6 << 100))
 NAMES = Names("abcdef")
 PLACE = HostPlace(NAMES, ip_address("192.168.5.1"), external_gateway=True)
 
 
+# fmt: off
 def told() -> dict[str, Any]:
     subnet = {"cidr": "10.0.0.0/24", "version": 4, "gateway": "10.0.0.1", "dhcp": True, "dns": [], "routes": [
         {"destination": "10.9.0.0/16", "nexthop": "10.0.0.254"}], "ipv6_mode": None}
@@ -51,11 +54,17 @@ def told() -> dict[str, Any]:
                          "gateway": "172.24.4.1", "snat": True},
             "interfaces": [{"port": "p", "network": NETWORK, "mac": "fa:16:3e:00:00:07", "address": "10.0.0.1/24"}],
             "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}], "routes": []}}}
+# fmt: on
 
 
 def desired(tree: dict[str, Any], ports: dict[str, int] | None = None) -> DesiredState:
     taken = parse(tree)
-    return desire(PLACE, taken, assign(ports or {}, taken.ports), assign({}, [bridge(one) for one in taken.networks]))
+    return desire(
+        PLACE,
+        taken,
+        assign(ports or {}, taken.ports),
+        assign({}, [bridge(one) for one in taken.networks]),
+    )
 
 
 def rules_of(tree: dict[str, Any]) -> str:
@@ -65,18 +74,28 @@ def rules_of(tree: dict[str, Any]) -> str:
 def chains_of(tree: dict[str, Any], start: tuple[str, ...]) -> dict[str, list[str]]:
     """The statements of the chains whose names begin so."""
     found = re.findall(r"^  chain (\w+) {\n(.*?)^  }\n", rules_of(tree), re.MULTILINE | re.DOTALL)
-    return {name: [line.strip() for line in lines.splitlines()] for name, lines in found if name.startswith(start)}
+    return {
+        name: [line.strip() for line in lines.splitlines()]
+        for name, lines in found
+        if name.startswith(start)
+    }
 
 
 def elements_of(tree: dict[str, Any], name: str) -> list[str]:
     """The elements of a set or map."""
-    found = re.search(rf"^  (?:set|map) {name} {{ [^;]+;(?: elements = {{ (.*) }};)? }}$", rules_of(tree), re.MULTILINE)
+    found = re.search(
+        rf"^  (?:set|map) {name} {{ [^;]+;(?: elements = {{ (.*) }};)? }}$",
+        rules_of(tree),
+        re.MULTILINE,
+    )
     assert found is not None
     return found[1].split(", ") if found[1] else []
 
 
 def space(tree: dict[str, Any], start: str) -> Namespace:
-    return next(one for one in desired(tree).namespaces if one.name.startswith(f"{NAMES.namespaces}{start}"))
+    return next(
+        one for one in desired(tree).namespaces if one.name.startswith(f"{NAMES.namespaces}{start}")
+    )
 
 
 @given(st.uuids(), st.integers(1, 2**24 - 1))
@@ -96,11 +115,15 @@ def test_the_same_folder_has_the_same_names(tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 20)), st.sets(st.text(max_size=3)))
 def test_numbers_stay_and_are_not_reused_at_once(before: dict[str, int], wanted: set[str]) -> None:
-    before = {name: number for number, name in {number: name for name, number in before.items()}.items()}
+    before = {
+        name: number for number, name in {number: name for name, number in before.items()}.items()
+    }
     after = assign(before, wanted)
     assert set(after) == wanted
     assert len(set(after.values())) == len(after)
-    assert {name: after[name] for name in wanted & set(before)} == {name: before[name] for name in wanted & set(before)}
+    assert {name: after[name] for name in wanted & set(before)} == {
+        name: before[name] for name in wanted & set(before)
+    }
     assert not {after[name] for name in wanted - set(before)} & set(before.values())
     assert all(0 < number < MAX_NUMBER for number in after.values())
 
@@ -110,7 +133,11 @@ def test_the_state_folder_survives_what_was_cut_off(tmp_path: Path) -> None:
     state.number([PORT], ["brq1"])
     state.save_description({"revision": 3})
     again = StateFolder(tmp_path)
-    assert (again.ports, again.zones, again.description()) == ({PORT: 1}, {"brq1": 1}, {"revision": 3})
+    assert (again.ports, again.zones, again.description()) == (
+        {PORT: 1},
+        {"brq1": 1},
+        {"revision": 3},
+    )
     again.number([], ["brq2"])
     assert again.zones == {"brq1": 1, "brq2": 2}
     again.forget(["brq1"])
@@ -118,21 +145,47 @@ def test_the_state_folder_survives_what_was_cut_off(tmp_path: Path) -> None:
     assert (StateFolder(tmp_path).zones, StateFolder(tmp_path).description()) == ({"brq2": 2}, None)
 
 
+# fmt: off
 HOSTILE = ["x\ndhcp-script=/bin/sh", 'x"; drop; accept "', "x,ignore", "a b", "é", "x}\nflush ruleset", "%", "..",
            "-x", "x" * 64, "fe80::1%\nflush ruleset", "10.0.0.5\naccept", "::1%}", "", 5, None, True, ["x"], {"x": 1}]
-PATHS = [("ports", PORT, key) for key in ("hostname", "mac", "network", "server", "project_id", "addresses", "groups",
-                                          "allowed_pairs", "security")]
+# fmt: on
+PATHS = [
+    ("ports", PORT, key)
+    for key in (
+        "hostname",
+        "mac",
+        "network",
+        "server",
+        "project_id",
+        "addresses",
+        "groups",
+        "allowed_pairs",
+        "security",
+    )
+]
 PATHS += [("ports", PORT, "addresses", 0, "address"), ("ports", PORT, "groups", 0)]
 PATHS += [("networks", NETWORK, key) for key in ("vni", "mtu", "peers", "dhcp", "subnets")]
-PATHS += [("networks", NETWORK, "peers", 0), ("networks", NETWORK, "dhcp", "mac"),
-          ("networks", NETWORK, "dhcp", "addresses", 0)]
-PATHS += [("networks", NETWORK, "subnets", SUBNET, key) for key in ("cidr", "gateway", "dns", "routes", "ipv6_mode")]
-PATHS += [("networks", NETWORK, "subnets", SUBNET, "routes", 0, key) for key in ("destination", "nexthop")]
+PATHS += [
+    ("networks", NETWORK, "peers", 0),
+    ("networks", NETWORK, "dhcp", "mac"),
+    ("networks", NETWORK, "dhcp", "addresses", 0),
+]
+PATHS += [
+    ("networks", NETWORK, "subnets", SUBNET, key)
+    for key in ("cidr", "gateway", "dns", "routes", "ipv6_mode")
+]
+PATHS += [
+    ("networks", NETWORK, "subnets", SUBNET, "routes", 0, key) for key in ("destination", "nexthop")
+]
 PATHS += [("groups", GROUP, "members", 0), ("groups", GROUP, "rules", 0)]
-PATHS += [("groups", GROUP, "rules", 0, key) for key in (
-    "direction", "version", "protocol", "port_min", "remote_prefix", "remote_group")]
+PATHS += [
+    ("groups", GROUP, "rules", 0, key)
+    for key in ("direction", "version", "protocol", "port_min", "remote_prefix", "remote_group")
+]
 PATHS += [("routers", ROUTER, key) for key in ("external", "interfaces", "floating", "routes")]
-PATHS += [("routers", ROUTER, "external", key) for key in ("network", "mac", "addresses", "gateway")]
+PATHS += [
+    ("routers", ROUTER, "external", key) for key in ("network", "mac", "addresses", "gateway")
+]
 PATHS += [("routers", ROUTER, "floating", 0, key) for key in ("floating", "fixed")]
 PATHS += [("dns", 0), ("dns",), ("networks",), ("ports",), ("groups",), ("routers",)]
 
@@ -150,10 +203,17 @@ def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None
     except ValueError as problem:
         assert len(path) == 1, problem
         return
-    texts = [made.rules, *(one.rules for one in made.namespaces), *map(str, made.tunnels), *map(str, made.gateways)]
+    texts = [
+        made.rules,
+        *(one.rules for one in made.namespaces),
+        *map(str, made.tunnels),
+        *map(str, made.gateways),
+    ]
     for one in made.namespaces:
         served = one.dnsmasq
-        texts += [] if served is None else [served.fixed, served.hosts, served.names, served.options]
+        texts += (
+            [] if served is None else [served.fixed, served.hosts, served.names, served.options]
+        )
         texts.append(str((one.pairs, one.routes, one.local)))
     if isinstance(value, str) and len(value) > 4:
         assert not any(value in text for text in texts)
@@ -168,7 +228,11 @@ def test_hostile_ids_are_left_out(key: str) -> None:
         taken = parse(tree)
         assert bad not in getattr(taken, key)
         assert len(getattr(taken, key)) >= 1
-        assert bad in taken.failed if key == "ports" else any(text.startswith(f"{bad}: ") for text in taken.complaints)
+        assert (
+            bad in taken.failed
+            if key == "ports"
+            else any(text.startswith(f"{bad}: ") for text in taken.complaints)
+        )
 
 
 @pytest.mark.parametrize("tree", [None, [], {}, {"revision": "7"}, 5, "x"])
@@ -187,55 +251,97 @@ def test_a_bad_port_costs_only_itself() -> None:
     assert set(taken.failed) == {"another-port-1", "another-port-2"}
 
 
-@pytest.mark.parametrize("bad", [{"floating": "172.24.4.10", "fixed": None}, {"floating": None, "fixed": "10.0.0.6"},
-                                 {"floating": "172.24.4.10"}, {"floating": "172.24.4.10", "fixed": "::1"}, None])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"floating": "172.24.4.10", "fixed": None},
+        {"floating": None, "fixed": "10.0.0.6"},
+        {"floating": "172.24.4.10"},
+        {"floating": "172.24.4.10", "fixed": "::1"},
+        None,
+    ],
+)
 def test_a_bad_floating_address_costs_only_itself(bad: Any) -> None:
     tree = told()
     tree["routers"][ROUTER]["floating"].insert(0, bad)
     taken = parse(tree)
-    assert [(str(one), str(to)) for one, to in taken.routers[ROUTER].floating] == [("172.24.4.9", "10.0.0.5")]
+    assert [(str(one), str(to)) for one, to in taken.routers[ROUTER].floating] == [
+        ("172.24.4.9", "10.0.0.5")
+    ]
     assert taken.routers[ROUTER].external is not None
     assert [text.split(": ")[0] for text in taken.complaints] == [ROUTER]
 
 
 def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
     text = rules_of(told())
-    for element in (f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',
-                    f'"{tap(PORT)}" . fa:16:3e:00:00:05 . fe80::f816:3eff:fe00:5', f'"{NAMES.dhcp(NETWORK)}"',
-                    f'"{NAMES.vxlan(5)}"'):
+    for element in (
+        f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',
+        f'"{tap(PORT)}" . fa:16:3e:00:00:05 . fe80::f816:3eff:fe00:5',
+        f'"{NAMES.dhcp(NETWORK)}"',
+        f'"{NAMES.vxlan(5)}"',
+    ):
         assert element in text
     pair = told()
-    pair["ports"][PORT]["allowed_pairs"] = [{"ip_address": "10.0.0.64/26", "mac_address": "fa:16:3e:00:00:aa"},
-                                            {"ip_address": "10.0.0.9", "mac_address": None}]
+    pair["ports"][PORT]["allowed_pairs"] = [
+        {"ip_address": "10.0.0.64/26", "mac_address": "fa:16:3e:00:00:aa"},
+        {"ip_address": "10.0.0.9", "mac_address": None},
+    ]
     text = rules_of(pair)
-    assert f'iifname "{tap(PORT)}" ether saddr fa:16:3e:00:00:aa ip saddr 10.0.0.64/26 return' in text
+    assert (
+        f'iifname "{tap(PORT)}" ether saddr fa:16:3e:00:00:aa ip saddr 10.0.0.64/26 return' in text
+    )
     assert f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.9' in text
 
 
-@pytest.mark.parametrize(("rule", "line"), [
-    ({"protocol": None}, "meta nfproto ipv4 return"),
-    ({"protocol": "tcp", "port_min": 80, "port_max": 90},
-     "meta nfproto ipv4 ct original protocol 6 ct original proto-dst 80-90 return"),
-    ({"protocol": "udp", "port_min": 53, "port_max": 53},
-     "meta nfproto ipv4 ct original protocol 17 ct original proto-dst 53 return"),
-    ({"protocol": "112"}, "meta nfproto ipv4 ct original protocol 112 return"),
-    ({"protocol": "icmp", "port_min": 8, "port_max": 0},
-     "meta nfproto ipv4 ct original protocol 1 icmp type 8 icmp code 0 return"),
-    ({"protocol": "icmp", "version": 6, "port_min": 128},
-     "meta nfproto ipv6 ct original protocol 58 icmpv6 type 128 return"),
-    ({"remote_prefix": "10.1.2.3/16"}, "meta nfproto ipv4 ct original ip saddr 10.1.0.0/16 return"),
-    ({"remote_prefix": "0.0.0.0/0"}, "meta nfproto ipv4 return"),
-    ({"direction": "egress", "remote_prefix": "10.1.0.0/16"},
-     "meta nfproto ipv4 ct original ip daddr 10.1.0.0/16 return"),
-    ({"protocol": "esp", "port_min": 1}, None), ({"protocol": "999"}, None),
-    ({"protocol": "tcp", "port_min": 70000}, None),
-    ({"remote_prefix": "::/0"}, None), ({"direction": "both"}, None), ({"version": 5}, None)])
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ({"protocol": None}, "meta nfproto ipv4 return"),
+        (
+            {"protocol": "tcp", "port_min": 80, "port_max": 90},
+            "meta nfproto ipv4 ct original protocol 6 ct original proto-dst 80-90 return",
+        ),
+        (
+            {"protocol": "udp", "port_min": 53, "port_max": 53},
+            "meta nfproto ipv4 ct original protocol 17 ct original proto-dst 53 return",
+        ),
+        ({"protocol": "112"}, "meta nfproto ipv4 ct original protocol 112 return"),
+        (
+            {"protocol": "icmp", "port_min": 8, "port_max": 0},
+            "meta nfproto ipv4 ct original protocol 1 icmp type 8 icmp code 0 return",
+        ),
+        (
+            {"protocol": "icmp", "version": 6, "port_min": 128},
+            "meta nfproto ipv6 ct original protocol 58 icmpv6 type 128 return",
+        ),
+        (
+            {"remote_prefix": "10.1.2.3/16"},
+            "meta nfproto ipv4 ct original ip saddr 10.1.0.0/16 return",
+        ),
+        ({"remote_prefix": "0.0.0.0/0"}, "meta nfproto ipv4 return"),
+        (
+            {"direction": "egress", "remote_prefix": "10.1.0.0/16"},
+            "meta nfproto ipv4 ct original ip daddr 10.1.0.0/16 return",
+        ),
+        ({"protocol": "esp", "port_min": 1}, None),
+        ({"protocol": "999"}, None),
+        ({"protocol": "tcp", "port_min": 70000}, None),
+        ({"remote_prefix": "::/0"}, None),
+        ({"direction": "both"}, None),
+        ({"version": 5}, None),
+    ],
+)
 def test_a_rule_is_what_nft_gets(rule: dict[str, Any], line: str | None) -> None:
     tree = told()
     tree["groups"][GROUP]["rules"] = [{"direction": "ingress", "version": 4, **rule}]
     lines = [one for lines in chains_of(tree, ("egress_", "ingress_")).values() for one in lines]
-    assert lines == (["drop", line, "drop"] if line and rule.get("direction") != "egress" else
-                     [line, "drop", "drop"] if line else ["drop", "drop"])
+    assert lines == (
+        ["drop", line, "drop"]
+        if line and rule.get("direction") != "egress"
+        else [line, "drop", "drop"]
+        if line
+        else ["drop", "drop"]
+    )
 
 
 def test_port_without_groups_gets_nothing_without_security_all() -> None:
@@ -266,11 +372,19 @@ def test_dhcp_has_all_that_a_guest_needs() -> None:
     assert served is not None
     assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,vm1\n"
     assert served.names == "10.0.0.5 vm1.openstacklocal vm1\n"
-    for part in ("option:mtu,1450", "option:router,10.0.0.1", "option:dns-server,10.0.0.2,1.1.1.1",
-                 "classless-static-route,10.9.0.0/16,10.0.0.254,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1"):
+    for part in (
+        "option:mtu,1450",
+        "option:router,10.0.0.1",
+        "option:dns-server,10.0.0.2,1.1.1.1",
+        "classless-static-route,10.9.0.0/16,10.0.0.254,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1",
+    ):
         assert part in served.options
     lonely = told()
-    lonely["networks"][NETWORK]["subnets"][SUBNET] |= {"gateway": None, "dns": ["9.9.9.9"], "routes": []}
+    lonely["networks"][NETWORK]["subnets"][SUBNET] |= {
+        "gateway": None,
+        "dns": ["9.9.9.9"],
+        "routes": [],
+    }
     served = space(lonely, "net").dnsmasq
     assert served is not None
     assert "option:router\n" in served.options
@@ -280,22 +394,42 @@ def test_dhcp_has_all_that_a_guest_needs() -> None:
 
 def test_the_addresses_of_a_port_stand_in_one_line() -> None:
     tree = told()
-    other = {"cidr": "2001:db8::/64", "version": 6, "gateway": None, "dhcp": True, "ipv6_mode": "slaac"}
+    other = {
+        "cidr": "2001:db8::/64",
+        "version": 6,
+        "gateway": None,
+        "dhcp": True,
+        "ipv6_mode": "slaac",
+    }
     tree["networks"][NETWORK]["subnets"]["another-subnet"] = other
-    tree["ports"][PORT]["addresses"] = [{"address": one} for one in ("2001:db8::5", "10.0.0.5", "10.0.0.6", "10.7.7.7")]
+    tree["ports"][PORT]["addresses"] = [
+        {"address": one} for one in ("2001:db8::5", "10.0.0.5", "10.0.0.6", "10.7.7.7")
+    ]
     served = space(tree, "net").dnsmasq
     assert served is not None
-    assert served.hosts == ("fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n"
-                            "fa:16:3e:00:00:05,id:*,10.0.0.6,vm1\n")
+    assert served.hosts == (
+        "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\nfa:16:3e:00:00:05,id:*,10.0.0.6,vm1\n"
+    )
     assert "dhcp-range=set:s" in served.fixed
     assert ",2001:db8::,ra-only,64,86400\n" in served.fixed
-    assert served.reserved == (("2001:db8::5", "fa:16:3e:00:00:05"), ("10.0.0.5", "fa:16:3e:00:00:05"),
-                               ("10.0.0.6", "fa:16:3e:00:00:05"))
+    assert served.reserved == (
+        ("2001:db8::5", "fa:16:3e:00:00:05"),
+        ("10.0.0.5", "fa:16:3e:00:00:05"),
+        ("10.0.0.6", "fa:16:3e:00:00:05"),
+    )
 
 
-@pytest.mark.parametrize(("name", "resolves"), [
-    ("ignore", "ignore"), ("Infinite", "Infinite"), ("3600", "3600"), ("45m", "45m"), ("x,y", "host-10-0-0-5"),
-    ("", "host-10-0-0-5")])
+@pytest.mark.parametrize(
+    ("name", "resolves"),
+    [
+        ("ignore", "ignore"),
+        ("Infinite", "Infinite"),
+        ("3600", "3600"),
+        ("45m", "45m"),
+        ("x,y", "host-10-0-0-5"),
+        ("", "host-10-0-0-5"),
+    ],
+)
 def test_a_host_name_is_no_word_of_dnsmasq(name: str, resolves: str) -> None:
     tree = told()
     tree["ports"][PORT]["hostname"] = name
@@ -315,22 +449,44 @@ def test_a_name_with_a_domain_resolves_whole() -> None:
 
 
 def test_leases_of_nobody_are_stale() -> None:
-    owners = {"10.0.0.5": "fa:16:3e:00:00:05", "10.0.0.6": "fa:16:3e:00:00:06", "2001:db8::5": "fa:16:3e:00:00:05"}
-    good = ["9 fa:16:3e:00:00:05 10.0.0.5 vm1 *", "9 06-fa:16:3e:00:00:06 10.0.0.6 * ff:01", "duid 00:01:02",
-            "9 7 2001:db8::5 vm1 00:03", "", "nonsense", "9 x"]
-    bad = ["9 fa:16:3e:00:00:07 10.0.0.7 vm2 01:aa", "9 fa:16:3e:00:00:07 10.0.0.6 * *", "9 T7 2001:db8::6 * 00:03"]
+    owners = {
+        "10.0.0.5": "fa:16:3e:00:00:05",
+        "10.0.0.6": "fa:16:3e:00:00:06",
+        "2001:db8::5": "fa:16:3e:00:00:05",
+    }
+    good = [
+        "9 fa:16:3e:00:00:05 10.0.0.5 vm1 *",
+        "9 06-fa:16:3e:00:00:06 10.0.0.6 * ff:01",
+        "duid 00:01:02",
+        "9 7 2001:db8::5 vm1 00:03",
+        "",
+        "nonsense",
+        "9 x",
+    ]
+    bad = [
+        "9 fa:16:3e:00:00:07 10.0.0.7 vm2 01:aa",
+        "9 fa:16:3e:00:00:07 10.0.0.6 * *",
+        "9 T7 2001:db8::6 * 00:03",
+    ]
     found = stale_leases([*good, *bad], owners, set())
     assert [one.line for one in found] == bad
     assert [(one.mac, one.client_id) for one in found] == [
-        ("fa:16:3e:00:00:07", "01:aa"), ("fa:16:3e:00:00:07", "*"), ("", "00:03")]
-    assert [one.line for one in stale_leases(good, owners, {"2001:db8::5"})] == ["9 7 2001:db8::5 vm1 00:03"]
+        ("fa:16:3e:00:00:07", "01:aa"),
+        ("fa:16:3e:00:00:07", "*"),
+        ("", "00:03"),
+    ]
+    assert [one.line for one in stale_leases(good, owners, {"2001:db8::5"})] == [
+        "9 7 2001:db8::5 vm1 00:03"
+    ]
 
 
 def test_an_address_moved_when_its_line_had_another_mac() -> None:
     served = space(told(), "net").dnsmasq
     assert served is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
-    assert reassigned(lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}) == {"2001:db8::5"}
+    assert reassigned(
+        lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}
+    ) == {"2001:db8::5"}
     assert reassigned(served.hosts, dict(served.reserved)) == set()
 
 
@@ -339,9 +495,12 @@ def test_router_admits_only_translated_packets() -> None:
     assert [pair.inner for pair in router.pairs][-1] == "out"
     assert router.pairs[-1].addresses == ("172.24.4.5/24", "172.24.4.9/32")
     assert router.routes == (("0.0.0.0/0", "172.24.4.1"),)
-    for line in ("dnat ip to ip daddr map { 172.24.4.9 : 10.0.0.5 }",
-                 'oifname "out" snat ip to ip saddr map { 10.0.0.5 : 172.24.4.9 }',
-                 'oifname "out" snat ip to 172.24.4.5', 'iifname "out" meta nfproto ipv4 drop'):
+    for line in (
+        "dnat ip to ip daddr map { 172.24.4.9 : 10.0.0.5 }",
+        'oifname "out" snat ip to ip saddr map { 10.0.0.5 : 172.24.4.9 }',
+        'oifname "out" snat ip to 172.24.4.5',
+        'iifname "out" meta nfproto ipv4 drop',
+    ):
         assert f"\n{line}\n" in router.rules
     closed = told()
     closed["routers"][ROUTER]["external"]["snat"] = False
@@ -357,14 +516,20 @@ def test_only_the_gateway_host_has_the_gateway() -> None:
     assert [pair.addresses for pair in made.gateways] == [("172.24.4.1/24",)]
     assert "ip saddr 172.24.4.0/24 masquerade" in made.rules
     taken = parse(told())
-    other = desire(HostPlace(NAMES, ip_address("192.168.5.1")), taken, assign({}, taken.ports),
-                   assign({}, [bridge(one) for one in taken.networks]))
+    other = desire(
+        HostPlace(NAMES, ip_address("192.168.5.1")),
+        taken,
+        assign({}, taken.ports),
+        assign({}, [bridge(one) for one in taken.networks]),
+    )
     assert other.gateways == ()
     assert "masquerade" not in other.rules
 
 
 def test_nobody_but_peers_speaks_into_a_tunnel() -> None:
-    assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in rules_of(told())
+    assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in rules_of(
+        told()
+    )
     assert "ip daddr 192.168.5.1 udp dport 4789 drop" in desire(PLACE, Description(), {}, {}).rules
 
 
@@ -375,4 +540,6 @@ def test_metadata_is_signed_with_the_hosts_key() -> None:
     assert headers["X-Instance-Host"] == "h1" and "secret" not in repr(upstream)
     assert headers["X-Instance-ID"] == PORT
     assert headers["X-Forwarded-For"] == "10.0.0.5"
-    assert headers["X-Instance-ID-Signature"] == hmac.digest(b"secret", PORT.encode(), "sha256").hex()
+    assert (
+        headers["X-Instance-ID-Signature"] == hmac.digest(b"secret", PORT.encode(), "sha256").hex()
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts are told of a network service, and when: routers and their moves, gateways, cost, what concerns nobody."""
+"""What hosts are told of a network service, and when: routers and their moves, gateways, cost, what
+concerns nobody."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -60,17 +62,29 @@ def acknowledge(cloud: Network, host: str, revision: int, **more: Any) -> None:
 
 def bind(cloud: Network, network: str, host: str) -> Any:
     """A bound port, answered at once."""
-    cloud.fabric.hosts.acknowledge(host, 10**9)         # as if the host were always ahead
+    cloud.fabric.hosts.acknowledge(host, 10**9)  # as if the host were always ahead
     return cloud.create("port", role="admin", network_id=network, **{"binding:host_id": host})
 
 
 def routed(cloud: Network) -> tuple[str, str]:
     """The ids of a router with a gateway and an interface, and of the inner network."""
     public = cloud.create("network", role="admin", **{"router:external": True})["id"]
-    cloud.create("subnet", role="admin", network_id=public, cidr="172.24.4.0/24", ip_version=4, enable_dhcp=False)
+    cloud.create(
+        "subnet",
+        role="admin",
+        network_id=public,
+        cidr="172.24.4.0/24",
+        ip_version=4,
+        enable_dhcp=False,
+    )
     inner, subnet = cloud.wired()
     router = cloud.create("router", external_gateway_info={"network_id": public})["id"]
-    assert cloud.call("PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet}).status_code == 200
+    assert (
+        cloud.call(
+            "PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet}
+        ).status_code
+        == 200
+    )
     return router, inner
 
 
@@ -83,17 +97,25 @@ def test_a_router_is_described_to_the_one_host_that_carries_it(cloud: Network) -
     [interface] = told["routers"][router]["interfaces"]
     assert (interface["network"], interface["address"]) == (inner, "10.0.0.1/24")
     outside = told["routers"][router]["external"]
-    assert (outside["addresses"], outside["gateway"], outside["snat"]) == (["172.24.4.2/24"], "172.24.4.1", True)
+    assert (outside["addresses"], outside["gateway"], outside["snat"]) == (
+        ["172.24.4.2/24"],
+        "172.24.4.1",
+        True,
+    )
     assert set(told["networks"]) == {inner, outside["network"]}
     assert told["ports"] == {}
     assert description(cloud, "h2")["routers"] == {}
 
 
-def test_router_prefers_external_gateway_and_leaves_dead_host(
-        cloud: Network, clock: Clock) -> None:
+def test_router_prefers_external_gateway_and_leaves_dead_host(cloud: Network, clock: Clock) -> None:
     for host in ("h1", "h2"):
-        acknowledge(cloud, host, description(cloud, host)["revision"], external_gateway=host == "h2",
-                    tunnel_address=f"192.0.2.{host[1]}")
+        acknowledge(
+            cloud,
+            host,
+            description(cloud, host)["revision"],
+            external_gateway=host == "h2",
+            tunnel_address=f"192.0.2.{host[1]}",
+        )
         cloud.fabric.hosts.acknowledge(host, 10**9)
     router, inner = routed(cloud)
     assert set(description(cloud, "h2")["routers"]) == {router}
@@ -104,14 +126,16 @@ def test_router_prefers_external_gateway_and_leaves_dead_host(
     assert set(told["routers"]) == {router}
     assert told["revision"] > before
     assert description(cloud, "h2")["routers"] == {}
-    assert description(cloud, "h2")["networks"].keys() - {inner}        # a gateway knows every external network
+    assert description(cloud, "h2")["networks"].keys() - {
+        inner
+    }  # a gateway knows every external network
 
 
 def test_a_host_learns_the_name_of_a_guest_and_of_its_change(cloud: Network) -> None:
     description(cloud, "h1")
     net, _ = cloud.wired()
     port = bind(cloud, net, "h1")["id"]
-    assert description(cloud, "h1")["ports"][port]["hostname"] == ""       # it makes one of the address
+    assert description(cloud, "h1")["ports"][port]["hostname"] == ""  # it makes one of the address
     for name in ("vm-1", "vm-2", ""):
         before = description(cloud, "h1")["revision"]
         cloud.change("port", port, role="service", dns_name=name)
@@ -126,11 +150,15 @@ def test_router_description_has_associated_floating_ips_only(cloud: Network) -> 
     router, inner = routed(cloud)
     public = description(cloud, "h1")["routers"][router]["external"]["network"]
     port = cloud.create("port", network_id=inner)["id"]
-    leads, led, idle = (cloud.create("floatingip", floating_network_id=public, port_id=to) for to in (port, None, None))
-    with cloud.fabric.change() as change:       # as if a write had been cut in two
+    leads, led, idle = (
+        cloud.create("floatingip", floating_network_id=public, port_id=to)
+        for to in (port, None, None)
+    )
+    with cloud.fabric.change() as change:  # as if a write had been cut in two
         change.set(schema.floating_ips, led["id"], {"router_id": router})
     assert description(cloud, "h1")["routers"][router]["floating"] == [
-        {"floating": leads["floating_ip_address"], "fixed": leads["fixed_ip_address"]}]
+        {"floating": leads["floating_ip_address"], "fixed": leads["fixed_ip_address"]}
+    ]
     assert idle["status"] == "DOWN"
     cloud.change("floatingip", leads["id"], port_id=None)
     assert description(cloud, "h1")["routers"][router]["floating"] == []
@@ -174,13 +202,24 @@ def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock)
     told = description(cloud, "h1")
     assert set(told["ports"]) == {port}
     shown = cloud.get(f"/ports/{port}", **SERVICE)["port"]
-    assert (shown["status"], shown["binding:vif_type"]) == ("DOWN", "bridge")       # it was told, not yet done
+    assert (shown["status"], shown["binding:vif_type"]) == (
+        "DOWN",
+        "bridge",
+    )  # it was told, not yet done
     acknowledge(cloud, "h1", told["revision"])
     assert cloud.get(f"/ports/{port}", **SERVICE)["port"]["status"] == "ACTIVE"
 
 
-@pytest.mark.parametrize("body", [{}, {"revision": -1}, {"revision": 1, "tunnel_address": "x"},
-                                  {"revision": 1, "failed": []}, {"revision": 1, "colour": "red"}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"revision": -1},
+        {"revision": 1, "tunnel_address": "x"},
+        {"revision": 1, "failed": []},
+        {"revision": 1, "colour": "red"},
+    ],
+)
 def test_a_host_that_talks_nonsense_is_refused(cloud: Network, body: Any) -> None:
     refused = cloud.host("PUT", "", "h1", body)
     assert (refused.status_code, refused.json["NeutronError"]["type"]) == (400, "HTTPBadRequest")
@@ -192,9 +231,14 @@ def test_host_needs_its_own_key(cloud: Network, method: str) -> None:
     path = "/description" if method == "GET" else ""
     assert cloud.host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
     for role in ("admin", "service", "member"):
-        assert cloud.call(method, f"/kilonova/hosts/h1{path}", {"revision": 1}, role=role).status_code == 401
+        assert (
+            cloud.call(method, f"/kilonova/hosts/h1{path}", {"revision": 1}, role=role).status_code
+            == 401
+        )
     cloud.fabric.settings = replace(cloud.fabric.settings, host_secret="")
-    assert cloud.host(method, path, "h1", {"revision": 1}).status_code == 401      # without a secret nobody is believed
+    assert (
+        cloud.host(method, path, "h1", {"revision": 1}).status_code == 401
+    )  # without a secret nobody is believed
 
 
 def test_a_hosts_key_opens_nothing_else(cloud: Network) -> None:
@@ -208,7 +252,9 @@ def test_a_port_bound_to_a_host_costs_few_statements(cloud: Network) -> None:
     net, _ = cloud.wired()
     bind(cloud, net, "h1")
     statements: list[str] = []
-    sa.event.listen(sa.Engine, "before_cursor_execute", listener := lambda *args: statements.append(args[2]))
+    sa.event.listen(
+        sa.Engine, "before_cursor_execute", listener := lambda *args: statements.append(args[2])
+    )
     bind(cloud, net, "h1")
     sa.event.remove(sa.Engine, "before_cursor_execute", listener)
     assert len([one for one in statements if not one.startswith("BEGIN")]) <= 12, statements

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service makes of routers, floating addresses and agents: refusals in Neutron's words, what hosts and
-the compute service learn, and that nothing stays behind."""
+"""What the network service makes of routers, floating addresses and agents: refusals in Neutron's
+words, what hosts and the compute service learn, and that nothing stays behind."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -28,14 +29,34 @@ class Site:
 
 @pytest.fixture
 def site(network: Network) -> Site:
-    public = network.create("network", role="admin", project="operator", **{"router:external": True})["id"]
-    network.create("subnet", role="admin", project="operator", network_id=public, cidr="172.24.4.0/28", ip_version=4,
-                   enable_dhcp=False)
+    public = network.create(
+        "network", role="admin", project="operator", **{"router:external": True}
+    )["id"]
+    network.create(
+        "subnet",
+        role="admin",
+        project="operator",
+        network_id=public,
+        cidr="172.24.4.0/28",
+        ip_version=4,
+        enable_dhcp=False,
+    )
     inside, subnet = network.wired()
     router = network.create("router", name="r", external_gateway_info={"network_id": public})["id"]
-    assert network.call("PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet}).status_code == 200
-    port = network.create("port", role="admin", network_id=inside, project_id="mine", device_id="server",
-                          device_owner="compute:nova")["id"]
+    assert (
+        network.call(
+            "PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet}
+        ).status_code
+        == 200
+    )
+    port = network.create(
+        "port",
+        role="admin",
+        network_id=inside,
+        project_id="mine",
+        device_id="server",
+        device_owner="compute:nova",
+    )["id"]
     return Site(public, inside, subnet, router, port)
 
 
@@ -46,25 +67,45 @@ def floating(network: Network, site: Site, **more: Any) -> Any:
 def test_a_router_shows_its_gateway_and_its_interface(network: Network, site: Site) -> None:
     shown = network.get(f"/routers/{site.router}")["router"]
     info = shown["external_gateway_info"]
-    assert (info["network_id"], info["enable_snat"], shown["status"]) == (site.public, True, "ACTIVE")
+    assert (info["network_id"], info["enable_snat"], shown["status"]) == (
+        site.public,
+        True,
+        "ACTIVE",
+    )
     assert [one["ip_address"] for one in info["external_fixed_ips"]] == ["172.24.4.2"]
-    owners = {port["device_owner"]: port for port in network.get(
-        f"/ports?device_id={site.router}", role="admin")["ports"]}
+    owners = {
+        port["device_owner"]: port
+        for port in network.get(f"/ports?device_id={site.router}", role="admin")["ports"]
+    }
     assert {port["status"] for port in owners.values()} == {"ACTIVE"}
-    assert owners["network:router_interface"]["fixed_ips"] == [{"subnet_id": site.subnet, "ip_address": "10.0.0.1"}]
-    assert owners["network:router_gateway"]["project_id"] == ""        # no tenant finds it among their own
+    assert owners["network:router_interface"]["fixed_ips"] == [
+        {"subnet_id": site.subnet, "ip_address": "10.0.0.1"}
+    ]
+    assert (
+        owners["network:router_gateway"]["project_id"] == ""
+    )  # no tenant finds it among their own
 
 
 def test_a_floating_address_leads_to_a_port_and_leaves_it(network: Network, site: Site) -> None:
     made = floating(network, site, port_id=site.port)
-    assert (made["status"], made["router_id"], made["fixed_ip_address"]) == ("ACTIVE", site.router, "10.0.0.3")
+    assert (made["status"], made["router_id"], made["fixed_ip_address"]) == (
+        "ACTIVE",
+        site.router,
+        "10.0.0.3",
+    )
     assert made["port_details"]["device_id"] == "server"
     left = network.change("floatingip", made["id"], port_id=None)
     assert (left["status"], left["router_id"], left["fixed_ip_address"], left["port_details"]) == (
-        "DOWN", None, None, None)
+        "DOWN",
+        None,
+        None,
+        None,
+    )
     again = network.change("floatingip", made["id"], port_id=site.port, fixed_ip_address="10.0.0.3")
     assert again["status"] == "ACTIVE"
-    assert [one["id"] for one in network.get("/floatingips?status=ACTIVE")["floatingips"]] == [made["id"]]
+    assert [one["id"] for one in network.get("/floatingips?status=ACTIVE")["floatingips"]] == [
+        made["id"]
+    ]
     assert network.get("/floatingips?status=DOWN")["floatingips"] == []
     with network.fabric.database.read() as connection:
         told = connection.execute(select(schema.events.c.name, schema.events.c.server)).all()
@@ -93,16 +134,35 @@ def test_what_floating_addresses_are_refused(network: Network, site: Site) -> No
         ({"floating_network_id": "nowhere"}, (404, "NetworkNotFound")),
         ({"floating_network_id": site.network}, (400, "BadRequest")),
         ({"floating_network_id": site.public, "port_id": "nowhere"}, (404, "PortNotFound")),
-        ({"floating_network_id": site.public, "port_id": apart}, (404, "ExternalGatewayForFloatingIPNotFound")),
-        ({"floating_network_id": site.public, "port_id": site.port}, (409, "FloatingIPPortAlreadyAssociated")),
-        ({"floating_network_id": site.public, "port_id": site.port, "fixed_ip_address": "10.0.0.99"},
-         (400, "BadRequest")),
-        ({"floating_network_id": site.public, "floating_ip_address": "172.24.4.9"}, (403, "PolicyNotAuthorized"))]
+        (
+            {"floating_network_id": site.public, "port_id": apart},
+            (404, "ExternalGatewayForFloatingIPNotFound"),
+        ),
+        (
+            {"floating_network_id": site.public, "port_id": site.port},
+            (409, "FloatingIPPortAlreadyAssociated"),
+        ),
+        (
+            {
+                "floating_network_id": site.public,
+                "port_id": site.port,
+                "fixed_ip_address": "10.0.0.99",
+            },
+            (400, "BadRequest"),
+        ),
+        (
+            {"floating_network_id": site.public, "floating_ip_address": "172.24.4.9"},
+            (403, "PolicyNotAuthorized"),
+        ),
+    ]
     for body, refused in wrong:
         assert network.refusal("POST", "/floatingips", {"floatingip": body}) == refused
     assert len(network.get("/floatingips")["floatingips"]) == 1
-    assert network.refusal("GET", f"/floatingips/{network.get('/floatingips')['floatingips'][0]['id']}",
-                           project="theirs") == (404, "FloatingIPNotFound")
+    assert network.refusal(
+        "GET",
+        f"/floatingips/{network.get('/floatingips')['floatingips'][0]['id']}",
+        project="theirs",
+    ) == (404, "FloatingIPNotFound")
 
 
 def test_what_routers_are_refused(network: Network, site: Site) -> None:
@@ -113,30 +173,67 @@ def test_what_routers_are_refused(network: Network, site: Site) -> None:
         ("PUT", f"{path}/add_router_interface", {}, (400, "BadRequest")),
         ("PUT", f"{path}/add_router_interface", {"subnet_id": "nowhere"}, (404, "SubnetNotFound")),
         ("PUT", f"{path}/add_router_interface", {"port_id": site.port}, (409, "PortInUse")),
-        ("PUT", f"{path}/remove_router_interface", subnet, (409, "RouterInterfaceInUseByFloatingIP")),
-        ("PUT", f"{path}/remove_router_interface", {"port_id": site.port}, (404, "RouterInterfaceNotFound")),
-        ("PUT", path, {"router": {"external_gateway_info": None}}, (409, "RouterExternalGatewayInUseByFloatingIp")),
-        ("PUT", path, {"router": {"external_gateway_info": {"network_id": site.network}}},
-         (409, "RouterExternalGatewayInUseByFloatingIp")),
-        ("PUT", path, {"router": {"routes": [{"destination": "10.8.0.0/16", "nexthop": "10.7.0.1"}]}},
-         (400, "InvalidRoutes")),
+        (
+            "PUT",
+            f"{path}/remove_router_interface",
+            subnet,
+            (409, "RouterInterfaceInUseByFloatingIP"),
+        ),
+        (
+            "PUT",
+            f"{path}/remove_router_interface",
+            {"port_id": site.port},
+            (404, "RouterInterfaceNotFound"),
+        ),
+        (
+            "PUT",
+            path,
+            {"router": {"external_gateway_info": None}},
+            (409, "RouterExternalGatewayInUseByFloatingIp"),
+        ),
+        (
+            "PUT",
+            path,
+            {"router": {"external_gateway_info": {"network_id": site.network}}},
+            (409, "RouterExternalGatewayInUseByFloatingIp"),
+        ),
+        (
+            "PUT",
+            path,
+            {"router": {"routes": [{"destination": "10.8.0.0/16", "nexthop": "10.7.0.1"}]}},
+            (400, "InvalidRoutes"),
+        ),
         ("DELETE", path, None, (409, "RouterInUse")),
-        ("POST", "/routers", {"router": {"external_gateway_info": {"network_id": site.network}}}, (400, "BadRequest"))]
+        (
+            "POST",
+            "/routers",
+            {"router": {"external_gateway_info": {"network_id": site.network}}},
+            (400, "BadRequest"),
+        ),
+    ]
     for method, where, body, refused in wrong:
         assert network.refusal(method, where, body) == refused, where
     network.delete("floatingip", made["id"])
     assert network.refusal("PUT", f"{path}/remove_router_interface", subnet, project="theirs") == (
-        404, "RouterNotFound")
+        404,
+        "RouterNotFound",
+    )
 
 
 def test_a_router_goes_with_all_that_was_its_own(network: Network, site: Site) -> None:
     path = f"/routers/{site.router}"
     route = [{"destination": "10.8.0.0/16", "nexthop": "10.0.0.9"}]
     assert network.change("router", site.router, routes=route)["routes"] == route
-    assert network.refusal("PUT", f"{path}/remove_router_interface", {"subnet_id": site.subnet}) == (
-        409, "RouterInterfaceInUseByRoute")
+    assert network.refusal(
+        "PUT", f"{path}/remove_router_interface", {"subnet_id": site.subnet}
+    ) == (409, "RouterInterfaceInUseByRoute")
     network.change("router", site.router, routes=[])
-    assert network.call("PUT", f"{path}/remove_router_interface", {"subnet_id": site.subnet}).status_code == 200
+    assert (
+        network.call(
+            "PUT", f"{path}/remove_router_interface", {"subnet_id": site.subnet}
+        ).status_code
+        == 200
+    )
     network.delete("router", site.router)
     left = {port["device_owner"] for port in network.get("/ports", role="admin")["ports"]}
     assert left == {"network:dhcp", "compute:nova"}
@@ -145,11 +242,16 @@ def test_a_router_goes_with_all_that_was_its_own(network: Network, site: Site) -
 def test_a_port_of_ones_own_becomes_an_interface(network: Network, site: Site) -> None:
     inside, _ = network.wired("10.5.0.0/24")
     port = network.create("port", network_id=inside)
-    joined = network.call("PUT", f"/routers/{site.router}/add_router_interface", {"port_id": port["id"]})
+    joined = network.call(
+        "PUT", f"/routers/{site.router}/add_router_interface", {"port_id": port["id"]}
+    )
     assert joined.json["port_id"] == port["id"]
     shown = network.get(f"/ports/{port['id']}", role="admin")["port"]
     assert (shown["device_owner"], shown["security_groups"], shown["fixed_ips"]) == (
-        "network:router_interface", [], port["fixed_ips"])
+        "network:router_interface",
+        [],
+        port["fixed_ips"],
+    )
 
 
 def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
@@ -158,21 +260,33 @@ def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
     told = {"revision": 0, "tunnel_address": "198.18.0.1"}
     assert network.host("PUT", "", "h1", told).status_code == 204
     [agent] = network.get("/agents?host=h1&alive=true", role="admin")["agents"]
-    assert (agent["host"], agent["alive"], agent["configurations"]["tunneling_ip"]) == ("h1", True, "198.18.0.1")
+    assert (agent["host"], agent["alive"], agent["configurations"]["tunneling_ip"]) == (
+        "h1",
+        True,
+        "198.18.0.1",
+    )
     assert network.get(f"/agents/{agent['id']}", role="admin")["agent"]["host"] == "h1"
     assert network.get("/agents?host=h2", role="admin")["agents"] == []
     assert network.refusal("GET", "/agents/nobody", role="admin") == (404, "AgentNotFound")
 
 
 def test_how_many_addresses_are_left(network: Network, site: Site) -> None:
-    found = network.get(f"/network-ip-availabilities/{site.public}", role="admin")["network_ip_availability"]
+    found = network.get(f"/network-ip-availabilities/{site.public}", role="admin")[
+        "network_ip_availability"
+    ]
     assert (found["total_ips"], found["used_ips"]) == (13, 1)
 
 
 @pytest.mark.parametrize(("role", "told"), [("member", 1), ("admin", 1), ("service,admin", 0)])
-def test_the_compute_service_hears_of_all_changes_but_its_own(network: Network, site: Site, role: str, told: int
-                                                              ) -> None:
-    network.change("port", site.port, role=role, fixed_ips=[{"subnet_id": site.subnet, "ip_address": "10.0.0.9"}])
+def test_the_compute_service_hears_of_all_changes_but_its_own(
+    network: Network, site: Site, role: str, told: int
+) -> None:
+    network.change(
+        "port",
+        site.port,
+        role=role,
+        fixed_ips=[{"subnet_id": site.subnet, "ip_address": "10.0.0.9"}],
+    )
     with network.fabric.database.read() as connection:
         names = list(connection.scalars(select(schema.events.c.name)))
     assert names.count("network-changed") == told

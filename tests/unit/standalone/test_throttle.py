@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong passwords: how often they may be tried, and that neither status nor time tells who exists."""
+"""Wrong passwords: how often they may be tried, and that neither status nor time tells who
+exists."""
 
 import statistics
 import time
@@ -28,10 +29,16 @@ class Service:
         gate = IdentityService(database, timedelta(hours=1), utc_now, Throttle(lambda: self.now))
         self._client = TestClient(app.build(gate))
 
-    def login(self, name: str, password: str = "wrong", address: str = "192.0.2.1", times: int = 1) -> Result:
+    def login(
+        self, name: str, password: str = "wrong", address: str = "192.0.2.1", times: int = 1
+    ) -> Result:
         user = {"name": name, "domain": {"id": "default"}, "password": password}
-        auth: dict[str, Any] = {"identity": {"methods": ["password"] * times, "password": {"user": user}}}
-        return self._client.simulate_post("/v3/auth/tokens", json={"auth": auth}, remote_addr=address)
+        auth: dict[str, Any] = {
+            "identity": {"methods": ["password"] * times, "password": {"user": user}}
+        }
+        return self._client.simulate_post(
+            "/v3/auth/tokens", json={"auth": auth}, remote_addr=address
+        )
 
 
 @pytest.fixture

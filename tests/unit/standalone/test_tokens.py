@@ -13,9 +13,15 @@ from deploy.standalone.identity.tokens import implied
 PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 
 
-@pytest.mark.parametrize(("held", "whole"), [
-    (set(), set()), ({"reader"}, {"reader"}), ({"manager"}, {"manager", "member", "reader"}),
-    ({"admin", "service"}, {"admin", "manager", "member", "reader", "service"})])
+@pytest.mark.parametrize(
+    ("held", "whole"),
+    [
+        (set(), set()),
+        ({"reader"}, {"reader"}),
+        ({"manager"}, {"manager", "member", "reader"}),
+        ({"admin", "service"}, {"admin", "manager", "member", "reader", "service"}),
+    ],
+)
 def test_a_role_brings_those_that_it_implies(held: set[str], whole: set[str]) -> None:
     assert implied(held) == whole
 
@@ -23,10 +29,13 @@ def test_a_role_brings_those_that_it_implies(held: set[str], whole: set[str]) ->
 def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:
     first = identity.login("unscoped")
     assert first.json["token"]["expires_at"] == (identity.clock() + timedelta(hours=12)).strftime(
-        "%Y-%m-%dT%H:%M:%S.%fZ")
+        "%Y-%m-%dT%H:%M:%S.%fZ"
+    )
     identity.clock.now += timedelta(hours=11, minutes=59)
-    exchange = {"identity": {"methods": ["token"], "token": {"id": first.headers["X-Subject-Token"]}},
-                "scope": PROJECT}
+    exchange = {
+        "identity": {"methods": ["token"], "token": {"id": first.headers["X-Subject-Token"]}},
+        "scope": PROJECT,
+    }
     second = identity.authenticate(exchange)
     assert second.json["token"]["expires_at"] == first.json["token"]["expires_at"]
     assert second.json["token"]["methods"] == ["password", "token"]
@@ -41,19 +50,32 @@ def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:
 def test_an_application_credential_expires(identity: Any) -> None:
     ends = (identity.clock() + timedelta(hours=1)).isoformat()
     token = identity.token()
-    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": token}).json["token"]["user"][
-        "id"
-    ]
-    made = identity.request("POST", f"/v3/users/{me}/application_credentials", token=token, json={
-        "application_credential": {"name": "short", "expires_at": ends, "secret": "s"}})
-    login = {"identity": {"methods": ["application_credential"], "application_credential": {
-        "id": made.json["application_credential"]["id"], "secret": "s"}}}
+    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": token}).json[
+        "token"
+    ]["user"]["id"]
+    made = identity.request(
+        "POST",
+        f"/v3/users/{me}/application_credentials",
+        token=token,
+        json={"application_credential": {"name": "short", "expires_at": ends, "secret": "s"}},
+    )
+    login = {
+        "identity": {
+            "methods": ["application_credential"],
+            "application_credential": {
+                "id": made.json["application_credential"]["id"],
+                "secret": "s",
+            },
+        }
+    }
     issued = identity.authenticate(login)
     assert issued.status_code == 201
     identity.clock.now += timedelta(hours=2)
     assert identity.authenticate(login).status_code == 401
     assert (
-        identity.request("GET", "/v3/auth/catalog", token=issued.headers["X-Subject-Token"]).status_code
+        identity.request(
+            "GET", "/v3/auth/catalog", token=issued.headers["X-Subject-Token"]
+        ).status_code
         == 401
     )
 
@@ -61,22 +83,35 @@ def test_an_application_credential_expires(identity: Any) -> None:
 def test_secrets_can_be_handed_to_a_command(identity: Any) -> None:
     """One of 64 urlsafe texts begins with "-", which every command line reads as an option."""
     first = identity.token()
-    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": first}).json["token"]["user"]["id"]
-    made = identity.request("POST", f"/v3/users/{me}/application_credentials", token=first,
-                            json={"application_credential": {"name": "handed"}})
+    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": first}).json[
+        "token"
+    ]["user"]["id"]
+    made = identity.request(
+        "POST",
+        f"/v3/users/{me}/application_credentials",
+        token=first,
+        json={"application_credential": {"name": "handed"}},
+    )
     exchange = {"identity": {"methods": ["token"], "token": {"id": first}}, "scope": PROJECT}
-    for secret in (made.json["application_credential"]["secret"], first,
-                   *(identity.authenticate(exchange).headers["X-Subject-Token"] for _ in range(20))):
+    for secret in (
+        made.json["application_credential"]["secret"],
+        first,
+        *(identity.authenticate(exchange).headers["X-Subject-Token"] for _ in range(20)),
+    ):
         assert len(secret) == 64 and set(secret) <= set(hexdigits)
 
 
 def test_only_services_and_admins_validate_for_others(identity: Any) -> None:
     subject = identity.token()
     unscoped = identity.login("unscoped", name="kilonova").headers["X-Subject-Token"]
-    service = identity.login({"project": {"name": "service", "domain": {"name": "Default"}}}, name="kilonova")
+    service = identity.login(
+        {"project": {"name": "service", "domain": {"name": "Default"}}}, name="kilonova"
+    )
     asked = {"headers": {"X-Subject-Token": subject}}
     assert identity.request("GET", "/v3/auth/tokens", token=unscoped, **asked).status_code == 403
-    seen = identity.request("GET", "/v3/auth/tokens", token=service.headers["X-Subject-Token"], **asked)
+    seen = identity.request(
+        "GET", "/v3/auth/tokens", token=service.headers["X-Subject-Token"], **asked
+    )
     assert [service["type"] for service in seen.json["token"]["catalog"]] == ["image"]
     bare = identity.request(
         "GET", "/v3/auth/tokens?nocatalog", token=service.headers["X-Subject-Token"], **asked
@@ -102,8 +137,11 @@ def made(identity: Any, noun: str, **values: Any) -> str:
 
 def test_roles_in_the_whole_cloud_open_it_and_no_project(identity: Any) -> None:
     user = made(identity, "user", name="everywhere", password="everywhere", domain_id="default")
-    reader = next(role["id"] for role in identity.request("GET", "/v3/roles").json["roles"]
-                  if role["name"] == "reader")
+    reader = next(
+        role["id"]
+        for role in identity.request("GET", "/v3/roles").json["roles"]
+        if role["name"] == "reader"
+    )
     login, path = {"name": "everywhere", "password": "everywhere"}, f"/v3/system/users/{user}/roles"
     assert identity.login(SYSTEM, **login).status_code == 401
     assert identity.request("GET", f"{path}/{reader}").status_code == 404
@@ -113,14 +151,21 @@ def test_roles_in_the_whole_cloud_open_it_and_no_project(identity: Any) -> None:
     assert [role["name"] for role in identity.request("GET", path).json["roles"]] == ["reader"]
     scoped = identity.login(SYSTEM, **login)
     token, secret = scoped.json["token"], scoped.headers["X-Subject-Token"]
-    assert (token["system"], [role["name"] for role in token["roles"]]) == ({"all": True}, ["reader"])
+    assert (token["system"], [role["name"] for role in token["roles"]]) == (
+        {"all": True},
+        ["reader"],
+    )
     assert "catalog" in token and not {"project", "domain"} & set(token)
-    assert identity.request("GET", "/v3/auth/system", token=secret).json["system"] == [{"all": True}]
+    assert identity.request("GET", "/v3/auth/system", token=secret).json["system"] == [
+        {"all": True}
+    ]
     assert identity.request("GET", "/v3/users", token=secret).status_code == 403
     assert identity.login(PROJECT, **login).status_code == 401
     assert identity.request("PUT", f"{path}/{reader}", token=secret).status_code == 403
     assert identity.request("DELETE", f"{path}/{reader}").status_code == 204
-    assert identity.request("GET", "/v3/auth/system", token=secret).status_code == 401, "it has no role left"
+    assert identity.request("GET", "/v3/auth/system", token=secret).status_code == 401, (
+        "it has no role left"
+    )
     assert identity.request("DELETE", f"{path}/{reader}").status_code == 404
 
 
@@ -132,15 +177,31 @@ def test_roles_in_the_whole_cloud_need_a_user_and_a_role(identity: Any) -> None:
 
 def test_the_admin_may_ask_for_the_whole_cloud(identity: Any) -> None:
     scoped = identity.login(SYSTEM)
-    assert {"admin", "manager", "member", "reader"} == {role["name"] for role in scoped.json["token"]["roles"]}
+    assert {"admin", "manager", "member", "reader"} == {
+        role["name"] for role in scoped.json["token"]["roles"]
+    }
     secret = scoped.headers["X-Subject-Token"]
-    everybody = identity.request("GET", "/v3/role_assignments?scope.system=all&include_names", token=secret).json[
-        "role_assignments"]
+    everybody = identity.request(
+        "GET", "/v3/role_assignments?scope.system=all&include_names", token=secret
+    ).json["role_assignments"]
     held, services = sorted(everybody, key=lambda one: one["user"]["name"])
     assert (held["scope"], held["role"]["name"], held["user"]["name"]) == (SYSTEM, "admin", "admin")
-    assert (services["scope"], services["role"]["name"], services["user"]["name"]) == (SYSTEM, "reader", "kilonova")
-    assert held["links"]["assignment"].endswith(f"/v3/system/users/{held['user']['id']}/roles/{held['role']['id']}")
-    everything = identity.request("GET", "/v3/role_assignments", token=secret).json["role_assignments"]
+    assert (services["scope"], services["role"]["name"], services["user"]["name"]) == (
+        SYSTEM,
+        "reader",
+        "kilonova",
+    )
+    assert held["links"]["assignment"].endswith(
+        f"/v3/system/users/{held['user']['id']}/roles/{held['role']['id']}"
+    )
+    everything = identity.request("GET", "/v3/role_assignments", token=secret).json[
+        "role_assignments"
+    ]
     assert {next(iter(one["scope"])) for one in everything} >= {"system", "project"}
-    exchanged = identity.authenticate({"identity": {"methods": ["token"], "token": {"id": secret}}, "scope": PROJECT})
-    assert exchanged.json["token"]["project"]["name"] == "admin" and "system" not in exchanged.json["token"]
+    exchanged = identity.authenticate(
+        {"identity": {"methods": ["token"], "token": {"id": secret}}, "scope": PROJECT}
+    )
+    assert (
+        exchanged.json["token"]["project"]["name"] == "admin"
+        and "system" not in exchanged.json["token"]
+    )

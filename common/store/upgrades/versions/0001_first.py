@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first database: servers, actions, guests, hosts, placement, quotas, groups."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -172,7 +173,9 @@ def _servers() -> None:
     op.create_index("ix_servers_changed", "servers", ["updated_at"])
     op.create_index("ix_servers_host", "servers", ["host", "deleted"])
     op.create_index("ix_servers_list", "servers", ["project_id", "deleted", "created_at", "id"])
-    op.create_index("ix_servers_quota", "servers", ["project_id", "deleted", "user_id", "vcpus", "memory_mb"])
+    op.create_index(
+        "ix_servers_quota", "servers", ["project_id", "deleted", "user_id", "vcpus", "memory_mb"]
+    )
     op.create_index("ix_servers_reservation", "servers", ["reservation_id"])
 
 
@@ -356,10 +359,14 @@ def _allocations() -> None:
         sa.Column("consumer_id", sa.String(36), nullable=False),
         sa.Column("resource_class", sa.String(255), nullable=False),
         sa.Column("used", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("provider_id", "consumer_id", "resource_class", name="pk_allocations"),
+        sa.PrimaryKeyConstraint(
+            "provider_id", "consumer_id", "resource_class", name="pk_allocations"
+        ),
     )
     op.create_index("ix_allocations_consumer", "allocations", ["consumer_id"])
-    op.create_index("ix_allocations_usage", "allocations", ["provider_id", "resource_class", "used"])
+    op.create_index(
+        "ix_allocations_usage", "allocations", ["provider_id", "resource_class", "used"]
+    )
 
 
 def _aggregates() -> None:

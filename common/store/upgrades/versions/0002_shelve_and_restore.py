@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers remember the image that they were shelved into, and since when they are shelved or soft-deleted."""
+"""Servers remember the image that they were shelved into, and since when they are shelved or
+soft-deleted."""
+
 import sqlalchemy as sa
 from alembic import op
 

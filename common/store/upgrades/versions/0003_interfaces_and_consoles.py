@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers have network interfaces and a password that their guest posted; consoles have tokens."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -10,7 +11,10 @@ down_revision = "0002"
 
 def upgrade() -> None:
     """Add the columns and the table."""
-    op.add_column("servers", sa.Column("interfaces", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")))
+    op.add_column(
+        "servers",
+        sa.Column("interfaces", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    )
     op.add_column("servers", sa.Column("password", sa.Text()))
     op.create_table(
         "console_tokens",
@@ -24,6 +28,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.Column("used_at", sa.BigInteger()),
-        sa.PrimaryKeyConstraint("hash", name="pk_console_tokens"))
+        sa.PrimaryKeyConstraint("hash", name="pk_console_tokens"),
+    )
     op.create_index("ix_console_tokens_expires_at", "console_tokens", ["expires_at"])
     op.create_index("ix_console_tokens_server", "console_tokens", ["server_id"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move: the record of each move, whose allocation a guest's is, and hosts that were fenced."""
+"""Servers that move: the record of each move, whose allocation a guest's is, and hosts that were
+fenced."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -13,7 +15,9 @@ _JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 def upgrade() -> None:
     """Add columns and a table."""
     op.add_column("guests", sa.Column("holder", sa.String(36)))
-    op.add_column("guests", sa.Column("keeps_files", sa.Boolean(), nullable=False, server_default="0"))
+    op.add_column(
+        "guests", sa.Column("keeps_files", sa.Boolean(), nullable=False, server_default="0")
+    )
     op.add_column("services", sa.Column("fenced_at", sa.BigInteger()))
     op.create_table(
         "migrations",
@@ -35,7 +39,12 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_migrations"),
-        sa.UniqueConstraint("uuid", name="uq_migrations_uuid"))
-    for name, columns in (("server", ["server_id", "status"]), ("status", ["status", "updated_at"]),
-                          ("page", ["created_at", "id"]), ("project", ["project_id", "created_at"])):
+        sa.UniqueConstraint("uuid", name="uq_migrations_uuid"),
+    )
+    for name, columns in (
+        ("server", ["server_id", "status"]),
+        ("status", ["status", "updated_at"]),
+        ("page", ["created_at", "id"]),
+        ("project", ["project_id", "created_at"]),
+    ):
         op.create_index(f"ix_migrations_{name}", "migrations", columns)

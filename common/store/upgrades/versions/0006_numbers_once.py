@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number that a row had is never given to another one: SQLite gave the highest one again after a delete."""
+"""A number that a row had is never given to another one: SQLite gave the highest one again after a
+delete."""
+
 from alembic import op
 
 revision = "0006"
@@ -13,5 +15,7 @@ def upgrade() -> None:
     if op.get_bind().dialect.name != "sqlite":
         return
     for name in _NUMBERED:
-        with op.batch_alter_table(name, recreate="always", table_kwargs={"sqlite_autoincrement": True}):
+        with op.batch_alter_table(
+            name, recreate="always", table_kwargs={"sqlite_autoincrement": True}
+        ):
             pass

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes for what services ask again and again: a migration by its action, and servers that rest in a state, whose
-times stay when they are gone. And injected files, which were readable in the arguments of actions, are removed from
-those that have ended."""
+"""Indexes for what services ask again and again: a migration by its action, and servers that rest
+in a state, whose times stay when they are gone. And injected files, which were readable in the
+arguments of actions, are removed from those that have ended."""
+
 import json
 
 import sqlalchemy as sa
@@ -20,8 +21,11 @@ def upgrade() -> None:
         op.create_index(f"ix_servers_{since}", "servers", ["vm_state", f"{since}_at"])
         op.drop_index(f"ix_servers_{since}_at", "servers")
     connection, ended = op.get_bind(), ("done", "failed", "superseded")
-    found = sa.select(_ACTIONS.c.id, _ACTIONS.c.args).where(_ACTIONS.c.state.in_(ended),
-                                                          _ACTIONS.c.args.contains('"files"'))
+    found = sa.select(_ACTIONS.c.id, _ACTIONS.c.args).where(
+        _ACTIONS.c.state.in_(ended), _ACTIONS.c.args.contains('"files"')
+    )
     for row in connection.execute(found).all():
         args = {name: value for name, value in json.loads(row.args).items() if name != "files"}
-        connection.execute(sa.update(_ACTIONS).where(_ACTIONS.c.id == row.id).values(args=json.dumps(args)))
+        connection.execute(
+            sa.update(_ACTIONS).where(_ACTIONS.c.id == row.id).values(args=json.dumps(args))
+        )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What neighbours have still to remove."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -27,5 +28,6 @@ def upgrade() -> None:
         sa.Column("due_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_cleanups"),
         sa.UniqueConstraint("kind", "target", "place", name="uq_cleanups_kind_target_place"),
-        sqlite_autoincrement=True)
+        sqlite_autoincrement=True,
+    )
     op.create_index("ix_cleanups_due_at", "cleanups", ["due_at"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts remember which of their exchanges told their state last."""
+
 import sqlalchemy as sa
 from alembic import op
 

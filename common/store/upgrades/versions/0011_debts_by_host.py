@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An index for the look, once a second, for hosts that have debts."""
+
 from alembic import op
 
 revision = "0011"

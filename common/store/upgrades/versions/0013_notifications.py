@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outbox of notifications, and leases of duties."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -21,10 +22,13 @@ def upgrade() -> None:
         sa.Column("publisher", sa.String(255), nullable=False),
         sa.Column("body", _JSON, nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_notifications"), sqlite_autoincrement=True)
+        sa.PrimaryKeyConstraint("id", name="pk_notifications"),
+        sqlite_autoincrement=True,
+    )
     op.create_table(
         "leases",
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("owner", sa.String(64), nullable=False),
         sa.Column("until", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name="pk_leases"))
+        sa.PrimaryKeyConstraint("name", name="pk_leases"),
+    )

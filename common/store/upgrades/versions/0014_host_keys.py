@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of hosts count. A host that is known needs one before it is heard again: kilonova host add."""
+"""Which keys of hosts count. A host that is known needs one before it is heard again: kilonova host
+add."""
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,4 +17,5 @@ def upgrade() -> None:
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("previous_until", sa.BigInteger(), nullable=True),
         sa.Column("changed_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("host", name="pk_host_keys"))
+        sa.PrimaryKeyConstraint("host", name="pk_host_keys"),
+    )

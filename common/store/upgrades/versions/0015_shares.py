@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers have shares: which, by which tag, and how far each is; and how many a server has, in its own row."""
+"""Servers have shares: which, by which tag, and how far each is; and how many a server has, in its
+own row."""
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -24,5 +26,6 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("uuid", name="pk_share_mappings"),
         sa.UniqueConstraint("server_id", "share_id", name="uq_share_mappings_server_id_share_id"),
-        sa.UniqueConstraint("server_id", "tag", name="uq_share_mappings_server_id_tag"))
+        sa.UniqueConstraint("server_id", "tag", name="uq_share_mappings_server_id_tag"),
+    )
     op.create_index("ix_share_mappings_share", "share_mappings", ["share_id", "access_to"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles: whose token made an address, sealed, and which browser it belongs to. Older ones have neither."""
+"""Consoles: whose token made an address, sealed, and which browser it belongs to. Older ones have
+neither."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drains and evacuations of hosts, which conductors carry out, with a journal of each."""
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
@@ -31,7 +32,8 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("id", name="pk_host_actions"),
-        sa.UniqueConstraint("open_host", name="uq_host_actions_open_host"))
+        sa.UniqueConstraint("open_host", name="uq_host_actions_open_host"),
+    )
     op.create_index("ix_host_actions_host_created_at", "host_actions", ["host", "created_at"])
     op.create_table(
         "host_action_events",
@@ -42,4 +44,5 @@ def upgrade() -> None:
         sa.Column("migration", sa.String(36)),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("action_id", "seq", name="pk_host_action_events"))
+        sa.PrimaryKeyConstraint("action_id", "seq", name="pk_host_action_events"),
+    )

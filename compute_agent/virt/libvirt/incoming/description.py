@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the local libvirtd is told of a guest that comes: pure functions.
 
-Called by ``filter``. The domain is this host's own, made of the spec of the command that announced the guest; nothing
-of the XML that the other host sends gets into it but what a running guest must find as it was: its machine, the model
-and features of its processor, the addresses of its devices, the controllers that libvirt gave it, and our marks on it.
-Of libvirt's cookie only what the destination needs is kept.
-Must stay true: what the other host wrote is never passed on; values of it that are words are put into XML of ours.
+Called by ``filter``. The domain is this host's own, made of the spec of the command that announced
+the guest; nothing of the XML that the other host sends gets into it but what a running guest must
+find as it was: its machine, the model and features of its processor, the addresses of its devices,
+the controllers that libvirt gave it, and our marks on it. Of libvirt's cookie only what the
+destination needs is kept. Must stay true: what the other host wrote is never passed on; values of
+it that are words are put into XML of ours.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,7 +18,13 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from compute_agent.virt.libvirt import running_domain
-from compute_agent.virt.libvirt.domain_xml import KEPT_OPTIONS, NAMESPACE, SERIAL_SOCKETS, DomainMetadata, domain_name
+from compute_agent.virt.libvirt.domain_xml import (
+    KEPT_OPTIONS,
+    NAMESPACE,
+    SERIAL_SOCKETS,
+    DomainMetadata,
+    domain_name,
+)
 
 #: A value that can be taken over: a number, an address, a name of libvirt's.
 WORD = re.compile(r"[\w.:+ -]{0,128}", re.ASCII)
@@ -34,7 +42,8 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which attributes and children of an element are taken, and whether its text is; any: of which children all."""
+    """Which attributes and children of an element are taken, and whether its text is; any: of which
+    children all."""
 
     attributes: frozenset[str] = frozenset()
     children: Mapping[str, Shape] = field(default_factory=dict)
@@ -42,31 +51,61 @@ class Shape:
     any: Shape | None = None
 
 
-def _shape(attributes: str = "", children: Mapping[str, Shape] | None = None, *, text: bool = False,
-           any_child: Shape | None = None) -> Shape:
+def _shape(
+    attributes: str = "",
+    children: Mapping[str, Shape] | None = None,
+    *,
+    text: bool = False,
+    any_child: Shape | None = None,
+) -> Shape:
     return Shape(frozenset(attributes.split()), children or {}, text, any_child)
 
 
-_ADDRESS = _shape("type domain bus slot function multifunction controller target unit port devno cssid ssid iobase irq "
-                  "base slot reg")
-_CPU = {"model": _shape("fallback vendor_id", text=True), "vendor": _shape(text=True), "feature": _shape("policy name"),
-        "maxphysaddr": _shape("mode bits limit"), "cache": _shape("level mode")}
-_DEVICE = _shape("type index model ports", {
-    "model": _shape("name type"), "mac": _shape("address"), "address": _ADDRESS, "master": _shape("startport"),
-    "target": _shape("dev chassis chassisNr port busNr index hotplug")})
-DOMAIN = _shape(children={
-    "os": _shape(children={"type": _shape("machine")}), "cpu": _shape("mode match check", _CPU),
-    "devices": _shape(any_child=_DEVICE)})
-COOKIE = _shape(children={
-    "hostname": _shape(text=True), "hostuuid": _shape(text=True),
-    "nbd": _shape(children={"disk": _shape("target capacity")}),
-    "cpu": _shape("mode match check", {**_CPU, "topology": _shape("sockets dies cores threads")}),
-    "capabilities": _shape(children={"cap": _shape("name auto")}), "statistics": _shape(any_child=_shape(text=True))})
+_ADDRESS = _shape(
+    "type domain bus slot function multifunction controller target unit port devno cssid ssid iobase irq "
+    "base slot reg"
+)
+_CPU = {
+    "model": _shape("fallback vendor_id", text=True),
+    "vendor": _shape(text=True),
+    "feature": _shape("policy name"),
+    "maxphysaddr": _shape("mode bits limit"),
+    "cache": _shape("level mode"),
+}
+_DEVICE = _shape(
+    "type index model ports",
+    {
+        "model": _shape("name type"),
+        "mac": _shape("address"),
+        "address": _ADDRESS,
+        "master": _shape("startport"),
+        "target": _shape("dev chassis chassisNr port busNr index hotplug"),
+    },
+)
+DOMAIN = _shape(
+    children={
+        "os": _shape(children={"type": _shape("machine")}),
+        "cpu": _shape("mode match check", _CPU),
+        "devices": _shape(any_child=_DEVICE),
+    }
+)
+COOKIE = _shape(
+    children={
+        "hostname": _shape(text=True),
+        "hostuuid": _shape(text=True),
+        "nbd": _shape(children={"disk": _shape("target capacity")}),
+        "cpu": _shape(
+            "mode match check", {**_CPU, "topology": _shape("sockets dies cores threads")}
+        ),
+        "capabilities": _shape(children={"cap": _shape("name auto")}),
+        "statistics": _shape(any_child=_shape(text=True)),
+    }
+)
 
 
 def domain(own: str, sent: bytes, server: str, fence: int) -> str:
-    """The domain as this host describes it in ``own``, for the guest that the other host describes as ``sent``. Raises
-    Unfit."""
+    """The domain as this host describes it in ``own``, for the guest that the other host describes
+    as ``sent``. Raises Unfit."""
     root = _parsed(sent, "domain")
     there = _taken(root, DOMAIN)
     if there.find("os/type") is None or there.find("devices") is None:
@@ -77,7 +116,9 @@ def domain(own: str, sent: bytes, server: str, fence: int) -> str:
     _complete_cpu(there, ours)
     _name_socket(there, root)
     marks = DomainMetadata(server, fence, **_numbers(root), options=_options(ours))
-    return running_domain.at_destination(own, ElementTree.tostring(there, encoding="unicode"), marks)
+    return running_domain.at_destination(
+        own, ElementTree.tostring(there, encoding="unicode"), marks
+    )
 
 
 def uuid_of(sent: bytes) -> str:
@@ -86,7 +127,8 @@ def uuid_of(sent: bytes) -> str:
 
 
 def cookie(sent: bytes, server: str) -> bytes:
-    """libvirt's cookie, of which the parts are kept that ``COOKIE`` has; libvirt ends it with a zero. Raises Unfit."""
+    """libvirt's cookie, of which the parts are kept that ``COOKIE`` has; libvirt ends it with a
+    zero. Raises Unfit."""
     if not sent:
         return b""
     made = _taken(_parsed(sent.removesuffix(b"\0"), "qemu-migration"), COOKIE)
@@ -103,7 +145,7 @@ def _parsed(sent: bytes, tag: str) -> Element:
     try:
         text = sent.decode()
         if "<!" in text or "<?" in text:
-            raise Unfit("XML with declarations")        # entities are declared so
+            raise Unfit("XML with declarations")  # entities are declared so
         root = ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as problem:
         raise Unfit(f"no XML: {problem}") from problem
@@ -114,8 +156,10 @@ def _parsed(sent: bytes, tag: str) -> Element:
 
 def _taken(element: Element, shape: Shape) -> Element:
     """What a shape has of an element, made anew."""
-    made = Element(element.tag, {name: _word(value) for name, value in element.attrib.items()
-                                 if name in shape.attributes})
+    made = Element(
+        element.tag,
+        {name: _word(value) for name, value in element.attrib.items() if name in shape.attributes},
+    )
     if shape.text:
         made.text = _word((element.text or "").strip())
     for child in element:
@@ -140,8 +184,8 @@ def _complete_cpu(there: Element, own: Element) -> None:
 
 
 def _name_socket(there: Element, sent: Element) -> None:
-    """``running_domain.is_incoming`` takes the name of the serial console's socket that the other host has not; here
-    the domain that came has it already."""
+    """``running_domain.is_incoming`` takes the name of the serial console's socket that the other
+    host has not; here the domain that came has it already."""
     source, devices = sent.find(running_domain.SERIAL), there.find("devices")
     name = "" if source is None else source.get("path", "").rpartition("/")[2]
     other = next((one for one in SERIAL_SOCKETS if one != name), SERIAL_SOCKETS[0])
@@ -152,10 +196,19 @@ def _name_socket(there: Element, sent: Element) -> None:
 
 def _numbers(sent: Element) -> dict[str, int]:
     about = sent.find(MARKS)
-    return {} if about is None else {name: int(about.attrib[name]) for name in TOLD
-                                     if NUMBER.fullmatch(about.get(name, ""))}
+    return (
+        {}
+        if about is None
+        else {
+            name: int(about.attrib[name]) for name in TOLD if NUMBER.fullmatch(about.get(name, ""))
+        }
+    )
 
 
 def _options(own: Element) -> dict[str, str]:
     about = own.find(MARKS)
-    return {} if about is None else {name: about.attrib[name] for name in KEPT_OPTIONS if name in about.attrib}
+    return (
+        {}
+        if about is None
+        else {name: about.attrib[name] for name in KEPT_OPTIONS if name in about.attrib}
+    )

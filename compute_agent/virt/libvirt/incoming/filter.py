@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of another libvirtd's calls reach the local one, and as what.
 
-Called by ``proxy`` with each packet of a connection. A call is read as a whole and written anew: those that a migration
-between two libvirtds begins and ends with, for one expected guest, with this host's own description of it, its own
-address and disks. The numbers are libvirt's (remote_protocol.x, libvirt-domain.h), which change with no release.
-Must stay true: nothing is passed on that is not made here; everything else is Refused.
+Called by ``proxy`` with each packet of a connection. A call is read as a whole and written anew:
+those that a migration between two libvirtds begins and ends with, for one expected guest, with this
+host's own description of it, its own address and disks. The numbers are libvirt's
+(remote_protocol.x, libvirt-domain.h), which change with no release. Must stay true: nothing is
+passed on that is not made here; everything else is Refused.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,15 +16,26 @@ from compute_agent.virt.libvirt import running_domain
 from compute_agent.virt.libvirt.domain_xml import domain_name
 from compute_agent.virt.libvirt.incoming import description, rpc
 from compute_agent.virt.libvirt.incoming.records import Arrival
-from compute_agent.virt.libvirt.incoming.rpc import CALL, KEEPALIVE, MESSAGE, OK, REMOTE, VERSION, Packet, Reader
+from compute_agent.virt.libvirt.incoming.rpc import (
+    CALL,
+    KEEPALIVE,
+    MESSAGE,
+    OK,
+    REMOTE,
+    VERSION,
+    Packet,
+    Reader,
+)
 
 #: Procedures.
 OPEN, CLOSE, SUPPORTS_FEATURE, AUTH_LIST, AUTH_POLKIT = 1, 2, 60, 66, 70
 PREPARE, FINISH, WATCH_CLOSE, UNWATCH_CLOSE = 303, 306, 360, 361
 PING, PONG = 1, 2
-#: Flags of a migration: the four of every one of ours, those that may be, and those that depend on where disks are and
-#: on whether QEMU's own connection is encrypted.
-ALWAYS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4          # live, between libvirtds, stays there, leaves nothing behind
+#: Flags of a migration: the four of every one of ours, those that may be, and those that depend on
+#: where disks are and on whether QEMU's own connection is encrypted.
+ALWAYS = (
+    1 << 0 | 1 << 1 | 1 << 3 | 1 << 4
+)  # live, between libvirtds, stays there, leaves nothing behind
 PAUSED, AUTO_CONVERGE, POST_COPY = 1 << 5, 1 << 13, 1 << 15
 WITH_DISKS, UNCHECKED, ENCRYPTED = 1 << 7, 1 << 9, 1 << 16
 #: Bytes of a packet: of those that carry descriptions, and of others.
@@ -35,7 +48,8 @@ class Refused(Exception):
 
 
 class Filter:
-    """The calls of one connection. ``expected``: the guest of this id, if it is expected from who is connected;
+    """The calls of one connection. ``expected``: the guest of this id, if it is expected from who
+    is connected;
     ``uri``: what the local libvirtd is opened as."""
 
     def __init__(self, expected: Callable[[str], Arrival | None], uri: str) -> None:
@@ -43,8 +57,16 @@ class Filter:
         #: What this connection is about, from the first call that named it.
         self.arrival: Arrival | None = None
         self._calls = {
-            AUTH_LIST: _empty, AUTH_POLKIT: _empty, OPEN: self._open, SUPPORTS_FEATURE: _feature, WATCH_CLOSE: _empty,
-            UNWATCH_CLOSE: _empty, PREPARE: self._prepare, FINISH: self._finish, CLOSE: _empty}
+            AUTH_LIST: _empty,
+            AUTH_POLKIT: _empty,
+            OPEN: self._open,
+            SUPPORTS_FEATURE: _feature,
+            WATCH_CLOSE: _empty,
+            UNWATCH_CLOSE: _empty,
+            PREPARE: self._prepare,
+            FINISH: self._finish,
+            CLOSE: _empty,
+        }
 
     @staticmethod
     def may_be_long(header: tuple[int, ...]) -> bool:
@@ -67,7 +89,9 @@ class Filter:
                 raise Refused("it keeps alive in its own way")
             return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).written()
         if (packet.program, packet.kind) != (REMOTE, CALL) or packet.procedure not in self._calls:
-            raise Refused(f"program {packet.program:#x}, procedure {packet.procedure}, kind {packet.kind}")
+            raise Refused(
+                f"program {packet.program:#x}, procedure {packet.procedure}, kind {packet.kind}"
+            )
         reader = Reader(packet.body)
         body = self._calls[packet.procedure](reader)
         reader.end()
@@ -80,7 +104,11 @@ class Filter:
         return rpc.number(1) + rpc.opaque(self._uri.encode()) + rpc.number(0)
 
     def _prepare(self, reader: Reader) -> bytes:
-        sent, cookie, flags = reader.strings().get("destination_xml", []), reader.opaque(), reader.number()
+        sent, cookie, flags = (
+            reader.strings().get("destination_xml", []),
+            reader.opaque(),
+            reader.number(),
+        )
         if len(sent) != 1:
             raise Refused("a migration of no domain, or of several")
         server = description.uuid_of(sent[0])
@@ -93,7 +121,9 @@ class Filter:
         if not arrival.shared:
             made += [("migrate_disks", name) for name in running_domain.disks(own)]
         self.arrival = arrival
-        return rpc.strings(made) + rpc.opaque(description.cookie(cookie, server)) + rpc.number(flags)
+        return (
+            rpc.strings(made) + rpc.opaque(description.cookie(cookie, server)) + rpc.number(flags)
+        )
 
     def _finish(self, reader: Reader) -> bytes:
         reader.strings()
@@ -103,15 +133,21 @@ class Filter:
         _check_flags(self.arrival, flags)
         server = self.arrival.server
         made = rpc.strings([("destination_name", domain_name(server))])
-        return (made + rpc.opaque(description.cookie(cookie, server)) + rpc.number(flags)
-                + rpc.number(int(cancelled != 0)))
+        return (
+            made
+            + rpc.opaque(description.cookie(cookie, server))
+            + rpc.number(flags)
+            + rpc.number(int(cancelled != 0))
+        )
 
 
 def _check_flags(arrival: Arrival, flags: int) -> None:
     needed = ALWAYS | ENCRYPTED * arrival.encrypted | WITH_DISKS * (not arrival.shared)
     allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * arrival.shared
     if flags & needed != needed or flags & ~allowed:
-        raise Refused(f"a migration with flags {flags:#x}, where {needed:#x} are needed and {allowed:#x} possible")
+        raise Refused(
+            f"a migration with flags {flags:#x}, where {needed:#x} are needed and {allowed:#x} possible"
+        )
 
 
 def _empty(reader: Reader) -> bytes:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process between another host's libvirtd and this host's, while a guest is expected from there.
+"""The process between another host's libvirtd and this host's, while a guest is expected from
+there.
 
-Started by ``records``. It listens over TLS, takes whose certificate names the source of an expected guest, hands what
-``filter`` lets through to the local libvirtd, and its answers back; and it tells the source whether the guest is here.
-A connection ends with its guest's record. When the input of the process ends, it stops listening; it ends with its last
-connection, so that an agent that is killed or started anew breaks no migration.
-Must stay true: whoever proves nothing has a connection for ``HANDSHAKE_SECONDS``, and nobody else's slowness holds a
-thread for long; what is refused is counted and logged, and closes the connection.
+Started by ``records``. It listens over TLS, takes whose certificate names the source of an expected
+guest, hands what ``filter`` lets through to the local libvirtd, and its answers back; and it tells
+the source whether the guest is here. A connection ends with its guest's record. When the input of
+the process ends, it stops listening; it ends with its last connection, so that an agent that is
+killed or started anew breaks no migration. Must stay true: whoever proves nothing has a connection
+for ``HANDSHAKE_SECONDS``, and nobody else's slowness holds a thread for long; what is refused is
+counted and logged, and closes the connection.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,11 +32,12 @@ from compute_agent.virt.libvirt.incoming.records import READY, Arrival, Records,
 from compute_agent.virt.libvirt.incoming.rpc import NUMBER, QUESTION, Malformed, Packet, Reader
 
 log = logging.getLogger(__name__)
-#: For proving itself; for a packet that was begun, in each direction; until a connection says which guest it is about.
+#: For proving itself; for a packet that was begun, in each direction; until a connection says which
+#: guest it is about.
 HANDSHAKE_SECONDS, PACKET_SECONDS, NAME_SECONDS = 10.0, 30.0, 60.0
 LOOK_EVERY, BIND_SECONDS = 0.25, 3.0
 MOST_CONNECTIONS, CHUNK = 32, 64 << 10
-LOG_EVERY = 1.0         #: seconds between two lines about what was refused
+LOG_EVERY = 1.0  #: seconds between two lines about what was refused
 #: What libvirt's servers say once they have accepted a client's certificate.
 WELCOME = b"\1"
 #: What is told of a guest.
@@ -42,12 +46,20 @@ Side = socket.socket | TlsSocket
 
 
 class Proxy:
-    """``find(server)``: ABSENT, ARRIVING or HERE. The times are those of this module unless tests are quicker. Raises
-    OSError when it cannot listen."""
+    """``find(server)``: ABSENT, ARRIVING or HERE. The times are those of this module unless tests
+    are quicker. Raises OSError when it cannot listen."""
 
-    def __init__(self, settings: Settings, find: Callable[[str], bytes], *, handshake: float = HANDSHAKE_SECONDS,
-                 packet: float = PACKET_SECONDS, name: float = NAME_SECONDS, bind: float = BIND_SECONDS,
-                 look: float = LOOK_EVERY) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        find: Callable[[str], bytes],
+        *,
+        handshake: float = HANDSHAKE_SECONDS,
+        packet: float = PACKET_SECONDS,
+        name: float = NAME_SECONDS,
+        bind: float = BIND_SECONDS,
+        look: float = LOOK_EVERY,
+    ) -> None:
         self.settings, self.find = settings, find
         self.handshake, self.packet, self.name, self._look_every = handshake, packet, name, look
         self.records = Records(Path(settings.folder))
@@ -83,7 +95,12 @@ class Proxy:
             self.refused += 1
             told, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
         if not told:
-            log.warning("incoming migrations: what %s wants is refused (%d so far): %s", peer, self.refused, why)
+            log.warning(
+                "incoming migrations: what %s wants is refused (%d so far): %s",
+                peer,
+                self.refused,
+                why,
+            )
 
     def _listen(self) -> None:
         while not self._drains.is_set():
@@ -103,7 +120,9 @@ class Proxy:
             if full:
                 self.refuse(str(peer[0]), f"{MOST_CONNECTIONS} connections are open")
             else:
-                threading.Thread(target=self._serve, args=(connection,), name="incoming", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="incoming", daemon=True
+                ).start()
 
     def _serve(self, connection: _Connection) -> None:
         try:
@@ -115,7 +134,9 @@ class Proxy:
         except (OSError, ValueError) as problem:
             self.refuse(connection.peer, f"the connection broke: {problem}")
         except Exception:
-            log.exception("incoming migrations: the connection of %s ended unexpectedly", connection.peer)
+            log.exception(
+                "incoming migrations: the connection of %s ended unexpectedly", connection.peer
+            )
         finally:
             connection.close()
             with self._lock:
@@ -123,7 +144,8 @@ class Proxy:
 
 
 class _Connection:
-    """One of another host's. Its times are kept by whoever calls ``look``, so that its sockets may block."""
+    """One of another host's. Its times are kept by whoever calls ``look``, so that its sockets may
+    block."""
 
     def __init__(self, proxy: Proxy, plain: socket.socket, peer: str) -> None:
         self.peer = peer
@@ -150,7 +172,9 @@ class _Connection:
             self._answer(Packet.read(first))
             return
         self._local = _connected(self._proxy.settings.socket)
-        back = threading.Thread(target=self._bring_back, args=(self._local,), name="incoming-back", daemon=True)
+        back = threading.Thread(
+            target=self._bring_back, args=(self._local,), name="incoming-back", daemon=True
+        )
         back.start()
         try:
             packet: bytes | None = first
@@ -164,7 +188,12 @@ class _Connection:
     def look(self, now: float) -> None:
         """End it when its time is over, or its guest is not expected any more."""
         arrival = self._filter.arrival
-        if self._read_by is not None and now > self._read_by or self._sent_by is not None and now > self._sent_by:
+        if (
+            self._read_by is not None
+            and now > self._read_by
+            or self._sent_by is not None
+            and now > self._sent_by
+        ):
             self._end("it is too slow")
         elif arrival is None and now > self._name_by:
             self._end("it does not say what it is about")
@@ -189,7 +218,9 @@ class _Connection:
             self._names = frozenset([_address(self.peer)])
         else:
             context = tls.for_server()
-            context.num_tickets = 0     # libvirt's client takes nothing but the welcome for the first that it reads
+            context.num_tickets = (
+                0  # libvirt's client takes nothing but the welcome for the first that it reads
+            )
             secured = TlsSocket(self._plain, context)
             self._client = secured
             secured.handshake()
@@ -276,7 +307,10 @@ def _connected(path: str) -> socket.socket:
 
 def _listening(address: str, port: int, seconds: float) -> socket.socket:
     """Where the proxy of the last agent may still listen for a moment."""
-    family, deadline = socket.AF_INET6 if ":" in address else socket.AF_INET, time.monotonic() + seconds
+    family, deadline = (
+        socket.AF_INET6 if ":" in address else socket.AF_INET,
+        time.monotonic() + seconds,
+    )
     while True:
         try:
             return socket.create_server((address, port), family=family, backlog=MOST_CONNECTIONS)
@@ -293,7 +327,10 @@ def _shut(side: Side) -> None:
 
 def _finder(uri: str) -> Callable[[str], bytes]:
     def find(server: str) -> bytes:
-        from compute_agent.virt.libvirt.connection import Connection  # what it loads is seldom needed
+        from compute_agent.virt.libvirt.connection import (
+            Connection,
+        )  # what it loads is seldom needed
+
         libvirt = Connection(uri)
         try:
             found = libvirt.find(server)
@@ -302,14 +339,19 @@ def _finder(uri: str) -> Callable[[str], bytes]:
         if found is not None and found.is_incoming:
             return ARRIVING
         return HERE if found is not None and found.active else ABSENT
+
     return find
 
 
 def main(settings: str) -> None:
     """The process: says on its output that it listens, or why not."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)       # a service manager stops all at once; this ends as said above
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a service manager stops all at once; this ends as said above
     read = Settings.read(settings)
     try:
         proxy = Proxy(read, _finder(read.uri))
@@ -321,5 +363,6 @@ def main(settings: str) -> None:
     def drain() -> None:
         sys.stdin.buffer.read()
         proxy.drain()
+
     threading.Thread(target=drain, name="incoming-drains", daemon=True).start()
     proxy.serve()

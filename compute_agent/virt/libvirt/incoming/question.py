@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a guest that was on its way has arrived: asked of the destination's proxy, by the source's agent.
+"""Whether a guest that was on its way has arrived: asked of the destination's proxy, by the
+source's agent.
 
 Called by ``virt.libvirt.live_migration`` where libvirtd died in the last moments of a migration.
 Must stay true: only what a host that is proved has said counts; all else is NoAnswer.
 """
+
 from __future__ import annotations
 
 import socket
@@ -24,12 +26,18 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
     try:
         told = _asked(host, port, server, tls)
     except (OSError, ValueError, Malformed) as problem:
-        raise errors.NoAnswer("It is not known whether the guest has arrived: the destination does not answer. It "
-                              "stands still until that is known.") from problem
+        raise errors.NoAnswer(
+            "It is not known whether the guest has arrived: the destination does not answer. It "
+            "stands still until that is known."
+        ) from problem
     if told == ARRIVING:
-        raise errors.NoAnswer("It is not known whether the guest arrives: the destination still waits for it.")
+        raise errors.NoAnswer(
+            "It is not known whether the guest arrives: the destination still waits for it."
+        )
     if told not in (ABSENT, HERE):
-        raise errors.NoAnswer("It is not known whether the guest has arrived: the destination speaks otherwise.")
+        raise errors.NoAnswer(
+            "It is not known whether the guest has arrived: the destination speaks otherwise."
+        )
     return told == HERE
 
 

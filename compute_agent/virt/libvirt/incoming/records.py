@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which guests are expected from which hosts, and the process that lets them in while there are any.
+"""Which guests are expected from which hosts, and the process that lets them in while there are
+any.
 
-Called by ``virt.libvirt.driver`` and ``incoming_migration``. Each expected guest is a file, read by the proxy whenever
-it is named, so that removing the file ends the permission at once, and an agent that starts again goes on where the
-last one was. The proxy ends with the last record, or, once it has no connection left, after its agent has ended.
-Must stay true: a record holds for one guest, one fence and one source, and at most ``LONGEST_SECONDS``.
+Called by ``virt.libvirt.driver`` and ``incoming_migration``. Each expected guest is a file, read by
+the proxy whenever it is named, so that removing the file ends the permission at once, and an agent
+that starts again goes on where the last one was. The proxy ends with the last record, or, once it
+has no connection left, after its agent has ended. Must stay true: a record holds for one guest, one
+fence and one source, and at most ``LONGEST_SECONDS``.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,17 +33,19 @@ LONGEST_SECONDS = 7 * 86400.0
 READY = "listens"
 #: Where a libvirtd of the machine is, and one that is QEMU's alone.
 SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
-_START = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-          "from compute_agent.virt.libvirt.incoming import proxy; proxy.main(sys.argv[2])")
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from compute_agent.virt.libvirt.incoming import proxy; proxy.main(sys.argv[2])"
+)
 #: What the proxy learns of the agent's environment.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A guest that may come. source: the address that its host's certificate names; xml: the domain as this host
-    describes it; address: where QEMU takes it in; encrypted: it comes by QEMU's TLS alone; until: seconds since the
-    epoch."""
+    """A guest that may come. source: the address that its host's certificate names; xml: the domain
+    as this host describes it; address: where QEMU takes it in; encrypted: it comes by QEMU's TLS
+    alone; until: seconds since the epoch."""
 
     server: str
     fence: int
@@ -54,8 +59,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the proxy. folder: of the records; address and port: where it listens; socket: the local libvirtd's; name: as
-    what that is opened; uri: where libvirt's own library finds it."""
+    """Of the proxy. folder: of the records; address and port: where it listens; socket: the local
+    libvirtd's; name: as what that is opened; uri: where libvirt's own library finds it."""
 
     folder: str
     address: str
@@ -79,7 +84,9 @@ def settings(state_dir: Path, uri: str, address: str, port: int, tls: Tls | None
     where = urlsplit(uri)
     named = parse_qs(where.query).get("socket", [])
     path = named[0] if named else next((one for one in SOCKETS if os.path.exists(one)), SOCKETS[0])
-    return Settings(str(state_dir / "arrivals"), address, port, path, f"qemu://{where.path}", uri, tls)
+    return Settings(
+        str(state_dir / "arrivals"), address, port, path, f"qemu://{where.path}", uri, tls
+    )
 
 
 class Records:
@@ -96,7 +103,8 @@ class Records:
         return [found for name in names if (found := self.find(name))]
 
     def find(self, server: str) -> Arrival | None:
-        """The record of this server, unless its time is over; an id that is not a UUID never becomes a path."""
+        """The record of this server, unless its time is over; an id that is not a UUID never
+        becomes a path."""
         if not _is_id(server):
             return None
         try:
@@ -104,7 +112,9 @@ class Records:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as problem:
-            log.warning("what is written of the expected server %s cannot be read: %s", server, problem)
+            log.warning(
+                "what is written of the expected server %s cannot be read: %s", server, problem
+            )
             return None
         return found if time.time() < found.until else None
 
@@ -136,7 +146,8 @@ class Incoming:
         self.keep()
 
     def withdraw(self, server: str) -> None:
-        """It is not let in any more; harmless when it never was. With the last one ``keep`` ends the proxy."""
+        """It is not let in any more; harmless when it never was. With the last one ``keep`` ends
+        the proxy."""
         self._records.remove(server)
 
     def keep(self) -> None:
@@ -157,9 +168,16 @@ class Incoming:
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), self._settings.written()]
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        # In a session of its own: what kills the agent with all that it started lets a guest come whole.
-        made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-                                start_new_session=True)
+        # In a session of its own: what kills the agent with all that it started lets a guest come
+        # whole.
+        made = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
         assert made.stdout is not None
         said = made.stdout.readline().strip()
         if said == READY:
@@ -167,8 +185,11 @@ class Incoming:
         made.kill()
         made.wait()
         where = f"[migration] live_migration_port {self._settings.port}"
-        raise VerbFailed("The host cannot take servers in while they run.", retryable=True,
-                         details=f"{where}: {said or 'nothing listens'}")
+        raise VerbFailed(
+            "The host cannot take servers in while they run.",
+            retryable=True,
+            details=f"{where}: {said or 'nothing listens'}",
+        )
 
     def _end(self) -> None:
         """Its input ends: it stops listening, and ends with its last connection."""

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of libvirt's RPC, as far as a migration uses it: packets, and the XDR in them.
 
-Used by ``filter``, ``proxy`` and ``question`` beside this file. A packet is its length, a header of six numbers and a
-body; numbers have four bytes, most significant first, and strings are filled up to whole ones.
-Must stay true: what is read is bounded by the packet, and the packet by whoever reads it.
+Used by ``filter``, ``proxy`` and ``question`` beside this file. A packet is its length, a header of
+six numbers and a body; numbers have four bytes, most significant first, and strings are filled up
+to whole ones. Must stay true: what is read is bounded by the packet, and the packet by whoever
+reads it.
 """
+
 from __future__ import annotations
 
 import struct
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 #: Programs: libvirt's own, what keeps a connection alive, and the question of ``question``.
-REMOTE, KEEPALIVE, QUESTION = 0x20008086, 0x6b656570, 0x4b4e5641
+REMOTE, KEEPALIVE, QUESTION = 0x20008086, 0x6B656570, 0x4B4E5641
 VERSION = 1
 #: Kinds and statuses of packets.
 CALL, REPLY, MESSAGE = 0, 1, 2
@@ -48,12 +50,22 @@ class Packet:
         length, program, version, procedure, kind, serial, status = HEADER.unpack_from(data)
         if length != len(data):
             raise Malformed("not as long as it says")
-        return cls(program, procedure, kind, serial, data[HEADER.size:], status, version)
+        return cls(program, procedure, kind, serial, data[HEADER.size :], status, version)
 
     def written(self) -> bytes:
         """Its bytes."""
-        return HEADER.pack(HEADER.size + len(self.body), self.program, self.version, self.procedure, self.kind,
-                           self.serial, self.status) + self.body
+        return (
+            HEADER.pack(
+                HEADER.size + len(self.body),
+                self.program,
+                self.version,
+                self.procedure,
+                self.kind,
+                self.serial,
+                self.status,
+            )
+            + self.body
+        )
 
     def reply(self, body: bytes) -> Packet:
         """The answer to it."""
@@ -106,7 +118,7 @@ class Reader:
         if length > len(self._body) - self._at:
             raise Malformed("less than was expected")
         self._at += length
-        return self._body[self._at - length:self._at]
+        return self._body[self._at - length : self._at]
 
 
 def number(value: int) -> bytes:
@@ -120,4 +132,5 @@ def opaque(data: bytes) -> bytes:
 def strings(found: Sequence[tuple[str, str]]) -> bytes:
     """Typed parameters that are strings."""
     return number(len(found)) + b"".join(
-        opaque(name.encode()) + number(STRING) + opaque(value.encode()) for name, value in found)
+        opaque(name.encode()) + number(STRING) + opaque(value.encode()) for name, value in found
+    )

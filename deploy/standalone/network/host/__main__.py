@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m deploy.standalone.network.host serve|help|clean`: the host part of the standalone network service.
+"""`python -m deploy.standalone.network.host serve|help|clean`: the host part of the
+standalone network service.
 
-One runs beside each agent. `serve` makes the networks of this host's guests until SIGTERM, and leaves them in place: as
-root with --state, or with --helper as any user, where `help` runs as root and does for it what takes root. `clean`
-removes all that a host part with this state folder ever made. With --netns they work in that network namespace.
-Secrets come from files, never from arguments, which every user of the machine can read.
+One runs beside each agent. `serve` makes the networks of this host's guests until SIGTERM, and
+leaves them in place: as root with --state, or with --helper as any user, where `help` runs as root
+and does for it what takes root. `clean` removes all that a host part with this state folder ever
+made. With --netns they work in that network namespace. Secrets come from files, never from
+arguments, which every user of the machine can read.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,9 +25,19 @@ from common.service import UMASK
 from deploy.standalone.network.host.client import HostApiClient
 from deploy.standalone.network.host.desired import HostPlace
 from deploy.standalone.network.host.helper import Helper, HelperClient, listening_socket
-from deploy.standalone.network.host.host_part import CHECK_SECONDS, HostPart, LocalHostPart, Loop, clean
+from deploy.standalone.network.host.host_part import (
+    CHECK_SECONDS,
+    HostPart,
+    LocalHostPart,
+    Loop,
+    clean,
+)
 from deploy.standalone.network.host.kernel import Kernel, KernelError
-from deploy.standalone.network.host.metadata import MetadataListeners, MetadataUpstream, NamespaceSockets
+from deploy.standalone.network.host.metadata import (
+    MetadataListeners,
+    MetadataUpstream,
+    NamespaceSockets,
+)
 from deploy.standalone.network.host.names import Names
 from deploy.standalone.network.host.state import StateFolder
 from deploy.standalone.web import secret
@@ -38,8 +51,11 @@ def main() -> None:
     os.umask(UMASK)
     if os.geteuid() != 0 and options.state is not None:
         raise SystemExit("The host part makes bridges and rules: run it as root, or with a helper.")
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO,
-                        format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        stream=sys.stdout,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     if options.state is None:
         try:
@@ -58,16 +74,27 @@ def main() -> None:
         if options.command == "clean":
             left = clean(names, kernel, options.state)
             raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
-        place = HostPlace(names, options.tunnel_address, options.vxlan_port, options.external_gateway)
+        place = HostPlace(
+            names, options.tunnel_address, options.vxlan_port, options.external_gateway
+        )
         if options.command == "help":
             host = LocalHostPart(place, kernel, StateFolder(options.state), None)
-            Helper(host, kernel, pwd.getpwnam(options.user).pw_uid).serve(listening_socket(options.socket))
-        _serve(options, LocalHostPart(place, kernel, StateFolder(options.state), _listeners(options, kernel)))
+            Helper(host, kernel, pwd.getpwnam(options.user).pw_uid).serve(
+                listening_socket(options.socket)
+            )
+        _serve(
+            options,
+            LocalHostPart(place, kernel, StateFolder(options.state), _listeners(options, kernel)),
+        )
 
 
 def _listeners(options: argparse.Namespace, sockets: NamespaceSockets) -> MetadataListeners:
-    return MetadataListeners(sockets, MetadataUpstream(options.metadata_url, options.host, _key(options),
-                                                       options.metadata_ca_file))
+    return MetadataListeners(
+        sockets,
+        MetadataUpstream(
+            options.metadata_url, options.host, _key(options), options.metadata_ca_file
+        ),
+    )
 
 
 def _key(options: argparse.Namespace) -> str:
@@ -76,10 +103,18 @@ def _key(options: argparse.Namespace) -> str:
 
 def _serve(options: argparse.Namespace, host: HostPart) -> None:
     service = HostApiClient(options.url, options.host, _key(options))
-    about = {"tunnel_address": str(options.tunnel_address), "external_gateway": options.external_gateway}
-    loop = Loop(host, service.description,
-                lambda revision, failed: service.acknowledge({"revision": revision, "failed": failed, **about}),
-                options.check_seconds)
+    about = {
+        "tunnel_address": str(options.tunnel_address),
+        "external_gateway": options.external_gateway,
+    }
+    loop = Loop(
+        host,
+        service.description,
+        lambda revision, failed: service.acknowledge(
+            {"revision": revision, "failed": failed, **about}
+        ),
+        options.check_seconds,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: loop.stop())
     try:
@@ -92,31 +127,61 @@ def _serve(options: argparse.Namespace, host: HostPart) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deploy.standalone.network.host", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.standalone.network.host", description=__doc__
+    )
     commands = parser.add_subparsers(required=True, dest="command")
     serving = commands.add_parser("serve", help="serve until SIGTERM")
     serving.add_argument("--host", required=True, help="this host's name, as its agent has it")
     serving.add_argument("--url", required=True, help="of the network service, without /v2.0")
-    serving.add_argument("--key-file", metavar="FILE", help="what the network service's host-key printed for this host")
+    serving.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="what the network service's host-key printed for this host",
+    )
     serving.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
-    serving.add_argument("--metadata-ca-file", default="", help="PEM file; for a metadata URL with https://")
-    serving.add_argument("--check-seconds", type=float, default=CHECK_SECONDS,
-                         help="between looks whether all is still there")
+    serving.add_argument(
+        "--metadata-ca-file", default="", help="PEM file; for a metadata URL with https://"
+    )
+    serving.add_argument(
+        "--check-seconds",
+        type=float,
+        default=CHECK_SECONDS,
+        help="between looks whether all is still there",
+    )
     who = serving.add_mutually_exclusive_group(required=True)
     who.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
-    who.add_argument("--helper", type=Path, metavar="SOCKET", help="where the helper listens that does what takes root")
-    helping = commands.add_parser("help", help="do for another process what takes root, until SIGTERM")
-    helping.add_argument("--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does")
+    who.add_argument(
+        "--helper",
+        type=Path,
+        metavar="SOCKET",
+        help="where the helper listens that does what takes root",
+    )
+    helping = commands.add_parser(
+        "help", help="do for another process what takes root, until SIGTERM"
+    )
+    helping.add_argument(
+        "--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does"
+    )
     helping.add_argument("--user", required=True, help="the user of the only process that may call")
     for command in (serving, helping):
-        command.add_argument("--tunnel-address", required=True, type=ip_address,
-                             help="where other hosts reach this one")
+        command.add_argument(
+            "--tunnel-address",
+            required=True,
+            type=ip_address,
+            help="where other hosts reach this one",
+        )
         command.add_argument("--vxlan-port", type=int, default=4789, metavar="UDP")
-        command.add_argument("--external-gateway", action="store_true",
-                             help="be the gateway of external networks; turns IP forwarding on")
+        command.add_argument(
+            "--external-gateway",
+            action="store_true",
+            help="be the gateway of external networks; turns IP forwarding on",
+        )
     cleaning = commands.add_parser("clean", help="remove everything that was made here")
     for command in (serving, helping, cleaning):
-        command.add_argument("--netns", type=Path, metavar="PATH", help="the network namespace to work in")
+        command.add_argument(
+            "--netns", type=Path, metavar="PATH", help="the network namespace to work in"
+        )
     for command in (helping, cleaning):
         command.add_argument("--state", type=Path, required=True, metavar="DIR", help=STATE_HELP)
     return parser

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the kernel have the desired state, in an order that is safe to stop at any line.
 
-Rules come first, so that no frame meets a bridge without them; what is no longer wanted is removed last, while the
-rules still know its bridge. `apply` does only what differs from the last one that worked; ``full`` trusts nothing and
-reads everything (at the start, every 30 s, after a failure). A failure costs the network or router it belongs to:
-`apply` goes on and returns the reasons. What is remembered only saves work: a restart ends in the same state.
+Rules come first, so that no frame meets a bridge without them; what is no longer wanted is removed
+last, while the rules still know its bridge. `apply` does only what differs from the last one that
+worked; ``full`` trusts nothing and reads everything (at the start, every 30 s, after a failure). A
+failure costs the network or router it belongs to: `apply` goes on and returns the reasons. What is
+remembered only saves work: a restart ends in the same state.
 """
+
 from __future__ import annotations
 
 import logging
@@ -20,7 +22,8 @@ from deploy.standalone.network.host.nft import FAMILIES, deletion
 from deploy.standalone.network.host.state import StateFolder
 
 LOG = logging.getLogger("network.host")
-#: Bridged packets go through the rules of the family inet; in the host's namespace and nowhere else.
+#: Bridged packets go through the rules of the family inet; in the host's namespace and nowhere
+#: else.
 BRIDGE_SYSCTLS = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
 FORWARDING = "net/ipv4/ip_forward"
 ROUTER_SYSCTLS = (FORWARDING, "net/ipv6/conf/all/forwarding")
@@ -37,11 +40,13 @@ class TunnelEndpoint:
 class Applier:
     """Of one host; used by one thread."""
 
-    def __init__(self, kernel: Kernel, names: Names, state: StateFolder, endpoint: TunnelEndpoint) -> None:
+    def __init__(
+        self, kernel: Kernel, names: Names, state: StateFolder, endpoint: TunnelEndpoint
+    ) -> None:
         self.kernel, self._names, self._state, self._endpoint = kernel, names, state, endpoint
         self._dnsmasq = DnsmasqProcesses(kernel, names)
         self._done: dict[str, object] = {}
-        self._rules = ""                              # the document that was applied last
+        self._rules = ""  # the document that was applied last
         self._listing: tuple[str, ...] | None = None  # what the kernel listed then
         self._settings: tuple[str, ...] = ()
 
@@ -51,33 +56,46 @@ class Applier:
             self._done.clear()
         failed: dict[str, str] = {}
         if not self._try("rules", failed, self._apply_rules, desired.rules, full):
-            return failed           # without rules no frame may pass: nothing new is made
+            return failed  # without rules no frame may pass: nothing new is made
         links = (desired.bridges, desired.tunnels, desired.gateways)
-        if self._done.get("links") != links or any(self._differs(one) for one in desired.namespaces):
+        if self._done.get("links") != links or any(
+            self._differs(one) for one in desired.namespaces
+        ):
             self._apply_links(desired, failed)
             if not failed:
                 self._done["links"] = links
         for namespace in desired.namespaces:
             if namespace.dnsmasq is not None and namespace.name not in failed:
-                self._try(namespace.name, failed, self._dnsmasq.ensure, namespace.name, namespace.dnsmasq)
+                self._try(
+                    namespace.name, failed, self._dnsmasq.ensure, namespace.name, namespace.dnsmasq
+                )
         self._remove_others(desired, failed)
         return failed
 
     def prepare(self, forwards: bool) -> None:
-        """Settings of the host's namespace, which every full look renews. Raises KernelError, OSError."""
+        """Settings of the host's namespace, which every full look renews. Raises KernelError,
+        OSError."""
         self._settings = (*BRIDGE_SYSCTLS, *([FORWARDING] if forwards else []))
         self._set_sysctls()
         for family in ("ip", "ip6"):
             if "policy drop" in self.kernel.nft_listing("chain", family, "filter", "FORWARD"):
-                LOG.warning("this machine's own firewall drops what is forwarded (chain FORWARD of %s filter): guests "
-                            "reach nobody until it accepts packets of the bridges brq*", family)
+                LOG.warning(
+                    "this machine's own firewall drops what is forwarded (chain FORWARD of %s filter): guests "
+                    "reach nobody until it accepts packets of the bridges brq*",
+                    family,
+                )
 
     def clean(self) -> list[str]:
         """Remove everything that was ever made here; returns what could not be removed."""
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
         self._remove_others(DesiredState((), (), (), (), "", {}), failed)
-        self._try("rules", failed, self.kernel.nft, "".join(deletion(one, self._names.table) for one in FAMILIES))
+        self._try(
+            "rules",
+            failed,
+            self.kernel.nft,
+            "".join(deletion(one, self._names.table) for one in FAMILIES),
+        )
         self._try("settings", failed, self._restore_sysctls)
         if not failed:
             self._state.clear()
@@ -97,21 +115,32 @@ class Applier:
                 LOG.info("%s is 1 now, was %s", name, before)
 
     def _restore_sysctls(self) -> None:
-        """Settings as they were; not while another host part, of this or another cloud, needs them here too."""
-        others = {words[2] for words in map(str.split, self.kernel.run("nft", "list", "tables").splitlines())
-                  if words[2].startswith(TABLES)}
+        """Settings as they were; not while another host part, of this or another cloud, needs them
+        here too."""
+        others = {
+            words[2]
+            for words in map(str.split, self.kernel.run("nft", "list", "tables").splitlines())
+            if words[2].startswith(TABLES)
+        }
         for name, value in self._state.sysctls.items():
             if others:
-                LOG.warning("%s stays 1, it was %s: there are still rules of %s", name, value, ", ".join(others))
+                LOG.warning(
+                    "%s stays 1, it was %s: there are still rules of %s",
+                    name,
+                    value,
+                    ", ".join(others),
+                )
             else:
                 self.kernel.sysctl(name, value)
 
-    def _try(self, name: str, failed: dict[str, str], act: Callable[..., object], *arguments: object) -> bool:
+    def _try(
+        self, name: str, failed: dict[str, str], act: Callable[..., object], *arguments: object
+    ) -> bool:
         try:
             act(*arguments)
         except (KernelError, OSError) as error:
             failed[name] = str(error)
-            self._done.clear()     # what is there is not known any more
+            self._done.clear()  # what is there is not known any more
             LOG.error("%s: %s", name, error)
             return False
         return True
@@ -119,7 +148,9 @@ class Applier:
     def _apply_rules(self, wanted: str, full: bool) -> None:
         if full:
             self._set_sysctls()
-        if self._rules == wanted and not (full and (self._listing is None or self._listing != self._list_rules())):
+        if self._rules == wanted and not (
+            full and (self._listing is None or self._listing != self._list_rules())
+        ):
             return
         if self._rules != wanted or self._listing is not None:
             LOG.info("rules replaced, %d lines", wanted.count("\n"))
@@ -128,7 +159,9 @@ class Applier:
         self._rules, self._listing = wanted, self._list_rules() if full else None
 
     def _list_rules(self) -> tuple[str, ...]:
-        return tuple(self.kernel.nft_listing("table", family, self._names.table) for family in FAMILIES)
+        return tuple(
+            self.kernel.nft_listing("table", family, self._names.table) for family in FAMILIES
+        )
 
     def _differs(self, namespace: Namespace) -> bool:
         return self._done.get(namespace.name) != _devices_and_rules(namespace)
@@ -148,7 +181,9 @@ class Applier:
 
     def _apply_bridge(self, wanted: Bridge, link: Link | None) -> None:
         if link is None:
-            self.kernel.add_link(wanted.name, "bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0)
+            self.kernel.add_link(
+                wanted.name, "bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0
+            )
             LOG.info("bridge %s made", wanted.name)
         if link is None or (link.mtu, link.is_up) != (wanted.mtu, True):
             self.kernel.bring_up(wanted.name, mtu=wanted.mtu)
@@ -160,19 +195,30 @@ class Applier:
             link = None
         if link is None:
             local = {"vxlan_local6" if ":" in address else "vxlan_local": address}
-            self.kernel.add_link(wanted.name, "vxlan", vxlan_id=wanted.vni, vxlan_port=port, **local)
+            self.kernel.add_link(
+                wanted.name, "vxlan", vxlan_id=wanted.vni, vxlan_port=port, **local
+            )
             LOG.info("tunnel %s of %s made", wanted.name, wanted.bridge)
         if link is None or (link.master, link.mtu, link.is_up) != (wanted.bridge, wanted.mtu, True):
             self.kernel.bring_up(wanted.name, master=wanted.bridge, mtu=wanted.mtu)
         if self.kernel.set_peers(wanted.name, set(wanted.peers)):
             LOG.info("tunnel %s: peers %s", wanted.name, ", ".join(wanted.peers))
 
-    def _apply_pair(self, wanted: VethPair, namespace: str | None, links: dict[str, Link],
-                    inside: dict[str, Link]) -> bool:
+    def _apply_pair(
+        self,
+        wanted: VethPair,
+        namespace: str | None,
+        links: dict[str, Link],
+        inside: dict[str, Link],
+    ) -> bool:
         """Whether it was made anew."""
         outer, inner = links.get(wanted.outer), inside.get(wanted.inner)
-        is_right = (outer is not None and inner is not None and (outer.master, outer.mtu, outer.is_up) == (
-            wanted.bridge, wanted.mtu, True) and (inner.mac, inner.mtu, inner.is_up) == (wanted.mac, wanted.mtu, True))
+        is_right = (
+            outer is not None
+            and inner is not None
+            and (outer.master, outer.mtu, outer.is_up) == (wanted.bridge, wanted.mtu, True)
+            and (inner.mac, inner.mtu, inner.is_up) == (wanted.mac, wanted.mtu, True)
+        )
         if not is_right:
             if inner is not None:
                 self.kernel.delete_link(wanted.inner, namespace)
@@ -198,7 +244,11 @@ class Applier:
             is_new = self._apply_pair(pair, name, links, inside)
             if is_new and not namespace.forwards:
                 self.kernel.disable_checksum_offload(name, pair.inner)
-            fresh = [one.split("/")[0] for one in pair.addresses if ":" not in one and (is_new or one not in before)]
+            fresh = [
+                one.split("/")[0]
+                for one in pair.addresses
+                if ":" not in one and (is_new or one not in before)
+            ]
             if fresh and namespace.forwards:
                 self.kernel.announce(name, pair.inner, pair.mac, fresh)
         if namespace.forwards:
@@ -217,13 +267,16 @@ class Applier:
         return self.kernel.links(name)
 
     def _apply_nat(self, namespace: Namespace, before: set[str]) -> None:
-        """A router's forwarding and NAT; connections that were translated to an address that is gone are cut."""
+        """A router's forwarding and NAT; connections that were translated to an address that is
+        gone are cut."""
         for name in ROUTER_SYSCTLS:
             self.kernel.sysctl(name, "1", namespace.name)
         self.kernel.nft(namespace.rules, namespace.name)
         LOG.info("router %s: %d floating", namespace.name, len(namespace.floating))
         wanted = {address for pair in namespace.pairs for address in pair.addresses}
-        for address in sorted(one.removesuffix("/32") for one in before - wanted if one.endswith("/32")):
+        for address in sorted(
+            one.removesuffix("/32") for one in before - wanted if one.endswith("/32")
+        ):
             for option in ("--orig-dst", "--reply-dst"):
                 try:
                     self.kernel.run("conntrack", "-D", option, address, namespace=namespace.name)
@@ -242,10 +295,18 @@ class Applier:
         devices |= {pair.outer for one in desired.namespaces for pair in one.pairs}
         devices |= {end for pair in desired.gateways for end in (pair.outer, pair.inner)}
         unwanted = self.kernel.namespaces(self._names.namespaces) - kept
-        if self._done.get("removed") == (bridges, devices) and not set(self._state.zones) - bridges and not unwanted:
+        if (
+            self._done.get("removed") == (bridges, devices)
+            and not set(self._state.zones) - bridges
+            and not unwanted
+        ):
             return
         links = self.kernel.links()
-        left = [name for name in links if self._names.is_ours(name) and name not in devices and name[:2] != "kg"]
+        left = [
+            name
+            for name in links
+            if self._names.is_ours(name) and name not in devices and name[:2] != "kg"
+        ]
         left += [name for name in self._state.zones if name in links and name not in bridges]
         for name in left:
             self._try(name, failed, self.kernel.delete_link, name)

@@ -3,6 +3,7 @@
 
 Every failure to get an answer is an OSError, so that the loop tries again later.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,7 +13,7 @@ import requests
 
 from deploy.standalone.network.host_keys import HEADER, wiring_key
 
-ANSWER_TIMEOUT_SECONDS = 10.0      # beside the agreed wait
+ANSWER_TIMEOUT_SECONDS = 10.0  # beside the agreed wait
 
 
 class HostApiClient:
@@ -25,12 +26,17 @@ class HostApiClient:
             session.headers[HEADER] = wiring_key(key)
 
     def description(self, seen: int, wait: float) -> Any:
-        """The description once its revision is above ``seen``; None when nothing changed for ``wait`` seconds.
+        """The description once its revision is above ``seen``; None when nothing changed for
+        ``wait`` seconds.
 
         Raises OSError.
         """
-        answer = self._call(self._polling, "GET", f"/description?seen={seen}&wait={wait:.0f}",
-                            timeout=wait + ANSWER_TIMEOUT_SECONDS)
+        answer = self._call(
+            self._polling,
+            "GET",
+            f"/description?seen={seen}&wait={wait:.0f}",
+            timeout=wait + ANSWER_TIMEOUT_SECONDS,
+        )
         if answer.status_code == 304:
             return None
         try:
@@ -42,7 +48,9 @@ class HostApiClient:
         """This much is applied. Raises OSError."""
         self._call(self._reporting, "PUT", "", json=body, timeout=ANSWER_TIMEOUT_SECONDS)
 
-    def _call(self, session: requests.Session, method: str, path: str, **options: Any) -> requests.Response:
+    def _call(
+        self, session: requests.Session, method: str, path: str, **options: Any
+    ) -> requests.Response:
         try:
             answer = session.request(method, f"{self._url}{path}", allow_redirects=False, **options)
         except (requests.RequestException, ValueError) as error:

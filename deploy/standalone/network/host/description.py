@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The description: what the network service wants of this host, parsed and checked.
 
-`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file passes through here
-and becomes a number, an address in its canonical spelling, or a word of a small alphabet: no host name or group of a
-tenant's can say anything to nft or dnsmasq. What is wrong costs only itself: a bad port is in ``failed`` with the
-reason, a bad rule of a group (which could only allow) is left out.
+`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file
+passes through here and becomes a number, an address in its canonical spelling, or a word of a small
+alphabet: no host name or group of a tenant's can say anything to nft or dnsmasq. What is wrong
+costs only itself: a bad port is in ``failed`` with the reason, a bad rule of a group (which could
+only allow) is left out.
 """
+
 from __future__ import annotations
 
 import ipaddress
@@ -13,7 +15,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from typing import Any, TypeVar
 
 Address = IPv4Address | IPv6Address
@@ -23,15 +32,38 @@ Item = TypeVar("Item")
 
 ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
-HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*")
-PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dccp": 33, "ipv6-encap": 41,
-             "ipv6-route": 43, "ipv6-frag": 44, "rsvp": 46, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58,
-             "ipv6-icmp": 58, "ipv6-nonxt": 59, "ipv6-opts": 60, "ospf": 89, "vrrp": 112, "pgm": 113, "sctp": 132,
-             "udplite": 136}
+HOSTNAME = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+PROTOCOLS = {
+    "icmp": 1,
+    "igmp": 2,
+    "ipip": 4,
+    "tcp": 6,
+    "egp": 8,
+    "udp": 17,
+    "dccp": 33,
+    "ipv6-encap": 41,
+    "ipv6-route": 43,
+    "ipv6-frag": 44,
+    "rsvp": 46,
+    "gre": 47,
+    "esp": 50,
+    "ah": 51,
+    "icmpv6": 58,
+    "ipv6-icmp": 58,
+    "ipv6-nonxt": 59,
+    "ipv6-opts": 60,
+    "ospf": 89,
+    "vrrp": 112,
+    "pgm": 113,
+    "sctp": 132,
+    "udplite": 136,
+}
 ICMP, TCP, ICMP6 = 1, 6, 58
 WITH_PORTS = (6, 17, 33, 132, 136)
 PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
-CACHED_ADDRESSES = 65536      # a description differs little from the last one
+CACHED_ADDRESSES = 65536  # a description differs little from the last one
 MAX_VNI, MAX_MTU, MIN_MTU = 2**24 - 1, 65535, 68
 
 
@@ -41,7 +73,7 @@ class Subnet:
 
     id: str
     cidr: Prefix
-    gateway: Address | None      #: None: the guests get no default route
+    gateway: Address | None  #: None: the guests get no default route
     dhcp: bool
     dns: tuple[Address, ...]
     routes: tuple[tuple[Prefix, Address], ...]
@@ -64,7 +96,7 @@ class Network:
     vni: int
     mtu: int
     external: bool
-    peers: tuple[Address, ...]      #: tunnel addresses of the other hosts that have it
+    peers: tuple[Address, ...]  #: tunnel addresses of the other hosts that have it
     dhcp: Dhcp | None
     subnets: tuple[Subnet, ...]
 
@@ -77,13 +109,13 @@ class GuestPort:
     network: str
     mac: str
     addresses: tuple[Address, ...]
-    pairs: tuple[tuple[Prefix, str], ...]      #: what else it may send from
+    pairs: tuple[tuple[Prefix, str], ...]  #: what else it may send from
     security: bool
     groups: tuple[str, ...]
     server: str
     project: str
     hostname: str
-    arrived: bool = False      #: its guest came here running, with connections that are not known here
+    arrived: bool = False  #: its guest came here running, with connections that are not known here
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +125,8 @@ class SecurityRule:
     ingress: bool
     version: int
     protocol: int | None
-    low: int | None      #: port, or type of ICMP
-    high: int | None     #: port, or code of ICMP
+    low: int | None  #: port, or type of ICMP
+    high: int | None  #: port, or code of ICMP
     prefix: Prefix | None
     group: str | None
 
@@ -125,7 +157,7 @@ class Router:
     gateway: Address | None
     snat: bool
     interfaces: tuple[RouterInterface, ...]
-    floating: tuple[tuple[IPv4Address, IPv4Address], ...]      #: (floating, fixed)
+    floating: tuple[tuple[IPv4Address, IPv4Address], ...]  #: (floating, fixed)
     routes: tuple[tuple[Prefix, Address], ...]
 
 
@@ -139,7 +171,9 @@ class Description:
     ports: Mapping[str, GuestPort] = field(default_factory=dict)
     groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
     routers: Mapping[str, Router] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)      #: ports that are not understood -> reason
+    failed: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: ports that are not understood -> reason
     complaints: tuple[str, ...] = ()
 
 
@@ -161,15 +195,26 @@ def parse(tree: Any) -> Description:
             del ports[port.id]
     for id_, router in list(routers.items()):
         interfaces = (*router.interfaces, *([router.external] if router.external else []))
-        if strange := [interface.network for interface in interfaces if interface.network not in networks]:
+        if strange := [
+            interface.network for interface in interfaces if interface.network not in networks
+        ]:
             wrong[id_] = f"its network {strange[0]} is not there or not understood"
             del routers[id_]
-    return Description(tree["revision"], tuple(_tolerant(tree.get("dns") or (), _address, wrong)), networks, ports,
-                       groups, routers, failed, tuple(f"{id_}: {why}" for id_, why in wrong.items()))
+    return Description(
+        tree["revision"],
+        tuple(_tolerant(tree.get("dns") or (), _address, wrong)),
+        networks,
+        ports,
+        groups,
+        routers,
+        failed,
+        tuple(f"{id_}: {why}" for id_, why in wrong.items()),
+    )
 
 
-def _each(tree: dict[str, Any], key: str, take: Callable[[str, Any], Item | None],
-          wrong: dict[str, str]) -> dict[str, Item]:
+def _each(
+    tree: dict[str, Any], key: str, take: Callable[[str, Any], Item | None], wrong: dict[str, str]
+) -> dict[str, Item]:
     found: dict[str, Item] = {}
     for id_, item in (tree.get(key) or {}).items():
         try:
@@ -182,7 +227,9 @@ def _each(tree: dict[str, Any], key: str, take: Callable[[str, Any], Item | None
     return found
 
 
-def _tolerant(items: Any, take: Callable[[Any], Item], wrong: dict[str, str], name: str = "list") -> list[Item]:
+def _tolerant(
+    items: Any, take: Callable[[Any], Item], wrong: dict[str, str], name: str = "list"
+) -> list[Item]:
     """What of a list is understood; the rest is complained of."""
     found = []
     for item in items:
@@ -241,17 +288,30 @@ def _mac(value: Any) -> str:
 
 def _network(id_: str, item: Any) -> Network:
     own = item.get("dhcp")
-    dhcp = Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
-    return Network(id_, _number(item["vni"], 1, MAX_VNI), _number(item["mtu"], MIN_MTU, MAX_MTU),
-                   bool(item.get("external")),
-                   tuple(sorted({_address(one) for one in item.get("peers") or ()}, key=str)), dhcp,
-                   tuple(_subnet(*pair) for pair in sorted((item.get("subnets") or {}).items())))
+    dhcp = (
+        Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
+    )
+    return Network(
+        id_,
+        _number(item["vni"], 1, MAX_VNI),
+        _number(item["mtu"], MIN_MTU, MAX_MTU),
+        bool(item.get("external")),
+        tuple(sorted({_address(one) for one in item.get("peers") or ()}, key=str)),
+        dhcp,
+        tuple(_subnet(*pair) for pair in sorted((item.get("subnets") or {}).items())),
+    )
 
 
 def _subnet(id_: str, item: Any) -> Subnet:
-    return Subnet(_word(ID, id_), _prefix(item["cidr"]), _address(item["gateway"]) if item.get("gateway") else None,
-                  bool(item.get("dhcp")), tuple(_address(one) for one in item.get("dns") or ()),
-                  _routes(item.get("routes")), str(item["ipv6_mode"]) if item.get("ipv6_mode") else None)
+    return Subnet(
+        _word(ID, id_),
+        _prefix(item["cidr"]),
+        _address(item["gateway"]) if item.get("gateway") else None,
+        bool(item.get("dhcp")),
+        tuple(_address(one) for one in item.get("dns") or ()),
+        _routes(item.get("routes")),
+        str(item["ipv6_mode"]) if item.get("ipv6_mode") else None,
+    )
 
 
 def _routes(items: Any) -> tuple[tuple[Prefix, Address], ...]:
@@ -261,18 +321,30 @@ def _routes(items: Any) -> tuple[tuple[Prefix, Address], ...]:
 def _port(id_: str, item: Any) -> GuestPort | None:
     if not item.get("up", True):
         return None
-    pairs = tuple((_prefix(pair["ip_address"]), _mac(pair.get("mac_address") or item["mac"]))
-                  for pair in item.get("allowed_pairs") or ())
-    return GuestPort(id_, _word(ID, item["network"]), _mac(item["mac"]),
-                tuple(_address(one["address"]) for one in item.get("addresses") or ()), pairs,
-                bool(item.get("security", True)), tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
-                _known(ID, item.get("server")), _known(ID, item.get("project_id")),
-                _known(HOSTNAME, item.get("hostname")), bool(item.get("arrived")))
+    pairs = tuple(
+        (_prefix(pair["ip_address"]), _mac(pair.get("mac_address") or item["mac"]))
+        for pair in item.get("allowed_pairs") or ()
+    )
+    return GuestPort(
+        id_,
+        _word(ID, item["network"]),
+        _mac(item["mac"]),
+        tuple(_address(one["address"]) for one in item.get("addresses") or ()),
+        pairs,
+        bool(item.get("security", True)),
+        tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
+        _known(ID, item.get("server")),
+        _known(ID, item.get("project_id")),
+        _known(HOSTNAME, item.get("hostname")),
+        bool(item.get("arrived")),
+    )
 
 
 def _group(id_: str, item: Any, wrong: dict[str, str]) -> SecurityGroup:
-    return SecurityGroup(tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
-                 tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)))
+    return SecurityGroup(
+        tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
+        tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)),
+    )
 
 
 def _rule(item: Any) -> SecurityRule:
@@ -287,9 +359,15 @@ def _rule(item: Any) -> SecurityRule:
     prefix = _prefix(item["remote_prefix"]) if item.get("remote_prefix") else None
     if prefix is not None and prefix.version != version:
         raise ValueError("a prefix of the other version")
-    return SecurityRule(item["direction"] == "ingress", version, protocol,
-                None if low is None else _number(low, 0, highest), None if high is None else _number(high, 0, highest),
-                prefix, _word(ID, item["remote_group"]) if item.get("remote_group") else None)
+    return SecurityRule(
+        item["direction"] == "ingress",
+        version,
+        protocol,
+        None if low is None else _number(low, 0, highest),
+        None if high is None else _number(high, 0, highest),
+        prefix,
+        _word(ID, item["remote_group"]) if item.get("remote_group") else None,
+    )
 
 
 def _protocol(value: Any, version: int) -> int | None:
@@ -302,17 +380,28 @@ def _protocol(value: Any, version: int) -> int | None:
 
 def _router(id_: str, item: Any, wrong: dict[str, str]) -> Router:
     outside = item.get("external")
-    external = outside and RouterInterface(_word(ID, outside["network"]), _mac(outside["mac"]),
-                               tuple(_interface(one) for one in outside["addresses"]))
-    interfaces: dict[tuple[str, str], RouterInterface] = {}      # a port with two addresses comes as two interfaces
+    external = outside and RouterInterface(
+        _word(ID, outside["network"]),
+        _mac(outside["mac"]),
+        tuple(_interface(one) for one in outside["addresses"]),
+    )
+    interfaces: dict[
+        tuple[str, str], RouterInterface
+    ] = {}  # a port with two addresses comes as two interfaces
     for interface in item.get("interfaces") or ():
         key = (_word(ID, interface["network"]), _mac(interface["mac"]))
         before = interfaces[key].addresses if key in interfaces else ()
         interfaces[key] = RouterInterface(*key, (*before, _interface(interface["address"])))
     floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
-    return Router(id_, external or None, _address(outside["gateway"]) if outside and outside.get("gateway") else None,
-                  bool(outside and outside.get("snat", True)), tuple(interfaces.values()), floating,
-                  _routes(item.get("routes")))
+    return Router(
+        id_,
+        external or None,
+        _address(outside["gateway"]) if outside and outside.get("gateway") else None,
+        bool(outside and outside.get("snat", True)),
+        tuple(interfaces.values()),
+        floating,
+        _routes(item.get("routes")),
+    )
 
 
 def _floating(item: Any) -> tuple[IPv4Address, IPv4Address]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired state of the kernel: bridges, tunnels, namespaces with what is in them, made from the description.
+"""The desired state of the kernel: bridges, tunnels, namespaces with what is in them, made from the
+description.
 
-`desire` is pure; applier.py applies it. A network on this host is a bridge. When it has DHCP there is a namespace with
-our dnsmasq and the metadata listener in it, the same address on every host. A router is a namespace with an interface
-in each of its networks.
+`desire` is pure; applier.py applies it. A network on this host is a bridge. When it has DHCP there
+is a namespace with our dnsmasq and the metadata listener in it, the same address on every host. A
+router is a namespace with an interface in each of its networks.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -47,7 +49,8 @@ class Tunnel:
 
 @dataclass(frozen=True, slots=True)
 class VethPair:
-    """A pair of devices: ``outer`` on the bridge, ``inner`` in a namespace ("" for the host's own)."""
+    """A pair of devices: ``outer`` on the bridge, ``inner`` in a namespace ("" for the host's
+    own)."""
 
     outer: str
     bridge: str
@@ -63,10 +66,10 @@ class Namespace:
 
     name: str
     pairs: tuple[VethPair, ...]
-    local: tuple[str, ...] = ()                     #: addresses of lo
-    routes: tuple[tuple[str, str], ...] = ()        #: (destination, next hop)
+    local: tuple[str, ...] = ()  #: addresses of lo
+    routes: tuple[tuple[str, str], ...] = ()  #: (destination, next hop)
     forwards: bool = False
-    rules: str = ""                                 #: nft's document for the inside; "" for none
+    rules: str = ""  #: nft's document for the inside; "" for none
     floating: tuple[str, ...] = ()
     dnsmasq: DnsmasqConfig | None = None
 
@@ -79,8 +82,8 @@ class DesiredState:
     tunnels: tuple[Tunnel, ...]
     gateways: tuple[VethPair, ...]
     namespaces: tuple[Namespace, ...]
-    rules: str                          #: nft's document for the host's namespace
-    listeners: Mapping[str, str]        #: namespace -> network of the metadata listener
+    rules: str  #: nft's document for the host's namespace
+    listeners: Mapping[str, str]  #: namespace -> network of the metadata listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,11 @@ class HostPlace:
     external_gateway: bool = False
 
 
+# fmt: off
 def desire(place: HostPlace, description: Description, ports: Mapping[str, int],
            zones: Mapping[str, int]) -> DesiredState:
-    """From the description to what should be; ``ports`` and ``zones`` are the numbers of the state folder."""
+    """From the description to what should be; ``ports`` and ``zones`` are the numbers of the state
+    folder."""
     names, networks = place.names, description.networks
     mine = {id_: [port for port in description.ports.values() if port.network == id_] for id_ in networks}
     tunnels = tuple(Tunnel(names.vxlan(network.vni), network.vni, bridge(id_), network.mtu,
@@ -120,20 +125,39 @@ def desire(place: HostPlace, description: Description, ports: Mapping[str, int],
     return DesiredState(tuple(Bridge(bridge(id_), network.mtu) for id_, network in networks.items()), tunnels, gateways,
                         namespaces, ruleset(names.table, filters),
                         {names.network_namespace(id_): id_ for id_, network in networks.items() if network.dhcp})
+# fmt: on
 
 
-def _network_namespace(names: Names, network: Network, ports: list[GuestPort], dns: tuple[Address, ...]) -> Namespace:
+def _network_namespace(
+    names: Names, network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
+) -> Namespace:
     assert network.dhcp is not None
-    pair = VethPair(names.dhcp(network.id), bridge(network.id), "dhcp", network.dhcp.mac, network.mtu,
-                    _texts(network.dhcp.addresses))
-    return Namespace(names.network_namespace(network.id), (pair,), (f"{METADATA}/32",),
-                     dnsmasq=configure(network, ports, dns))
+    pair = VethPair(
+        names.dhcp(network.id),
+        bridge(network.id),
+        "dhcp",
+        network.dhcp.mac,
+        network.mtu,
+        _texts(network.dhcp.addresses),
+    )
+    return Namespace(
+        names.network_namespace(network.id),
+        (pair,),
+        (f"{METADATA}/32",),
+        dnsmasq=configure(network, ports, dns),
+    )
 
 
 def _router_namespace(names: Names, router: Router, networks: Mapping[str, Network]) -> Namespace:
     def pair(interface: RouterInterface, inner: str, more: tuple[str, ...] = ()) -> VethPair:
-        return VethPair(names.plug(router.id, f"{interface.network}{interface.mac}"), bridge(interface.network), inner,
-                        interface.mac, networks[interface.network].mtu, (*_texts(interface.addresses), *more))
+        return VethPair(
+            names.plug(router.id, f"{interface.network}{interface.mac}"),
+            bridge(interface.network),
+            inner,
+            interface.mac,
+            networks[interface.network].mtu,
+            (*_texts(interface.addresses), *more),
+        )
 
     pairs = [pair(interface, f"in{digest(interface.mac, 9)}") for interface in router.interfaces]
     routes = [(str(prefix), str(hop)) for prefix, hop in router.routes]
@@ -142,20 +166,30 @@ def _router_namespace(names: Names, router: Router, networks: Mapping[str, Netwo
         floating = tuple(str(one) for one, _ in router.floating)
         pairs.append(pair(router.external, "out", tuple(f"{one}/32" for one in floating)))
         if router.gateway is not None:
-            routes.append(("0.0.0.0/0" if router.gateway.version == 4 else "::/0", str(router.gateway)))
-    return Namespace(names.router_namespace(router.id), tuple(pairs), routes=tuple(dict(routes).items()), forwards=True,
-                 rules=router_rules(router), floating=floating)
+            routes.append(
+                ("0.0.0.0/0" if router.gateway.version == 4 else "::/0", str(router.gateway))
+            )
+    return Namespace(
+        names.router_namespace(router.id),
+        tuple(pairs),
+        routes=tuple(dict(routes).items()),
+        forwards=True,
+        rules=router_rules(router),
+        floating=floating,
+    )
 
 
 def _gateway(names: Names, network: Network) -> VethPair:
     outer, inner = names.gateway(network.id)
     octets = digest(inner, 10)
-    mac = ":".join(["0e", *(octets[at:at + 2] for at in range(0, 10, 2))])
+    mac = ":".join(["0e", *(octets[at : at + 2] for at in range(0, 10, 2))])
     return VethPair(outer, bridge(network.id), inner, mac, network.mtu, _gateway_addresses(network))
 
 
 def _gateway_addresses(network: Network) -> tuple[str, ...]:
-    return tuple(f"{subnet.gateway}/{subnet.cidr.prefixlen}" for subnet in network.subnets if subnet.gateway)
+    return tuple(
+        f"{subnet.gateway}/{subnet.cidr.prefixlen}" for subnet in network.subnets if subnet.gateway
+    )
 
 
 def _texts(addresses: tuple[Interface, ...]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """DHCP and DNS of a network: dnsmasq's files, made from the description.
 
-It gives the addresses of this host's ports and no others, and takes no names from guests. It has no way out of
-its namespace, so it refuses names that are not the network's; guests get the operator's DNS servers as the next to
-ask. A change of ports is a new hosts file and SIGHUP.
+It gives the addresses of this host's ports and no others, and takes no names from guests. It has no
+way out of its namespace, so it refuses names that are not the network's; guests get the operator's
+DNS servers as the next to ask. A change of ports is a new hosts file and SIGHUP.
 Pure: dnsmasq_processes.py runs it.
 """
+
 from __future__ import annotations
 
 import re
@@ -19,7 +20,12 @@ METADATA = "169.254.169.254"
 LEASE_SECONDS = 86400
 KEYWORDS = re.compile(r"ignore|infinite|deprecated|[0-9]+[smhdw]?")
 #: Of dnsmasq's modes for IPv6, by the subnet's.
-MODES = {"slaac": "ra-only", "dhcpv6-stateless": "ra-stateless", "dhcpv6-stateful": "static", None: "static"}
+MODES = {
+    "slaac": "ra-only",
+    "dhcpv6-stateless": "ra-stateless",
+    "dhcpv6-stateful": "static",
+    None: "static",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,11 @@ class DnsmasqConfig:
     """What dnsmasq reads for one network."""
 
     network: str
-    fixed: str                                  #: needs a restart when it differs; the others a SIGHUP
+    fixed: str  #: needs a restart when it differs; the others a SIGHUP
     hosts: str
     names: str
     options: str
-    reserved: tuple[tuple[str, str], ...]       #: (address, MAC)
+    reserved: tuple[tuple[str, str], ...]  #: (address, MAC)
 
     @property
     def version(self) -> str:
@@ -43,14 +49,34 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
     """The files for a network's ports on this host; ``dns`` are the operator's servers."""
     served = [(f"s{digest(subnet.id, 8)}", subnet) for subnet in network.subnets if subnet.dhcp]
     ranges = [_range(tag, subnet) for tag, subnet in served]
-    fixed = ["interface=dhcp", "bind-interfaces", "except-interface=lo", "user=nobody", "no-resolv", "no-hosts",
-             "no-poll", "no-ping", "dhcp-authoritative", "dhcp-ignore-names", "dhcp-lease-max=65536", "quiet-dhcp",
-             "quiet-dhcp6", "quiet-ra", f"domain={DOMAIN}", f"local=/{DOMAIN}/", *ranges]
+    fixed = [
+        "interface=dhcp",
+        "bind-interfaces",
+        "except-interface=lo",
+        "user=nobody",
+        "no-resolv",
+        "no-hosts",
+        "no-poll",
+        "no-ping",
+        "dhcp-authoritative",
+        "dhcp-ignore-names",
+        "dhcp-lease-max=65536",
+        "quiet-dhcp",
+        "quiet-dhcp6",
+        "quiet-ra",
+        f"domain={DOMAIN}",
+        f"local=/{DOMAIN}/",
+        *ranges,
+    ]
     if any(subnet.cidr.version == 6 for _, subnet in served):
         fixed += ["enable-ra", "ra-param=dhcp,60,0"]
     hosts, names, reserved = [], [], []
     for port in ports:
-        own = [address for address in port.addresses if any(address in subnet.cidr for _, subnet in served)]
+        own = [
+            address
+            for address in port.addresses
+            if any(address in subnet.cidr for _, subnet in served)
+        ]
         reserved += [(str(address), port.mac) for address in own]
         for address in port.addresses:
             name = host_name(port.hostname, address)
@@ -61,19 +87,26 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
     options = [f"option:mtu,{network.mtu}\n"] if network.mtu >= 576 else []
     for tag, subnet in served:
         options += _options(tag, subnet, network, dns)
-    return DnsmasqConfig(network.id, "".join(f"{line}\n" for line in fixed), "".join(hosts), "".join(names),
-                         "".join(options), tuple(reserved))
+    return DnsmasqConfig(
+        network.id,
+        "".join(f"{line}\n" for line in fixed),
+        "".join(hosts),
+        "".join(names),
+        "".join(options),
+        tuple(reserved),
+    )
 
 
 def _lines(own: list[Address]) -> list[list[Address]]:
-    """A line for each address of IPv4, those of IPv6 with the first: dnsmasq may take any line with the MAC."""
+    """A line for each address of IPv4, those of IPv6 with the first: dnsmasq may take any line with
+    the MAC."""
     four, six = ([one for one in own if one.version == version] for version in (4, 6))
     return [[*four[:1], *six], *([one] for one in four[1:])] if own else []
 
 
 def _name(hostname: str, address: Address) -> str:
-    """The guest's, unless dnsmasq would read it as a keyword or a time. Of a name with a domain the first label: it
-    hands out no domain but its own."""
+    """The guest's, unless dnsmasq would read it as a keyword or a time. Of a name with a domain the
+    first label: it hands out no domain but its own."""
     label = hostname.partition(".")[0]
     return host_name("" if KEYWORDS.fullmatch(label.lower()) else label, address)
 
@@ -87,20 +120,39 @@ def _range(tag: str, subnet: Subnet) -> str:
 
 
 def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...]) -> list[str]:
-    here = next((one.ip for one in (network.dhcp.addresses if network.dhcp else ()) if one.ip in subnet.cidr), None)
+    here = next(
+        (
+            one.ip
+            for one in (network.dhcp.addresses if network.dhcp else ())
+            if one.ip in subnet.cidr
+        ),
+        None,
+    )
     servers = list(subnet.dns) or [one for one in (here, *dns) if one is not None]
     listed = [one for one in servers if one.version == subnet.cidr.version]
     if subnet.cidr.version == 6:
-        return [f"tag:{tag},option6:dns-server,{','.join(f'[{one}]' for one in listed)}\n"] if listed else []
+        return (
+            [f"tag:{tag},option6:dns-server,{','.join(f'[{one}]' for one in listed)}\n"]
+            if listed
+            else []
+        )
     routes = [(str(prefix), str(hop)) for prefix, hop in subnet.routes]
     if here is not None:
         routes.append((f"{METADATA}/32", str(here)))
     if subnet.gateway is not None and all(prefix != "0.0.0.0/0" for prefix, _ in routes):
-        routes.append(("0.0.0.0/0", str(subnet.gateway)))      # who understands 121 ignores option router
+        routes.append(
+            ("0.0.0.0/0", str(subnet.gateway))
+        )  # who understands 121 ignores option router
     words = ",".join(f"{prefix},{hop}" for prefix, hop in routes)
-    return [f"tag:{tag},option:router{f',{subnet.gateway}' if subnet.gateway else ''}\n",
-            *([f"tag:{tag},option:dns-server,{','.join(map(str, listed))}\n"] if listed else []),
-            *([f"tag:{tag},option:classless-static-route,{words}\n", f"tag:{tag},249,{words}\n"] if words else [])]
+    return [
+        f"tag:{tag},option:router{f',{subnet.gateway}' if subnet.gateway else ''}\n",
+        *([f"tag:{tag},option:dns-server,{','.join(map(str, listed))}\n"] if listed else []),
+        *(
+            [f"tag:{tag},option:classless-static-route,{words}\n", f"tag:{tag},249,{words}\n"]
+            if words
+            else []
+        ),
+    ]
 
 
 def _written(address: Address) -> str:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of dnsmasq, one a network: started, adopted from an earlier run, reloaded, ended.
 
-dnsmasq is a daemon of its own that outlives the host part: one that stops or dies takes no addresses from guests. Its
-files are below the runtime folder; the name of the configuration holds its hash and the namespace, so that the command
-line of a running one says what it was started with, and where. Must stay true: an address that belongs to a port now is
-given to that port's MAC at its first request, whoever had it before; a port that is no more has no lease. dnsmasq keeps
-a lease until it runs out, whatever its reservations say: one of IPv4 is given back in the guest's place (dhcp_release),
-one of IPv6, which names no MAC, is struck from the file, and dnsmasq started anew. What is stale is read from
-dnsmasq's own file each time, so that nothing has to be remembered over a kill.
+dnsmasq is a daemon of its own that outlives the host part: one that stops or dies takes no
+addresses from guests. Its files are below the runtime folder; the name of the configuration holds
+its hash and the namespace, so that the command line of a running one says what it was started with,
+and where. Must stay true: an address that belongs to a port now is given to that port's MAC at its
+first request, whoever had it before; a port that is no more has no lease. dnsmasq keeps a lease
+until it runs out, whatever its reservations say: one of IPv4 is given back in the guest's place
+(dhcp_release), one of IPv6, which names no MAC, is struck from the file, and dnsmasq started anew.
+What is stale is read from dnsmasq's own file each time, so that nothing has to be remembered over a
+kill.
 """
+
 from __future__ import annotations
 
 import logging
@@ -38,7 +41,7 @@ class DhcpLease:
 
     line: str
     address: str
-    mac: str         # with the type of the device before a "-" where that is not Ethernet; "" for IPv6
+    mac: str  # with the type of the device before a "-" where that is not Ethernet; "" for IPv6
     client_id: str
 
 
@@ -47,7 +50,7 @@ class DnsmasqProcesses:
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
         self._kernel, self._names, self._folder = kernel, names, names.runtime
-        self._loaded: dict[str, tuple[str, str, str]] = {}      # network -> the files that it has read
+        self._loaded: dict[str, tuple[str, str, str]] = {}  # network -> the files that it has read
 
     def ensure(self, namespace: str, wanted: DnsmasqConfig) -> None:
         """Let it run and know all ports. Raises KernelError, OSError."""
@@ -63,24 +66,39 @@ class DnsmasqProcesses:
             os.kill(pid, signal.SIGHUP)
             self._loaded[network] = files
             if not stale or self._release(namespace, wanted, stale):
-                LOG.info("dnsmasq of %s reads %d reservations, %d leases released", network, len(wanted.reserved),
-                         len(stale))
+                LOG.info(
+                    "dnsmasq of %s reads %d reservations, %d leases released",
+                    network,
+                    len(wanted.reserved),
+                    len(stale),
+                )
                 return
         self.stop(network)
-        self._strike(wanted)       # before the files: the old ones say who had an address of IPv6
+        self._strike(wanted)  # before the files: the old ones say who had an address of IPv6
         self._write_files(network, files)
         self._write(config := self._path(network, f"{version}.conf"), wanted.fixed)
-        options = {"conf-file": config, "pid-file": self._path(network, "pid"),
-                   "dhcp-leasefile": self._path(network, "leases"), "dhcp-hostsfile": self._path(network, "hosts"),
-                   "addn-hosts": self._path(network, "names"), "dhcp-optsfile": self._path(network, "options"),
-                   "log-facility": self._path(network, "log")}
-        self._kernel.run("dnsmasq", *(f"--{name}={path}" for name, path in options.items()), namespace=namespace)
+        options = {
+            "conf-file": config,
+            "pid-file": self._path(network, "pid"),
+            "dhcp-leasefile": self._path(network, "leases"),
+            "dhcp-hostsfile": self._path(network, "hosts"),
+            "addn-hosts": self._path(network, "names"),
+            "dhcp-optsfile": self._path(network, "options"),
+            "log-facility": self._path(network, "log"),
+        }
+        self._kernel.run(
+            "dnsmasq", *(f"--{name}={path}" for name, path in options.items()), namespace=namespace
+        )
         self._loaded[network] = files
         LOG.info("dnsmasq of %s started", network)
 
     def networks(self) -> set[str]:
         """Those that have files here."""
-        return {path.name.split(".")[0] for path in self._folder.glob("*.*")} if self._folder.is_dir() else set()
+        return (
+            {path.name.split(".")[0] for path in self._folder.glob("*.*")}
+            if self._folder.is_dir()
+            else set()
+        )
 
     def remove(self, network: str) -> None:
         """End it and delete its files. Raises KernelError."""
@@ -96,7 +114,8 @@ class DnsmasqProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, network: str) -> None:
-        """End the process, even one whose files were lost. Raises KernelError when it does not end."""
+        """End the process, even one whose files were lost. Raises KernelError when it does not
+        end."""
         pid = self._processes().get(network)
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
         if pid is not None:
@@ -112,16 +131,26 @@ class DnsmasqProcesses:
     def _processes(self) -> dict[str, int]:
         """All that run, network -> pid, found without their files."""
         start = f"--pid-file={self._folder}/".encode()
-        found = {word[len(start):].decode(): int(path.name) for path in Path("/proc").glob("[0-9]*")
-                 for word in _command_line(int(path.name)) if word.startswith(start)}
+        found = {
+            word[len(start) :].decode(): int(path.name)
+            for path in Path("/proc").glob("[0-9]*")
+            for word in _command_line(int(path.name))
+            if word.startswith(start)
+        }
         return {name.removesuffix(".pid"): pid for name, pid in found.items()}
 
     def _running(self, network: str, version: str) -> int | None:
-        """Its pid when it was started with this configuration, in this namespace; pids are used again."""
+        """Its pid when it was started with this configuration, in this namespace; pids are used
+        again."""
         text = self._text(network, "pid").strip()
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
-        return int(text) if text.isdigit() and self._is_of(int(text), network) and config.encode() in _command_line(
-            int(text)) else None
+        return (
+            int(text)
+            if text.isdigit()
+            and self._is_of(int(text), network)
+            and config.encode() in _command_line(int(text))
+            else None
+        )
 
     def _text(self, network: str, kind: str) -> str:
         try:
@@ -131,11 +160,15 @@ class DnsmasqProcesses:
 
     def _stale(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
         owners = dict(wanted.reserved)
-        return stale_leases(self._lease_lines(wanted.network), owners,
-                            reassigned(self._text(wanted.network, "hosts"), owners))
+        return stale_leases(
+            self._lease_lines(wanted.network),
+            owners,
+            reassigned(self._text(wanted.network, "hosts"), owners),
+        )
 
     def _lease_lines(self, network: str) -> list[str]:
-        """The file as a whole: dnsmasq empties it to write it anew, so one without an end is read when it is older."""
+        """The file as a whole: dnsmasq empties it to write it anew, so one without an end is read
+        when it is older."""
         path = self._path(network, "leases")
         while True:
             text = self._text(network, "leases")
@@ -147,11 +180,22 @@ class DnsmasqProcesses:
     def _release(self, namespace: str, wanted: DnsmasqConfig, leases: list[DhcpLease]) -> bool:
         """Whether dnsmasq forgot these leases, and its file with it. Raises KernelError."""
         for lease in leases:
-            self._kernel.run("dhcp_release", DEVICE, lease.address, lease.mac, lease.client_id, namespace=namespace)
+            self._kernel.run(
+                "dhcp_release",
+                DEVICE,
+                lease.address,
+                lease.mac,
+                lease.client_id,
+                namespace=namespace,
+            )
         deadline = time.monotonic() + RELEASE_TIMEOUT_SECONDS
         while left := self._stale(wanted):
             if time.monotonic() > deadline:
-                LOG.warning("dnsmasq of %s does not forget %s", wanted.network, ", ".join(one.address for one in left))
+                LOG.warning(
+                    "dnsmasq of %s does not forget %s",
+                    wanted.network,
+                    ", ".join(one.address for one in left),
+                )
                 return False
             time.sleep(0.002)
         return True
@@ -175,12 +219,23 @@ class DnsmasqProcesses:
         part.replace(path)
 
 
-def stale_leases(lines: list[str], owners: Mapping[str, str], moved: Container[str]) -> list[DhcpLease]:
-    """Leases that nobody may have: ``owners`` are address -> MAC, ``moved`` the addresses that have another owner."""
+def stale_leases(
+    lines: list[str], owners: Mapping[str, str], moved: Container[str]
+) -> list[DhcpLease]:
+    """Leases that nobody may have: ``owners`` are address -> MAC, ``moved`` the addresses that have
+    another owner."""
     matches = [found for found in map(LEASE.fullmatch, lines) if found is not None]
-    leases = [DhcpLease(found[0], found[2], "" if ":" in found[2] else found[1], found[3]) for found in matches]
-    return [lease for lease in leases if lease.address not in owners or lease.address in moved
-            or (lease.mac and lease.mac.rpartition("-")[2] != owners[lease.address])]
+    leases = [
+        DhcpLease(found[0], found[2], "" if ":" in found[2] else found[1], found[3])
+        for found in matches
+    ]
+    return [
+        lease
+        for lease in leases
+        if lease.address not in owners
+        or lease.address in moved
+        or (lease.mac and lease.mac.rpartition("-")[2] != owners[lease.address])
+    ]
 
 
 def reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:

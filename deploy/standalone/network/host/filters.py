@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of the host's bridges: two tables of nft, made from the description.
 
-The table of the family bridge matches devices. A frame from a guest must carry the port's own MAC and addresses, also
-inside of ARP, RARP and neighbour discovery, and few reports of multicast groups; only our dnsmasq answers DHCP; an
-unknown device reaches no known one; the bridge itself reaches nobody. It marks each packet with the number of the port
-that it comes from, later of the one that it goes to. The table inet follows flows (br_netfilter brings bridged packets
-there): when a packet comes in, it enters the chains of the groups of the port it comes from; on its way out, those of
-the port it goes to. A flow is matched by its first packet's addresses in either direction, and stamped with the
-generation, a hash of these rules: when the rules differ, every flow is matched anew with its next packet, so what is no
-longer allowed ends at once. Where this host is the gateway of an external network, what comes from there reaches no
-listener of a host's. A guest that came here running brings connections of which the kernel sees only the middle: they
-pass when the groups allow either end to have begun them, and nothing can begin in one (no SYN passes).
-Must stay true: pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
+The table of the family bridge matches devices. A frame from a guest must carry the port's own MAC
+and addresses, also inside of ARP, RARP and neighbour discovery, and few reports of multicast
+groups; only our dnsmasq answers DHCP; an unknown device reaches no known one; the bridge itself
+reaches nobody. It marks each packet with the number of the port that it comes from, later of the
+one that it goes to. The table inet follows flows (br_netfilter brings bridged packets there): when
+a packet comes in, it enters the chains of the groups of the port it comes from; on its way out,
+those of the port it goes to. A flow is matched by its first packet's addresses in either direction,
+and stamped with the generation, a hash of these rules: when the rules differ, every flow is matched
+anew with its next packet, so what is no longer allowed ends at once. Where this host is the gateway
+of an external network, what comes from there reaches no listener of a host's. A guest that came
+here running brings connections of which the kernel sees only the middle: they pass when the groups
+allow either end to have begun them, and nothing can begin in one (no SYN passes). Must stay true:
+pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -23,11 +26,17 @@ from ipaddress import IPv6Address, ip_network
 from typing import NamedTuple
 
 from deploy.standalone.network.host.description import Address, GuestPort, Prefix, SecurityGroup
-from deploy.standalone.network.host.group_chains import DIRECTIONS, group_chain, group_members, midstream_chain
+from deploy.standalone.network.host.group_chains import (
+    DIRECTIONS,
+    group_chain,
+    group_members,
+    midstream_chain,
+)
 from deploy.standalone.network.host.names import digest, tap
 from deploy.standalone.network.host.nft import chain_of, indented, map_of, replacement, set_of
 
-#: The mark of what no group filters: tunnels, our namespaces, ports without security. Guests' marks are lower.
+#: The mark of what no group filters: tunnels, our namespaces, ports without security. Guests' marks
+#: are lower.
 UNFILTERED = 0xFFFF
 #: QEMU announces with it where a guest has arrived, in a request for the address of its own MAC.
 RARP, RARP_REQUEST = "0x8035", "0x0001080006040003"
@@ -205,22 +214,24 @@ class BridgeDevice:
     """A device on a bridge that is no guest's."""
 
     name: str
-    kind: str = "other"      # dhcp, tunnel (of a network with DHCP) or other
+    kind: str = "other"  # dhcp, tunnel (of a network with DHCP) or other
 
 
 @dataclass(frozen=True, slots=True)
 class FilterInput:
     """All that the rules depend on."""
 
-    zones: Mapping[str, int]                  #: every bridge of ours -> its conntrack zone
-    marks: Mapping[str, int]                  #: port -> its mark
+    zones: Mapping[str, int]  #: every bridge of ours -> its conntrack zone
+    marks: Mapping[str, int]  #: port -> its mark
     ports: tuple[GuestPort, ...] = ()
     devices: tuple[BridgeDevice, ...] = ()
     groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
-    tunnel: Address | None = None             #: this host's end of the tunnels
+    tunnel: Address | None = None  #: this host's end of the tunnels
     tunnel_port: int = 4789
-    peers: tuple[Address, ...] = ()           #: the other ends
-    external: tuple[Prefix, ...] = ()         #: masqueraded when they leave by another device than ``gateways``
+    peers: tuple[Address, ...] = ()  #: the other ends
+    external: tuple[
+        Prefix, ...
+    ] = ()  #: masqueraded when they leave by another device than ``gateways``
     gateways: tuple[str, ...] = ()
 
 
@@ -230,7 +241,7 @@ class Source(NamedTuple):
     device: str
     mac: str
     prefix: Prefix
-    device_mac: str      # as nft has it in sets
+    device_mac: str  # as nft has it in sets
 
     @property
     def is_single(self) -> bool:
@@ -242,7 +253,8 @@ def ruleset(table: str, given: FilterInput) -> str:
     inet = _inet(given)
     generation = int(hashlib.sha256(inet.encode()).hexdigest()[:8], 16) & STAMP or 1
     return replacement("bridge", table, _bridge(given)) + replacement(
-        "inet", table, inet.replace(GENERATION, f"{generation:#x}"))
+        "inet", table, inet.replace(GENERATION, f"{generation:#x}")
+    )
 
 
 @lru_cache(CACHED_SOURCES)
@@ -253,6 +265,7 @@ def link_local(mac: str) -> IPv6Address:
     return IPv6Address((0xFE80 << 112) | int.from_bytes(host, "big"))
 
 
+# fmt: off
 def _bridge(given: FilterInput) -> str:
     sources = [source for port in given.ports for source in _sources(port)]
     single = [source for source in sources if source.is_single]
@@ -290,8 +303,10 @@ def _bridge(given: FilterInput) -> str:
                              for device, mac, prefix, _ in wide if prefix.version == 6),
             targets=indented(f'iifname "{device}" {_target(prefix)}return'
                              for device, _, prefix, _ in wide if prefix.version == 6))])
+# fmt: on
 
 
+# fmt: off
 def _inet(given: FilterInput) -> str:
     guarded = [port for port in given.ports if port.security]
     chains = {given.marks[port.id]: digest(" ".join(port.groups), 12) for port in guarded}
@@ -318,6 +333,7 @@ def _inet(given: FilterInput) -> str:
     return "".join(parts) + INET.format(
         one=ONE_RECEIVER, stamp=GENERATION, midstream=MIDSTREAM, bits=STAMP, underlay=_underlay(given),
         masquerade=_masquerade(given), peers=_peers(given))
+# fmt: on
 
 
 @lru_cache(CACHED_SOURCES)
@@ -326,7 +342,10 @@ def _sources(port: GuestPort) -> tuple[Source, ...]:
     macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
     own = [(ip_network(address), port.mac) for address in port.addresses]
     own += [*port.pairs, *((ip_network(link_local(mac)), mac) for mac in macs)]
-    return tuple(Source(tap(port.id), mac, prefix, f'"{tap(port.id)}" . {mac}') for prefix, mac in dict.fromkeys(own))
+    return tuple(
+        Source(tap(port.id), mac, prefix, f'"{tap(port.id)}" . {mac}')
+        for prefix, mac in dict.fromkeys(own)
+    )
 
 
 def _target(prefix: Prefix) -> str:
@@ -347,18 +366,24 @@ def _underlay(given: FilterInput) -> str:
 
 
 def _peers(given: FilterInput) -> str:
-    """What comes from an external network begins no flow with a host: it may answer one, and go anywhere else."""
+    """What comes from an external network begins no flow with a host: it may answer one, and go
+    anywhere else."""
     families = {4: "ip", 6: "ip6"}
-    return indented(f"iifname @gateways ct direction original {families[peer.version]} daddr {peer} drop"
-                    for peer in given.peers)
+    return indented(
+        f"iifname @gateways ct direction original {families[peer.version]} daddr {peer} drop"
+        for peer in given.peers
+    )
 
 
 def _masquerade(given: FilterInput) -> str:
     if not given.gateways:
         return ""
     devices = ", ".join(f'"{name}"' for name in given.gateways)
-    return indented(f"oifname != @bridges oifname != {{ {devices} }} ip saddr {prefix} masquerade"
-                    for prefix in given.external if prefix.version == 4)
+    return indented(
+        f"oifname != @bridges oifname != {{ {devices} }} ip saddr {prefix} masquerade"
+        for prefix in given.external
+        if prefix.version == 4
+    )
 
 
 def _device_set(name: str, devices: Iterable[str]) -> str:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileged process of a host part that runs as two: fixed verbs, with typed arguments, over a Unix socket.
+"""The privileged process of a host part that runs as two: fixed verbs, with typed arguments, over a
+Unix socket.
 
-`Helper` has the rights to change the kernel's networks and talks to nobody else; `HelperClient` is the other end, in
-the process that talks to the network service and to guests, and has no rights at all. A description passes through
-`parse` here as it does there, so that whoever takes that process over can say which networks there are, and no more.
-Must stay true: nothing of an argument reaches a command, a path or a rule but through `description` and the names that
-were made from it; who may call is decided by the user that the kernel says the caller is.
+`Helper` has the rights to change the kernel's networks and talks to nobody else; `HelperClient` is
+the other end, in the process that talks to the network service and to guests, and has no rights at
+all. A description passes through `parse` here as it does there, so that whoever takes that process
+over can say which networks there are, and no more. Must stay true: nothing of an argument reaches a
+command, a path or a rule but through `description` and the names that were made from it; who may
+call is decided by the user that the kernel says the caller is.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,11 +30,14 @@ from deploy.standalone.network.host.metadata import PORT
 
 LOG = logging.getLogger("network.helper")
 LENGTH, CREDENTIALS = struct.Struct("!I"), struct.Struct("3i")
-MAX_MESSAGE_BYTES = 64 << 20      # a description of some ten thousand ports
-SYSTEMD_DESCRIPTOR = 3        # the first that systemd passes (sd_listen_fds)
+MAX_MESSAGE_BYTES = 64 << 20  # a description of some ten thousand ports
+SYSTEMD_DESCRIPTOR = 3  # the first that systemd passes (sd_listen_fds)
 #: Every verb with its arguments.
 VERBS: dict[str, dict[str, tuple[type, ...]]] = {
-    "prepare": {}, "restore": {}, "keep": {}, "apply": {"tree": (dict, NoneType), "full": (bool,)},
+    "prepare": {},
+    "restore": {},
+    "keep": {},
+    "apply": {"tree": (dict, NoneType), "full": (bool,)},
     "listen": {"space": (str,)},
 }
 
@@ -60,7 +66,8 @@ class Helper:
         self._host, self._kernel, self._user = host, kernel, user
 
     def serve(self, where: socket.socket) -> None:
-        """Until the process ends. A caller who breaks off, or says what is no message, costs the connection."""
+        """Until the process ends. A caller who breaks off, or says what is no message, costs the
+        connection."""
         while True:
             caller, _ = where.accept()
             with caller:
@@ -71,7 +78,9 @@ class Helper:
 
     def talk(self, caller: socket.socket) -> None:
         """With one caller until it ends. Raises OSError, InvalidMessage."""
-        user = CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+        user = CREDENTIALS.unpack(
+            caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        )[1]
         if user != self._user:
             raise InvalidMessage(f"user {user} may not call, user {self._user} may")
         while (message := _received(caller)) is not None:
@@ -87,7 +96,9 @@ class Helper:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _do(self, verb: str, arguments: Mapping[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _do(
+        self, verb: str, arguments: Mapping[str, Any], descriptors: list[int]
+    ) -> dict[str, Any]:
         host, failed = self._host, None
         match verb:
             case "prepare":
@@ -103,7 +114,9 @@ class Helper:
                 failed = host.apply(arguments["full"])
             case "listen":
                 if arguments["space"] not in host.listening:
-                    raise KernelError(f"nothing is to be listened to in {arguments['space'][:200]!r}")
+                    raise KernelError(
+                        f"nothing is to be listened to in {arguments['space'][:200]!r}"
+                    )
                 descriptors.append(self._kernel.listen(arguments["space"], METADATA, PORT).detach())
         return {"failed": failed, **self._state()}
 
@@ -116,14 +129,15 @@ class Helper:
 
 
 class HelperClient(HostPart):
-    """A host part whose work a helper does. OSError and KernelError end the process: the next one begins anew."""
+    """A host part whose work a helper does. OSError and KernelError end the process: the next one
+    begins anew."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._namespaces: dict[str, tuple[str, int]] = {}
-        self._is_sent = True      # the helper has the description
+        self._is_sent = True  # the helper has the description
 
     def prepare(self) -> None:
         self._call("prepare")
@@ -149,7 +163,8 @@ class HelperClient(HostPart):
         self._call("keep")
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """The listening socket of metadata in a namespace; the helper knows no other. Raises OSError."""
+        """The listening socket of metadata in a namespace; the helper knows no other. Raises
+        OSError."""
         answer, descriptors = self._exchange("listen", space=namespace)
         if "error" in answer or len(descriptors) != 1:
             raise OSError(answer.get("error", "the helper sent no socket"))
@@ -162,7 +177,9 @@ class HelperClient(HostPart):
         return self._namespaces[namespace][1]
 
     def _finish(self, answer: dict[str, Any]) -> dict[str, str]:
-        self._namespaces = {name: (network, id_) for name, (network, id_) in answer["spaces"].items()}
+        self._namespaces = {
+            name: (network, id_) for name, (network, id_) in answer["spaces"].items()
+        }
         networks = {name: network for name, (network, _) in self._namespaces.items()}
         self.is_whole = self._listen_to_metadata(networks) and answer["whole"]
         self.revision = self.description.revision
@@ -184,7 +201,8 @@ class HelperClient(HostPart):
 
 
 def checked(message: object) -> tuple[str, dict[str, Any]]:
-    """A message's verb and arguments: exactly those that the verb has, of their types. Raises InvalidMessage."""
+    """A message's verb and arguments: exactly those that the verb has, of their types. Raises
+    InvalidMessage."""
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
         raise InvalidMessage("no verb")
     arguments = {name: value for name, value in message.items() if name != "verb"}
@@ -203,8 +221,11 @@ def _send(to: socket.socket, message: object, descriptors: list[int] | None = No
 
 
 def _received(by: socket.socket, descriptors: list[int] | None = None) -> object:
-    """The next message; None at the end of the connection, between two. Raises OSError, InvalidMessage."""
-    head, passed, _, _ = socket.recv_fds(by, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL)
+    """The next message; None at the end of the connection, between two. Raises OSError,
+    InvalidMessage."""
+    head, passed, _, _ = socket.recv_fds(
+        by, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL
+    )
     if descriptors is not None:
         descriptors.extend(passed)
     if not head:

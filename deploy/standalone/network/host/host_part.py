@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host part and its loop: get the description, apply it, acknowledge it.
 
-One thread polls (a long poll, which is the heartbeat), the main thread applies and acknowledges; every 30 s it checks
-that the kernel still has everything. At the start the description of the last run is applied before any request:
-a host whose network service is dead comes up with all its networks. SIGTERM stops the process and nothing else: the
-guests' bridges, rules and DHCP stay, only metadata pauses.
+One thread polls (a long poll, which is the heartbeat), the main thread applies and acknowledges;
+every 30 s it checks that the kernel still has everything. At the start the description of the last
+run is applied before any request: a host whose network service is dead comes up with all its
+networks. SIGTERM stops the process and nothing else: the guests' bridges, rules and DHCP stay, only
+metadata pauses.
 """
+
 from __future__ import annotations
 
 import logging
@@ -33,15 +35,16 @@ MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
 
 
 class HostPart(ABC):
-    """What the loop drives: `LocalHostPart`, or a helper's client that has it done by another process."""
+    """What the loop drives: `LocalHostPart`, or a helper's client that has it done by another
+    process."""
 
     listeners: MetadataListeners | None = None
 
     def __init__(self) -> None:
-        self.tree: Any = None                  # the description as it came
+        self.tree: Any = None  # the description as it came
         self.description = Description()
-        self.revision = 0                      # that was applied
-        self.is_whole = True                   # nothing failed that may work the next time
+        self.revision = 0  # that was applied
+        self.is_whole = True  # nothing failed that may work the next time
 
     @abstractmethod
     def prepare(self) -> None:
@@ -49,7 +52,8 @@ class HostPart(ABC):
 
     @abstractmethod
     def restore(self) -> dict[str, str] | None:
-        """Apply the description of the last run; the failed ports, or None when there is no such description."""
+        """Apply the description of the last run; the failed ports, or None when there is no such
+        description."""
 
     @abstractmethod
     def save(self) -> None:
@@ -86,11 +90,18 @@ class HostPart(ABC):
 class LocalHostPart(HostPart):
     """Applies descriptions by itself."""
 
-    def __init__(self, place: HostPlace, kernel: Kernel, state: StateFolder,
-                 listeners: MetadataListeners | None) -> None:
+    def __init__(
+        self,
+        place: HostPlace,
+        kernel: Kernel,
+        state: StateFolder,
+        listeners: MetadataListeners | None,
+    ) -> None:
         super().__init__()
         self.place, self.state, self.listeners = place, state, listeners
-        self.applier = Applier(kernel, place.names, state, TunnelEndpoint(str(place.tunnel), place.tunnel_port))
+        self.applier = Applier(
+            kernel, place.names, state, TunnelEndpoint(str(place.tunnel), place.tunnel_port)
+        )
         self.listening: Mapping[str, str] = {}
 
     def prepare(self) -> None:
@@ -111,25 +122,42 @@ class LocalHostPart(HostPart):
         state.number(description.ports, (bridge(network) for network in description.networks))
         desired, zones = desire(self.place, description, state.ports, state.zones), state.zones
         failed = self.applier.apply(desired, full)
-        if state.zones != zones and not failed:      # bridges are gone, and now their rules may go
+        if state.zones != zones and not failed:  # bridges are gone, and now their rules may go
             failed = self.applier.apply(desire(self.place, description, state.ports, state.zones))
-        self.listening = {name: id_ for name, id_ in desired.listeners.items() if name not in failed}
+        self.listening = {
+            name: id_ for name, id_ in desired.listeners.items() if name not in failed
+        }
         self.is_whole = self._listen_to_metadata(self.listening) and not failed
         self.revision = description.revision
         ports = dict(description.failed)
         for port in description.ports.values():
-            for name in ("rules", bridge(port.network), self.place.names.network_namespace(port.network)):
+            for name in (
+                "rules",
+                bridge(port.network),
+                self.place.names.network_namespace(port.network),
+            ):
                 if name in failed:
                     ports[port.id] = failed[name][:500]
         return ports
 
 
 class Loop:
-    """Runs a host part. ``poll(seen, wait)`` returns a description or None; ``acknowledge(revision, failed)`` sends."""
+    """Runs a host part. ``poll(seen, wait)`` returns a description or None; ``acknowledge(revision,
+    failed)`` sends."""
 
-    def __init__(self, host: HostPart, poll: Callable[[int, float], Any],
-                 acknowledge: Callable[[int, dict[str, str]], None], check_seconds: float = CHECK_SECONDS) -> None:
-        self._host, self._poll, self._acknowledge, self._check_seconds = host, poll, acknowledge, check_seconds
+    def __init__(
+        self,
+        host: HostPart,
+        poll: Callable[[int, float], Any],
+        acknowledge: Callable[[int, dict[str, str]], None],
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self._host, self._poll, self._acknowledge, self._check_seconds = (
+            host,
+            poll,
+            acknowledge,
+            check_seconds,
+        )
         self._received: queue.Queue[Any] = queue.Queue()
         self._stop = threading.Event()
 
@@ -137,15 +165,17 @@ class Loop:
         """Until `stop`. Raises KernelError when this machine lacks what it takes."""
         host, tree = self._host, None
         host.prepare()
-        failed = host.restore() or {}       # without one, what is there stays until the service answers
+        failed = host.restore() or {}  # without one, what is there stays until the service answers
         threading.Thread(target=self._receive, name="description", daemon=True).start()
         checked, is_unacknowledged = time.monotonic(), True
         while not self._stop.is_set():
             if is_unacknowledged:
                 is_unacknowledged = not self._report(failed)
             if tree is not None:
-                host.save()      # after the answer: the disk is slow
-            check = self._check_seconds if host.is_whole else min(RETRY_SECONDS, self._check_seconds)
+                host.save()  # after the answer: the disk is slow
+            check = (
+                self._check_seconds if host.is_whole else min(RETRY_SECONDS, self._check_seconds)
+            )
             wait = min(checked + check - time.monotonic(), 1.0 if is_unacknowledged else check)
             tree = self._next(max(0.0, wait))
             is_due = host.description.revision > 0 and time.monotonic() >= checked + check
@@ -157,8 +187,13 @@ class Loop:
                 is_unacknowledged = is_unacknowledged or tree is not None or failed != before
                 checked = time.monotonic() if is_due else checked
                 if tree is not None:
-                    LOG.info("revision %d applied in %.1f ms, %d ports, %d failed", host.description.revision,
-                             1000 * (time.monotonic() - began), len(host.description.ports), len(failed))
+                    LOG.info(
+                        "revision %d applied in %.1f ms, %d ports, %d failed",
+                        host.description.revision,
+                        1000 * (time.monotonic() - began),
+                        len(host.description.ports),
+                        len(failed),
+                    )
 
     def stop(self) -> None:
         """End soon; may be called by a signal handler."""
@@ -189,7 +224,9 @@ class Loop:
             try:
                 tree = self._poll(seen, POLL_SECONDS)
             except OSError as error:
-                LOG.warning("the network service does not answer, again in %.1f s: %s", pause, error)
+                LOG.warning(
+                    "the network service does not answer, again in %.1f s: %s", pause, error
+                )
                 self._stop.wait(pause)
                 pause = min(MAX_PAUSE_SECONDS, pause * 2)
                 continue
@@ -201,8 +238,11 @@ class Loop:
 
 
 def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
-    """Remove everything the host part with this state folder ever made; returns what could not be removed."""
+    """Remove everything the host part with this state folder ever made; returns what could not be
+    removed."""
     try:
-        return LocalHostPart(HostPlace(names, NO_ADDRESS), kernel, StateFolder(folder), None).applier.clean()
+        return LocalHostPart(
+            HostPlace(names, NO_ADDRESS), kernel, StateFolder(folder), None
+        ).applier.clean()
     except (KernelError, OSError) as error:
         return [str(error)]

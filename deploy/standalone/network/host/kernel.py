@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only module that runs commands, opens netlink sockets and enters network namespaces.
 
-``Kernel`` is of one host: its namespace is the process's own or that of ``--netns``. What is done in another namespace
-is done by a thread that enters it and ends: the process itself never moves. Every failure is a KernelError that says
-what was asked and what the answer was, or an OSError.
+``Kernel`` is of one host: its namespace is the process's own or that of ``--netns``. What is done
+in another namespace is done by a thread that enters it and ends: the process itself never moves.
+Every failure is a KernelError that says what was asked and what the answer was, or an OSError.
 """
+
 from __future__ import annotations
 
 import os
@@ -29,9 +30,11 @@ COMMAND_TIMEOUT_SECONDS = 30
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"}
 #: The forwarding entry for frames to receivers that no other entry names.
 ALL_RECEIVERS = "00:00:00:00:00:00"
-STATIC = 4      # the origin of routes (rtnetlink's RTPROT_STATIC)
-NO_DUPLICATE_DETECTION = 2      # IFA_F_NODAD
-NO_LINK_LOCAL = {"IFLA_AF_SPEC": {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}}
+STATIC = 4  # the origin of routes (rtnetlink's RTPROT_STATIC)
+NO_DUPLICATE_DETECTION = 2  # IFA_F_NODAD
+NO_LINK_LOCAL = {
+    "IFLA_AF_SPEC": {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
+}
 Route = tuple[str, str]
 """(destination, next hop)"""
 
@@ -45,13 +48,13 @@ class Link:
     """A device as it is."""
 
     name: str
-    kind: str       # bridge, veth, vxlan …
-    master: str     # the bridge it belongs to
+    kind: str  # bridge, veth, vxlan …
+    master: str  # the bridge it belongs to
     mtu: int
     mac: str
     is_up: bool
-    vxlan: tuple[int, str, int] | None      # segment, local address, port
-    addresses: frozenset[str]               # with the length of their prefix
+    vxlan: tuple[int, str, int] | None  # segment, local address, port
+    addresses: frozenset[str]  # with the length of their prefix
 
 
 class Kernel:
@@ -65,15 +68,29 @@ class Kernel:
         path = self._path(namespace)
         words = [*(["nsenter", f"--net={path}"] if path else []), *command]
         try:
-            done = subprocess.run(words, input=text, capture_output=True, text=True, errors="replace",
-                                  timeout=COMMAND_TIMEOUT_SECONDS, check=False, env=ENVIRONMENT)
+            done = subprocess.run(
+                words,
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMMAND_TIMEOUT_SECONDS,
+                check=False,
+                env=ENVIRONMENT,
+            )
         except FileNotFoundError as error:
-            raise KernelError(f"{words[0]} is not installed: install iproute2 nftables dnsmasq-base dnsmasq-utils "
-                              "conntrack") from error
+            raise KernelError(
+                f"{words[0]} is not installed: install iproute2 nftables dnsmasq-base dnsmasq-utils "
+                "conntrack"
+            ) from error
         except subprocess.TimeoutExpired as error:
-            raise KernelError(f"{' '.join(command)} did not end within {COMMAND_TIMEOUT_SECONDS} s") from error
+            raise KernelError(
+                f"{' '.join(command)} did not end within {COMMAND_TIMEOUT_SECONDS} s"
+            ) from error
         if done.returncode != 0:
-            raise KernelError(f"{' '.join(command)}: {done.stderr.strip()[:600] or done.returncode}")
+            raise KernelError(
+                f"{' '.join(command)}: {done.stderr.strip()[:600] or done.returncode}"
+            )
         return done.stdout
 
     def nft(self, document: str, namespace: str | None = None) -> None:
@@ -81,7 +98,8 @@ class Kernel:
         self.run("nft", "-f", "-", text=document, namespace=namespace)
 
     def nft_listing(self, *what: str) -> str:
-        """The rules of a table or chain as the kernel lists them, without the elements of sets; "" without it."""
+        """The rules of a table or chain as the kernel lists them, without the elements of sets; ""
+        without it."""
         try:
             return self.run("nft", "-t", "list", *what)
         except KernelError:
@@ -89,13 +107,19 @@ class Kernel:
 
     def links(self, namespace: str | None = None) -> dict[str, Link]:
         """Every device with its addresses, by name. Raises KernelError, OSError."""
+
         def read(ip: IPRoute) -> dict[str, Link]:
             addresses: dict[int, set[str]] = defaultdict(set)
             for item in ip.get_addr():
-                addresses[item["index"]].add(f"{item.get('local') or item.get('address')}/{item['prefixlen']}")
+                addresses[item["index"]].add(
+                    f"{item.get('local') or item.get('address')}/{item['prefixlen']}"
+                )
             found = list(ip.get_links())
             names = {item["index"]: item.get("ifname") for item in found}
-            return {item.get("ifname"): _link(item, names, addresses[item["index"]]) for item in found}
+            return {
+                item.get("ifname"): _link(item, names, addresses[item["index"]]) for item in found
+            }
+
         return self._netlink(read, namespace)
 
     def add_link(self, name: str, kind: str, **attributes: Any) -> None:
@@ -108,59 +132,99 @@ class Kernel:
             peer = {"ifname": inner, "address": mac, "mtu": mtu, "net_ns_fd": file.fileno()}
             self.add_link(outer, "veth", mtu=mtu, peer=peer)
 
-    def bring_up(self, name: str, namespace: str | None = None, *, master: str = "", **attributes: Any) -> None:
-        """Change a device and bring it up; one of the host's gives itself no addresses. Raises KernelError."""
+    def bring_up(
+        self, name: str, namespace: str | None = None, *, master: str = "", **attributes: Any
+    ) -> None:
+        """Change a device and bring it up; one of the host's gives itself no addresses. Raises
+        KernelError."""
+
         def change(ip: IPRoute) -> None:
             index = _index(ip, name)
             if namespace is None:
                 ip.link("set", index=index, **NO_LINK_LOCAL)
-            ip.link("set", index=index, state="up", **attributes, **({"master": _index(ip, master)} if master else {}))
+            ip.link(
+                "set",
+                index=index,
+                state="up",
+                **attributes,
+                **({"master": _index(ip, master)} if master else {}),
+            )
+
         self._netlink(change, namespace)
 
     def delete_link(self, name: str, namespace: str | None = None) -> None:
         """Remove a device. Raises KernelError."""
         self._netlink(lambda ip: ip.link("del", index=_index(ip, name)), namespace)
 
-    def set_addresses(self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None) -> None:
-        """Let a device that has the addresses ``known`` have those wanted; its link-local ones stay.
+    def set_addresses(
+        self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None
+    ) -> None:
+        """Let a device that has the addresses ``known`` have those wanted; its link-local ones
+        stay.
 
         Raises KernelError.
         """
-        extra = [one for one in sorted(known - set(wanted)) if not one.startswith(("fe80:", "127.", "::1/"))]
+        extra = [
+            one
+            for one in sorted(known - set(wanted))
+            if not one.startswith(("fe80:", "127.", "::1/"))
+        ]
         missing = [one for one in wanted if one not in known]
 
         def change(ip: IPRoute) -> None:
             index = _index(ip, name)
             for command, addresses in (("del", extra), ("add", missing)):
                 for address, _, length in (one.partition("/") for one in addresses):
-                    flags = {"flags": NO_DUPLICATE_DETECTION} if ":" in address and command == "add" else {}
+                    flags = (
+                        {"flags": NO_DUPLICATE_DETECTION}
+                        if ":" in address and command == "add"
+                        else {}
+                    )
                     ip.addr(command, index=index, address=address, prefixlen=int(length), **flags)
+
         if extra or missing:
             self._netlink(change, namespace)
 
     def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
         """Let a namespace have these static routes and no others. Raises KernelError, OSError."""
+
         def change(ip: IPRoute) -> None:
             known = set()
             for family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-                known |= {(f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
-                          for item in ip.get_routes(family=family, proto=STATIC)}
+                known |= {
+                    (f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
+                    for item in ip.get_routes(family=family, proto=STATIC)
+                }
             for command, routes in (("replace", wanted - known), ("del", known - wanted)):
                 for destination, hop in sorted(routes):
-                    ip.route(command, dst=destination, gateway=hop, proto=STATIC,
-                             family=socket.AF_INET6 if ":" in destination else socket.AF_INET)
+                    ip.route(
+                        command,
+                        dst=destination,
+                        gateway=hop,
+                        proto=STATIC,
+                        family=socket.AF_INET6 if ":" in destination else socket.AF_INET,
+                    )
+
         self._netlink(change, namespace)
 
     def set_peers(self, device: str, wanted: Set[str]) -> bool:
-        """Let a vxlan send what has no known receiver to these peers; whether any differed. Raises KernelError."""
+        """Let a vxlan send what has no known receiver to these peers; whether any differed. Raises
+        KernelError."""
+
         def change(ip: IPRoute) -> bool:
             index = _index(ip, device)
-            known = {item.get("dst") for item in ip.fdb("dump", ifindex=index)
-                     if item["ifindex"] == index and item.get("lladdr") == ALL_RECEIVERS and item.get("dst")}
+            known = {
+                item.get("dst")
+                for item in ip.fdb("dump", ifindex=index)
+                if item["ifindex"] == index
+                and item.get("lladdr") == ALL_RECEIVERS
+                and item.get("dst")
+            }
             for command, peers in (("append", wanted - known), ("del", known - wanted)):
                 for peer in sorted(peers):
                     ip.fdb(command, ifindex=index, lladdr=ALL_RECEIVERS, dst=peer)
             return bool(wanted ^ known)
+
         return self._netlink(change)
 
     def namespaces(self, start: str) -> set[str]:
@@ -173,32 +237,45 @@ class Kernel:
 
     def sysctl(self, name: str, value: str | None = None, namespace: str | None = None) -> str:
         """Read a setting of a namespace, or write it. Raises OSError."""
+
         def access() -> str:
             path = Path("/proc/sys") / name
             if value is not None:
                 path.write_text(value)
             return path.read_text().strip()
+
         return self._inside(namespace, access)
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
         """A listening socket inside a namespace. Raises OSError."""
+
         def make() -> socket.socket:
             made = socket.socket(socket.AF_INET)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((address, port))
             made.listen(64)
             return made
+
         return self._inside(namespace, make)
 
     def announce(self, namespace: str, device: str, mac: str, addresses: Iterable[str]) -> None:
         """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
+
         def send() -> None:
             own = bytes.fromhex(mac.replace(":", ""))
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
                 raw.bind((device, 0))
                 for address in map(socket.inet_aton, addresses):
-                    raw.send(b"\xff" * 6 + own + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
-                             + own + address + b"\0" * 6 + address)
+                    raw.send(
+                        b"\xff" * 6
+                        + own
+                        + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
+                        + own
+                        + address
+                        + b"\0" * 6
+                        + address
+                    )
+
         self._inside(namespace, send)
 
     def disable_checksum_offload(self, namespace: str, device: str) -> None:
@@ -206,9 +283,11 @@ class Kernel:
 
         Raises KernelError, OSError.
         """
+
         def disable() -> None:
             with closing(IoctlEthtool(device)) as ethtool:
                 ethtool.set_offload_flag("tx-checksumming", 0)
+
         try:
             self._inside(namespace, disable)
         except EthtoolError as error:
@@ -221,13 +300,15 @@ class Kernel:
         def talk() -> Result:
             with IPRoute(ext_ack=True, strict_check=True) as ip:
                 return act(ip)
+
         try:
             return self._inside(namespace, talk)
         except NetlinkError as error:
             raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
 
     def _inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
-        """Do one thing in a namespace (None: the host's), in a thread that enters it and ends. Raises what it does."""
+        """Do one thing in a namespace (None: the host's), in a thread that enters it and ends.
+        Raises what it does."""
         path = self._path(namespace)
         if path is None:
             return act()
@@ -238,7 +319,7 @@ class Kernel:
                 with path.open("rb") as file:
                     netns.setns(file.fileno())
                 outcome.append(act())
-            except BaseException as error:      # noqa: BLE001 - raised again below, in the thread that asked
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
                 outcome.append(error)
 
         thread = threading.Thread(target=enter)
@@ -262,6 +343,18 @@ def _link(item: Any, names: dict[int, str], addresses: set[str]) -> Link:
         return item.get(("linkinfo", "data", f"vxlan_{name}"))
 
     kind = item.get(("linkinfo", "kind")) or ""
-    vxlan = (detail("id"), detail("local") or detail("local6") or "", detail("port")) if kind == "vxlan" else None
-    return Link(item.get("ifname"), kind, names.get(item.get("master"), ""), item.get("mtu"),
-                item.get("address") or "", item["state"] == "up", vxlan, frozenset(addresses))
+    vxlan = (
+        (detail("id"), detail("local") or detail("local6") or "", detail("port"))
+        if kind == "vxlan"
+        else None
+    )
+    return Link(
+        item.get("ifname"),
+        kind,
+        names.get(item.get("master"), ""),
+        item.get("mtu"),
+        item.get("address") or "",
+        item["state"] == "up",
+        vxlan,
+        frozenset(addresses),
+    )

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""169.254.169.254 for guests: a listener in each network's namespace that passes requests on, signed.
+"""169.254.169.254 for guests: a listener in each network's namespace that passes requests on,
+signed.
 
-Which guest sent a request is decided by where its packet came from: the network is the socket's, the address was
-checked by the rules before it got here. The metadata service believes X-Instance-ID because of its signature;
-what the guest sends under such names never gets through. Everything of a guest's is bounded: its line, headers and
-body, its time, and how many connections it has; so no guest waits for another's.
+Which guest sent a request is decided by where its packet came from: the network is the socket's,
+the address was checked by the rules before it got here. The metadata service believes X-Instance-ID
+because of its signature; what the guest sends under such names never gets through. Everything of a
+guest's is bounded: its line, headers and body, its time, and how many connections it has; so no
+guest waits for another's.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -36,17 +39,28 @@ LOG = logging.getLogger("network.metadata")
 PORT, WORKERS, TIMEOUT_SECONDS = 80, 32, 10.0
 MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 4 * 1024 * 1024
 #: A guest counts as one address of its network.
-LIMITS = ClientLimits(head_seconds=TIMEOUT_SECONDS, patience_seconds=TIMEOUT_SECONDS, max_connections_per_address=6,
-                      max_connections=2000, max_body_bytes=MAX_BODY_BYTES)
+LIMITS = ClientLimits(
+    head_seconds=TIMEOUT_SECONDS,
+    patience_seconds=TIMEOUT_SECONDS,
+    max_connections_per_address=6,
+    max_connections=2000,
+    max_body_bytes=MAX_BODY_BYTES,
+)
 #: Only these headers of a guest's are forwarded.
-FORWARDED_HEADERS = ("Accept", "Content-Type", "User-Agent", "X-aws-ec2-metadata-token",
-                     "X-aws-ec2-metadata-token-ttl-seconds")
+FORWARDED_HEADERS = (
+    "Accept",
+    "Content-Type",
+    "User-Agent",
+    "X-aws-ec2-metadata-token",
+    "X-aws-ec2-metadata-token-ttl-seconds",
+)
 READ_METHODS, WRITE_METHODS = ("GET", "HEAD"), ("POST", "PUT")
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpstream:
-    """The metadata service, and this host's key, with which it is believed for the guests that are here."""
+    """The metadata service, and this host's key, with which it is believed for the guests that are
+    here."""
 
     url: str
     host: str
@@ -54,18 +68,27 @@ class MetadataUpstream:
     ca_file: str = ""
 
     def connection(self) -> http.client.HTTPConnection:
-        """With https:// it must prove itself by a certificate of the authority in ``ca_file``. Raises OSError,
-        ValueError."""
+        """With https:// it must prove itself by a certificate of the authority in ``ca_file``.
+        Raises OSError, ValueError."""
         where = urlsplit(self.url)
         if where.scheme == "https":
-            return http.client.HTTPSConnection(where.hostname or "", where.port, timeout=TIMEOUT_SECONDS,
-                                               context=Tls("", "", self.ca_file).for_client())
+            return http.client.HTTPSConnection(
+                where.hostname or "",
+                where.port,
+                timeout=TIMEOUT_SECONDS,
+                context=Tls("", "", self.ca_file).for_client(),
+            )
         return http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_SECONDS)
 
     def headers(self, port: GuestPort, address: str) -> dict[str, str]:
         """The guest that sent the request, and the proof that this host says so."""
-        return {"X-Instance-ID": port.server, "X-Tenant-ID": port.project, "X-Forwarded-For": address,
-                "X-Instance-Host": self.host, "X-Instance-ID-Signature": signature(self.key, port.server)}
+        return {
+            "X-Instance-ID": port.server,
+            "X-Tenant-ID": port.project,
+            "X-Forwarded-For": address,
+            "X-Instance-Host": self.host,
+            "X-Instance-ID-Signature": signature(self.key, port.server),
+        }
 
 
 class NamespaceSockets(Protocol):
@@ -90,16 +113,29 @@ class MetadataListeners:
         self._selector = selectors.DefaultSelector()
         self._calls = PollableMethodQueue()
         self._calls.init()
-        self._selector.register(self._calls.fileno(), selectors.EVENT_READ, self._calls.run_callbacks)
-        self._clients = ClientConnections(self._selector, Config(), LIMITS, self._calls.defer, self._begin, self._begin,
-                                          plain_answer)
+        self._selector.register(
+            self._calls.fileno(), selectors.EVENT_READ, self._calls.run_callbacks
+        )
+        self._clients = ClientConnections(
+            self._selector,
+            Config(),
+            LIMITS,
+            self._calls.defer,
+            self._begin,
+            self._begin,
+            plain_answer,
+        )
         self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
         self._thread.start()
 
     def set_ports(self, ports: Mapping[str, GuestPort]) -> None:
         """Whose addresses these are, from now on."""
-        self._ports = {(port.network, str(address)): port for port in ports.values() if port.server
-                       for address in port.addresses}
+        self._ports = {
+            (port.network, str(address)): port
+            for port in ports.values()
+            if port.server
+            for address in port.addresses
+        }
 
     def listen(self, namespaces: Mapping[str, str]) -> dict[str, str]:
         """Listen in exactly these namespaces (-> network); what failed, with the reason."""
@@ -115,8 +151,12 @@ class MetadataListeners:
                     made = self._opener.listen(namespace, METADATA, PORT)
                     made.setblocking(False)
                     self._sockets[namespace] = (inode, made)
-                    self._calls.defer(self._selector.register, made, selectors.EVENT_READ,
-                                      partial(self._clients.accept, tag=network))
+                    self._calls.defer(
+                        self._selector.register,
+                        made,
+                        selectors.EVENT_READ,
+                        partial(self._clients.accept, tag=network),
+                    )
             except OSError as error:
                 failed[namespace] = f"no metadata listener: {error}"
         return failed
@@ -176,8 +216,12 @@ class MetadataListeners:
             return plain_answer(413, f"At most {MAX_BODY_BYTES} bytes are accepted.")
         given = dict(reversed(request.headers))
         headers = {name: given[name.upper()] for name in FORWARDED_HEADERS if name.upper() in given}
-        return self._forward(request.method, _target(request.uri), body,
-                               headers | self._upstream.headers(port, address))
+        return self._forward(
+            request.method,
+            _target(request.uri),
+            body,
+            headers | self._upstream.headers(port, address),
+        )
 
     def _forward(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> bytes:
         connection = None
@@ -194,8 +238,12 @@ class MetadataListeners:
                 connection.close()
         if len(content) > MAX_ANSWER_BYTES:
             return plain_answer(502, "The metadata service's answer is too large.")
-        length = answer.getheader("Content-Length") or "0" if method == "HEAD" else str(len(content))
-        return _response(answer.status, answer.getheader("Content-Type") or "text/plain", length, content)
+        length = (
+            answer.getheader("Content-Length") or "0" if method == "HEAD" else str(len(content))
+        )
+        return _response(
+            answer.status, answer.getheader("Content-Type") or "text/plain", length, content
+        )
 
 
 def plain_answer(status: int, text: str) -> bytes:
@@ -206,8 +254,10 @@ def plain_answer(status: int, text: str) -> bytes:
 
 def _response(status: int, kind: str, length: str, content: bytes) -> bytes:
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
-    return (f"HTTP/1.1 {status} {phrase}\r\nServer: metadata\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {length}\r\nConnection: close\r\n\r\n").encode("latin-1") + content
+    return (
+        f"HTTP/1.1 {status} {phrase}\r\nServer: metadata\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    ).encode("latin-1") + content
 
 
 def _target(uri: str) -> str:

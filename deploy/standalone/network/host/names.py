@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of the host part's objects in the kernel.
 
-Every name but a bridge's carries a tag, a short hash of the state folder, so that several hosts and clouds can
-live on one machine and `clean` knows what is its own. Bridges and taps have Nova's names, which the compute
-side computes from the same ids; which bridges we made is remembered in the state folder (state.py). Must stay
+Every name but a bridge's carries a tag, a short hash of the state folder, so that several hosts and
+clouds can live on one machine and `clean` knows what is its own. Bridges and taps have Nova's
+names, which the compute side computes from the same ids; which bridges we made is remembered in the
+state folder (state.py). Must stay
 true: no name of a device is longer than 15 characters, and the same ids always give the same names.
 """
+
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-TABLES = "kn_"      # what the tables of every host part begin with, of all clouds
+TABLES = "kn_"  # what the tables of every host part begin with, of all clouds
 
 
 def bridge(network: str) -> str:
@@ -53,7 +55,8 @@ class Names:
 
     @property
     def runtime(self) -> Path:
-        """For dnsmasq's files: it reads them again when it has given up root, perhaps below no other folder."""
+        """For dnsmasq's files: it reads them again when it has given up root, perhaps below no
+        other folder."""
         return Path(f"/run/kn-{self.tag}")
 
     def network_namespace(self, network: str) -> str:
@@ -77,9 +80,11 @@ class Names:
         return f"kr{self.tag}{digest(router + port, 7)}"
 
     def gateway(self, network: str) -> tuple[str, str]:
-        """Both ends of the pair by which this machine is the gateway of an external network: bridge's, ours."""
+        """Both ends of the pair by which this machine is the gateway of an external network:
+        bridge's, ours."""
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """Whether a device of the host's namespace was made by us (bridges: see the state folder)."""
+        """Whether a device of the host's namespace was made by us (bridges: see the state
+        folder)."""
         return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag

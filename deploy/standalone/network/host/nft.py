@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of nft: one replaces a table as a whole, in one transaction, so a packet sees the old rules or the new.
+"""Documents of nft: one replaces a table as a whole, in one transaction, so a packet sees the old
+rules or the new.
 
-Documents that say only what differs would take nft about 12 ms where the whole takes 60 to 170 (decision 0047). Pure.
+Documents that say only what differs would take nft about 12 ms where the whole takes 60 to 170
+(decision 0047). Pure.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +30,9 @@ def set_of(name: str, key_type: str, elements: Iterable[str]) -> str:
 
 def map_of(name: str, key_type: str, elements: Mapping[str, str]) -> str:
     """A map; ``key_type`` as nft writes it, with the type of its values."""
-    return _declaration("map", name, key_type, [f"{key} : {value}" for key, value in elements.items()])
+    return _declaration(
+        "map", name, key_type, [f"{key} : {value}" for key, value in elements.items()]
+    )
 
 
 def chain_of(name: str, lines: Iterable[str]) -> str:

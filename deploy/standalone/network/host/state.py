@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state folder: numbers that the host part gave out, bridges it made, the last description.
 
-A number is a port's mark or a bridge's conntrack zone. A freed one is not given again in the same change, so that
-no packet under way is judged by another's rules. A bridge is written down before it is made, and forgotten only
-after it is gone: its name does not say whose it is.
+A number is a port's mark or a bridge's conntrack zone. A freed one is not given again in the same
+change, so that no packet under way is judged by another's rules. A bridge is written down before it
+is made, and forgotten only after it is gone: its name does not say whose it is.
 """
+
 from __future__ import annotations
 
 import json
@@ -17,7 +18,8 @@ MAX_NUMBER = 0xFFFE
 
 
 def assign(before: Mapping[str, int], wanted: Iterable[str]) -> dict[str, int]:
-    """A number for each of ``wanted``: its own again, or the lowest that nobody has or had just now."""
+    """A number for each of ``wanted``: its own again, or the lowest that nobody has or had just
+    now."""
     names = list(dict.fromkeys(wanted))
     taken = set(before.values())
     free = (number for number in range(1, MAX_NUMBER) if number not in taken)
@@ -52,7 +54,9 @@ class StateFolder:
 
     def save(self) -> None:
         """Write the numbers."""
-        self._write("numbers.json", {"ports": self.ports, "zones": self.zones, "sysctls": self.sysctls})
+        self._write(
+            "numbers.json", {"ports": self.ports, "zones": self.zones, "sysctls": self.sysctls}
+        )
 
     def description(self) -> Any:
         """The last one that was saved, None when there is none."""
@@ -64,18 +68,24 @@ class StateFolder:
 
     def clear(self) -> None:
         """Forget everything."""
-        for name in ("numbers.json", "description.json", "numbers.json.new", "description.json.new"):
+        for name in (
+            "numbers.json",
+            "description.json",
+            "numbers.json.new",
+            "description.json.new",
+        ):
             (self.folder / name).unlink(missing_ok=True)
         self.ports, self.zones, self.sysctls = {}, {}, {}
 
     def _read(self, name: str) -> Any:
         try:
             return json.loads((self.folder / name).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):      # cut off when the power went
+        except (FileNotFoundError, json.JSONDecodeError):  # cut off when the power went
             return None
 
     def _write(self, name: str, tree: Any, durable: bool = False) -> None:
-        """Whole or not at all. What concerns the kernel needs no more: both end when the power does."""
+        """Whole or not at all. What concerns the kernel needs no more: both end when the power
+        does."""
         part = self.folder / f"{name}.new"
         with part.open("w") as file:
             json.dump(tree, file)

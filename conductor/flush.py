@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs have collected is written in their transaction, and sent after its commit.
+
+``write`` is called in the transaction, ``send`` after it, with what ``write`` returned. Between the
+two a conductor may be killed: the next sync of a host brings what was not sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from common.models import Command
+from common.store.engine import Connection, notification_settings
+from common.store.hosts import hosts
+from common.store.neighbours import cleanups
+from common.store.notifications import outbox
+from common.store.placement import allocations
+from common.store.servers import actions, migrations
+from conductor import notifications
+from conductor.lanes import LANE_OF
+from conductor.saga import AnyRun, Engine, Lane, journal
+
+log = logging.getLogger(__name__)
+Sendings = dict[str, list[Command]]  #: commands by host
+
+
+class Written(NamedTuple):
+    """What is left to do after the commit: commands by host, and the lanes in which some action is
+    due."""
+
+    sendings: Sendings
+    due: frozenset[str] = frozenset()
+
+
+def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
+    """Write what the runs have collected; returns what is left to do after the commit."""
+    runs = list(runs)
+    for run in runs:
+        if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
+            run.head["data"] = data
+        if run.head and (run.action.failures or run.action.cause) and "failures" not in run.head:
+            run.head.update(failures=0, cause=None)
+    actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
+    actions.update(tx, {run.action.id: run.head for run in runs if run.head})
+    actions.append(tx, [event for run in runs for event in run.events])
+    migrated = {run.args.migration: run.migration_changes for run in runs if run.migration_changes}
+    if migrated:
+        migrations.update(tx, migrated)
+    cleanups.add(tx, [row for run in runs for row in run.cleanups])
+    allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
+    if settings := notification_settings(tx):
+        outbox.add(tx, notifications.of(runs, settings))
+    sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
+    return Written(
+        sendings,
+        frozenset(
+            LANE_OF.get(run.head.get("step") or "", Lane.INSIDE)
+            for run in runs
+            if run.head.get("state") == "due"
+        ),
+    )
+
+
+def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
+    """Commands by host, each with the session that its host has now."""
+    if not sendings:
+        return {}
+    sessions = hosts.sessions(tx, (host for host, _ in sendings))
+    by_host: Sendings = defaultdict(list)
+    for host, command in sendings:
+        by_host[host].append(replace(command, session=sessions.get(host, 0)))
+    return by_host
+
+
+def send(engine: Engine, written: Written) -> None:
+    """One message a host; a lost one is made up for by the host's next sync."""
+    for lane in sorted(written.due):
+        engine.wake(lane)
+    for host, commands in written.sendings.items():
+        try:
+            engine.messaging.do(host, commands)
+        except Exception:
+            log.exception(
+                "commands for host %s cannot be sent; its next report asks for them", host
+            )
+        engine.fault_point(commands[0].verb, commands[0].step, "sent")
