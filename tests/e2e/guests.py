@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import uuid
+from collections import defaultdict
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ SOON, SILENCE = 15, 2
 PATIENT, AGAIN = 10, 30
 #: What ssh says when it is in, which is before the command is sent.
 IN = "Authenticated to "
+TAP = re.compile(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b")
 
 
 def clear(rest: Rest, keep: Container[str] = ()) -> None:
@@ -369,13 +371,11 @@ def orphans(live: Live) -> list[str]:
         if (port.device_owner or "").startswith("compute:") and port.device_id not in servers
     ]
     for number in range(0 if live.cloud.apart else 1, len(live.cloud.hosts) + 1):
-        links = kernel(live, number, "ip", "-o", "link")
-        rules = kernel(live, number, "nft", "list", "ruleset")
-        used = set(re.findall(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b", links + rules))
-        found += [f"host {number}: device or rule of {device}" for device in sorted(used - devices)]
-        folder = Names.of(live.cloud.network_folder(number)).runtime
+        names = Names.of(live.cloud.network_folder(number))
+        left = sorted(taps(live, number, names) - devices)
+        found += [f"host {number}: device or rule of {device}" for device in left]
         for kind in ("hosts", "leases"):
-            written = "".join(read(path) for path in folder.glob(f"*.{kind}"))
+            written = "".join(read(path) for path in names.runtime.glob(f"*.{kind}"))
             found += [
                 f"host {number}: {mac} in {kind}"
                 for mac in sorted(
@@ -383,6 +383,20 @@ def orphans(live: Live) -> list[str]:
                 )
             ]
     return found
+
+
+def taps(live: Live, number: int, names: Names) -> set[str]:
+    """Guests' devices that a host has, or has rules for; without those of another cloud, whose host
+    may have the same network namespace."""
+    mentioned = defaultdict(set)
+    table = ""
+    for line in kernel(live, number, "nft", "list", "ruleset").splitlines():
+        if line.startswith("table "):
+            table = line.split()[2]
+        mentioned[table].update(TAP.findall(line))
+    ours = mentioned.pop(names.table, set())
+    present = set(TAP.findall(kernel(live, number, "ip", "-o", "link")))
+    return ours | (present - set().union(*mentioned.values()))
 
 
 def read(path: Path) -> str:
