@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -45,21 +46,23 @@ LONGEST = 15  # tests that are named at the end
 ENVIRON = {"KILONOVA_TEST": "1"}
 
 
-class Environment:
-    """What a job's process finds in its environment: the URLs of its servers, each started when
-    first needed."""
+class Environment(ExitStack):
+    """What a job's process finds in its environment: the URLs of its servers, which no other job
+    has, since tests remove what is not theirs alone. Leaving it stops them all."""
 
-    def __init__(self, servers: Servers) -> None:
-        self._servers, self._lock = servers, threading.Lock()
-        self._environ = {**os.environ, **ENVIRON}
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._lock = folder, threading.Lock()
 
     def of(self, job: Job) -> dict[str, str]:
-        with self._lock:
-            for kind in job.servers:
-                variable = f"KILONOVA_TEST_{kind.upper()}_URL"
-                if variable not in self._environ:
-                    self._environ[variable] = self._servers.start(kind)
-            return {**self._environ}
+        """Start the job's servers."""
+        environ = {**os.environ, **ENVIRON}
+        if job.servers:
+            with self._lock:
+                servers = self.enter_context(Servers(self._folder / job.name))
+                for kind in job.servers:
+                    environ[f"KILONOVA_TEST_{kind.upper()}_URL"] = servers.start(kind)
+        return environ
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -70,8 +73,8 @@ def run(arguments: Sequence[str]) -> int:
     slices = _slices(names)
     _install({job.ring for job in jobs}, slices, folder / "install.log")
     began = time.monotonic()
-    with Servers(folder) as servers:
-        found = Environment(servers)
+    folder.chmod(0o755)  # users of the servers' own reach what is theirs below it
+    with Environment(folder) as found:
         if more or {*plan.ALONE} & {*jobs}:
             return _in_the_foreground(jobs, more, found, folder)
         chosen = [part for one in slices for part in ("--slice", one)]
