@@ -34,7 +34,7 @@ from common.store.hosts.host_actions import (
 )
 from common.store.hosts.host_contents import Look, Move, Resident
 from common.store.servers import guests, migrations
-from conductor import host_plan, host_progress, lanes
+from conductor import host_plan, lanes, move_progress
 from conductor.host_plan import Planned, Stays, Way
 from conductor.saga import Engine
 
@@ -351,7 +351,7 @@ class _Round:
             self._note_end(at, move)
         for move in under_way:
             if move.uuid not in self.known and move.by != self.kind.command:
-                self.say(EventName.BEGUN, host_progress.line(move, at), move.server, move.uuid)
+                self.say(EventName.BEGUN, move_progress.line(move, at), move.server, move.uuid)
         self.known = now
 
     def _note_end(self, at: int, move: Move) -> None:
@@ -359,11 +359,11 @@ class _Round:
         self.plan.pop(move.server, None)
         if move.status in ENDED_WELL:
             self.moved += 1
-            seconds = host_progress.seconds(move, at)
+            seconds = move_progress.seconds(move, at)
             self.took = [seconds, *(self.took or [])]
             self.say(
                 EventName.MOVED,
-                f"{about}  is on {move.dest}, after {host_progress.words(seconds)}",
+                f"{about}  is on {move.dest}, after {move_progress.words(seconds)}",
                 move.server,
                 move.uuid,
             )
@@ -422,7 +422,7 @@ class _Round:
         nothing."""
         counts = (self.moved, len(under_way), waiting)
         if counts != (self.progress.moved, self.progress.under_way, self.progress.waiting):
-            seconds = host_progress.forecast(
+            seconds = move_progress.forecast(
                 (self.took or [])[:10], under_way, waiting, self.action.args.parallel, at
             )
             self.progress = Progress(*counts, seconds)

@@ -21,7 +21,7 @@ from common.notifications.options import NotificationSettings
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
 from common.store.servers import actions, stuck_actions
-from conductor.host_progress import words
+from conductor.move_progress import words
 from deploy.cli.hosts import columns
 
 ENDED_BY_HAND = "It did not go on, and an operator has ended it."

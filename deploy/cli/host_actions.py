@@ -25,7 +25,7 @@ from common.store.engine import Store
 from common.store.hosts import host_actions, host_contents
 from common.store.hosts.host_actions import Arguments, HostAction, Name, State
 from common.store.hosts.host_contents import Move
-from conductor import host_plan, host_progress
+from conductor import host_plan, move_progress
 from conductor.host_actions import KINDS, look_ahead
 from conductor.host_plan import Planned, too_many_down
 from deploy.cli.hosts import columns
@@ -173,7 +173,7 @@ class _Watching:
             self._say_moves(action)
             if found.progress.moved != self.moved:
                 self.moved = found.progress.moved
-                self.say(host_progress.summary(found.progress))
+                self.say(move_progress.summary(found.progress))
         return found
 
     def _say_moves(self, action: HostAction) -> None:
@@ -188,7 +188,7 @@ class _Watching:
         now = [move.status, move.dest, move.stuck]
         if now != before or at - int(str(said_at)) >= PROGRESS:
             self.moves[move.uuid] = (*now, at)
-            self.say(host_progress.line(move, at))
+            self.say(move_progress.line(move, at))
 
     def say_once(self, text: str) -> None:
         """Not again in every round."""
@@ -225,9 +225,9 @@ def rehearse(
         for kind in sorted({line.way.kind for line in going if line.way is not None})
         for seconds in store.read(partial(host_contents.took, host=host, kind=kind))
     ]
-    rest = host_progress.forecast(took, [], len(going), args.parallel, look.at)
+    rest = move_progress.forecast(took, [], len(going), args.parallel, look.at)
     say(
-        f"{len(going)} of {len(lines)} would go{f' in about {host_progress.words(rest)}' if rest and going else ''}; "
+        f"{len(going)} of {len(lines)} would go{f' in about {move_progress.words(rest)}' if rest and going else ''}; "
         "nothing was changed"
     )
     hosts = store.read(host_contents.host_states).values()

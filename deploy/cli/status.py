@@ -12,7 +12,7 @@ from common.store import doctor, upgrades
 from common.store.engine import Store, moment
 from common.store.hosts import host_actions, services
 from common.store.notifications import outbox
-from conductor import host_progress
+from conductor import move_progress
 
 LONGEST = 20  # lines of a list that are shown
 
@@ -40,7 +40,7 @@ def status(options: argparse.Namespace) -> int:
     print(f"\nhost actions: {len(on_hosts)}")
     for action in on_hosts:
         print(
-            f"  {action.name} of {action.host}, {action.state}: {host_progress.summary(action.progress)}"
+            f"  {action.name} of {action.host}, {action.state}: {move_progress.summary(action.progress)}"
         )
     print(f"\nnotifications: {unsent.number if unsent else 0}")
     if unsent:

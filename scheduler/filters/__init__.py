@@ -4,7 +4,7 @@
 ``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's
 names, installed distributions add their own as entry points. ``Filters.checks`` is the one order in
 which hosts are asked: named hosts, failing hosts, the zone, disabled hosts, the enabled filters,
-and then what is promised whatever the operator enables (``placement``).
+and then what is promised whatever the operator enables (``resources``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from common.models import RequestSpec
 from scheduler import third_parties
-from scheduler.filters import aggregates, capabilities, hints, hosts, images, limits, placement
+from scheduler.filters import aggregates, capabilities, hints, host_load, hosts, images, resources
 from scheduler.filters.check import Check, Factory, Filter, of_facts
 from scheduler.snapshot import Mask, Snapshot
 
@@ -50,9 +50,9 @@ PROMISED = Entry()  # asked in any case (Filters.checks); the name in the option
 BUILT_IN: dict[str, Entry] = {
     "AggregateImagePropertiesIsolation": Entry(aggregates.image_properties, on_rebuild=True),
     "AggregateInstanceExtraSpecsFilter": Entry(_plain(aggregates.extra_specs)),
-    "AggregateIoOpsFilter": Entry(partial(limits.io_ops, by_aggregate=True)),
+    "AggregateIoOpsFilter": Entry(partial(host_load.io_ops, by_aggregate=True)),
     "AggregateMultiTenancyIsolation": Entry(_plain(aggregates.tenants)),
-    "AggregateNumInstancesFilter": Entry(partial(limits.num_instances, by_aggregate=True)),
+    "AggregateNumInstancesFilter": Entry(partial(host_load.num_instances, by_aggregate=True)),
     "AggregateTypeAffinityFilter": Entry(_plain(aggregates.type_affinity)),
     "AllHostsFilter": Entry(_plain(hosts.all_hosts)),
     "AvailabilityZoneFilter": PROMISED,
@@ -60,10 +60,10 @@ BUILT_IN: dict[str, Entry] = {
     "ComputeFilter": Entry(_plain(hosts.compute_status)),
     "DifferentHostFilter": Entry(_plain(hints.different_host)),
     "ImagePropertiesFilter": Entry(images.image_properties, on_rebuild=True),
-    "IoOpsFilter": Entry(limits.io_ops),
+    "IoOpsFilter": Entry(host_load.io_ops),
     "IsolatedHostsFilter": Entry(images.isolated_hosts, on_rebuild=True),
     "NUMATopologyFilter": PROMISED,
-    "NumInstancesFilter": Entry(limits.num_instances),
+    "NumInstancesFilter": Entry(host_load.num_instances),
     "PciPassthroughFilter": PROMISED,
     "SameHostFilter": Entry(_plain(hints.same_host)),
     "ServerGroupAffinityFilter": PROMISED,
@@ -92,20 +92,20 @@ class Filters:
                 what is costly asks only those.
             count: so many equal servers are wanted: no host's room needs to be known beyond it.
         """
-        yield from placement.named_hosts(snapshot, spec)
+        yield from resources.named_hosts(snapshot, spec)
         if spec.is_rebuild:
             asked = [filter_ for filter_, on_rebuild in self.enabled if on_rebuild]
         elif spec.force_host is not None:
-            yield from placement.alive(snapshot)
+            yield from resources.alive(snapshot)
             asked = []
         else:
-            yield from placement.failing_hosts(snapshot, self.failures)
+            yield from resources.failing_hosts(snapshot, self.failures)
             yield from hosts.availability_zone(snapshot, spec)
             yield from hosts.enabled(snapshot, spec)
             asked = [filter_ for filter_, _ in self.enabled]
         for filter_ in asked:
             yield from filter_(snapshot, spec)
-        yield from placement.promises(snapshot, spec, passing, count)
+        yield from resources.promises(snapshot, spec, passing, count)
 
 
 def load(conf: cfg.ConfigOpts) -> Filters:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from common import hardware, numa
 from common.models import RequestSpec
 from scheduler import filters
-from scheduler.filters import Check, hosts, placement
-from scheduler.filters.placement import parts
+from scheduler.filters import Check, hosts, resources
+from scheduler.filters.resources import parts
 from scheduler.snapshot import Mask, Snapshot
 from tests.unit.scheduler import filter_reference as reference
 from tests.unit.scheduler.filter_world import REQUESTS, Host, World, columns, worlds
@@ -36,7 +36,7 @@ def checks(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> li
     if name == "AvailabilityZoneFilter":
         return list(hosts.availability_zone(snapshot, spec))
     if name.startswith("ServerGroup"):
-        return list(placement.group(snapshot, spec))
+        return list(resources.group(snapshot, spec))
     return list(parts(snapshot, spec, np.ones(len(snapshot.names), np.bool_), PLENTY))
 
 
