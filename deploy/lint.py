@@ -2,7 +2,7 @@
 """What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of
 deploy/test.
 
-Style by ruff, types by mypy (strict where setup.cfg says so), the floors by import-linter, and the
+Style by ruff, types by mypy (strict), the floors by import-linter, and the
 systemd units by systemd itself, which also scores how much a unit leaves open to its process (0 is
 nothing, 10 all). Everything runs, side by side, then it fails if anything failed.
 """
