@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common.models import JSON, Flavor, ImageRef
+from common.json_types import JsonObject
+from common.models import Flavor, ImageRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class ActionArgs:
 
     was: str = ""  #: the server's vm_state when the action was accepted
     roles: list[str] = field(default_factory=list)  #: of the caller who created the server
-    files: list[JSON] = field(
+    files: list[JsonObject] = field(
         default_factory=list
     )  #: injected files; of actions accepted before upgrade 0008
 
@@ -38,7 +39,7 @@ class DestinationArgs(ActionArgs):
 class NetworkArgs(ActionArgs):
     """Which interfaces the server is to get."""
 
-    networks: list[JSON] = field(
+    networks: list[JsonObject] = field(
         default_factory=list
     )  #: dicts with network or port, label, fixed_ip?, tag?
     security_groups: list[str] = field(default_factory=list)
@@ -97,7 +98,7 @@ class ImageArgs(ActionArgs):
 
     image_id: str
     name: str = ""
-    properties: JSON = field(default_factory=dict)
+    properties: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,8 @@ class RebuildArgs(ActionArgs):
     """Rebuild. ``before`` and ``wrote`` are there when the image is another one."""
 
     preserve_ephemeral: bool = False
-    before: JSON = field(default_factory=dict)  #: columns of the server as they were
-    wrote: JSON = field(default_factory=dict)  #: the same columns as the request left them
+    before: JsonObject = field(default_factory=dict)  #: columns of the server as they were
+    wrote: JsonObject = field(default_factory=dict)  #: the same columns as the request left them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from common.json_types import JsonObject
 
 PREFIX = "kilonova"  #: begins every name at the broker
 REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
@@ -48,7 +49,7 @@ class Identity:
     read: str
     topics: tuple[Topic, ...] = ()
 
-    def permissions(self, virtual_host: str = "/") -> dict[str, Any]:
+    def permissions(self, virtual_host: str = "/") -> JsonObject:
         """As the broker's definitions have them."""
         return {
             "user": self.user,
@@ -58,7 +59,7 @@ class Identity:
             "read": self.read,
         }
 
-    def topic_permissions(self, virtual_host: str = "/") -> list[dict[str, Any]]:
+    def topic_permissions(self, virtual_host: str = "/") -> list[JsonObject]:
         """The same of routing keys."""
         return [
             {

@@ -13,12 +13,12 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from oslo_config import cfg, types
 
 from common import host_options as hosts
 from common.host_options import like
+from common.json_types import JsonObject
 from common.notifications import options as notifications
 from common.pci_aliases import PciAliases
 
@@ -398,7 +398,7 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
     return CONF
 
 
-def vendor_data(conf: cfg.ConfigOpts) -> dict[str, Any]:
+def vendor_data(conf: cfg.ConfigOpts) -> JsonObject:
     """What the operator's [metadata] vendor_data_file tells all guests; {} without one.
 
     Raises:

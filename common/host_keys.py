@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from common import errors
 from common.clock import Clock
+from common.json_types import JsonObject
 
 _NONCE_BYTES = 12
 _STRANGERS_SECONDS = 0.1
@@ -233,7 +234,7 @@ class AllKeys:
 
     def for_host(self, host: str, transport_url: str = "") -> OwnKeys:
         """What the host's key file has."""
-        made: dict[str, Any] = {purpose: self.newest(host, purpose) for purpose in Purpose}
+        made: JsonObject = {purpose: self.newest(host, purpose) for purpose in Purpose}
         return OwnKeys(
             host,
             made[Purpose.COMMAND].generation,

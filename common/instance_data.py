@@ -21,7 +21,8 @@ from typing import Any
 
 from common import errors, local_disks
 from common.hardware import hardware
-from common.models import JSON, Flavor, GuestSpec, ImageRef, Interface
+from common.json_types import JsonObject
+from common.models import Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
 
 LATEST = "latest"
@@ -97,7 +98,7 @@ class Folder:
 Node = Folder | list[str] | str | int | bytes
 
 
-def group_names(interfaces: Iterable[JSON], asked: Iterable[JSON]) -> list[str]:
+def group_names(interfaces: Iterable[JsonObject], asked: Iterable[JsonObject]) -> list[str]:
     """The security groups of a server's ports, port by port; of ports whose groups are not known,
     those that its request asked for."""
     known = [one.get("groups") for one in interfaces]
@@ -114,7 +115,7 @@ def guest_spec(
     image: ImageRef | None = None,
     *,
     availability_zone: str | None = None,
-    files: Sequence[JSON] = (),
+    files: Sequence[JsonObject] = (),
     admin_pass: str = "",
     boot_roles: Sequence[str] = (),
 ) -> GuestSpec:
@@ -126,7 +127,7 @@ def guest_spec(
         if row.key_name
         else []
     )
-    instance: JSON = {
+    instance: JsonObject = {
         "name": row.name,
         "hostname": row.hostname,
         "project_id": row.project_id,
@@ -179,8 +180,8 @@ class InstanceData:
     names."""
 
     spec: GuestSpec
-    vendor: JSON | None = field(default_factory=dict)
-    dynamic: Callable[[], JSON] = dict
+    vendor: JsonObject | None = field(default_factory=dict)
+    dynamic: Callable[[], JsonObject] = dict
 
     @property
     def user_data(self) -> bytes:
@@ -207,7 +208,7 @@ class InstanceData:
         """One of ``names``, except the password, which is not ours to tell."""
         if name == USER_DATA:
             return self.user_data
-        makers: dict[str, Any] = {
+        makers: JsonObject = {
             META_DATA: lambda: self.meta_data(version, random_seed),
             VENDOR_DATA: lambda: self.vendor,
             "vendor_data2.json": self._vendor_data2,
@@ -215,10 +216,10 @@ class InstanceData:
         }
         return _json(makers[name]())
 
-    def _vendor_data2(self) -> JSON:
+    def _vendor_data2(self) -> JsonObject:
         return self.dynamic() if self.vendor is None else {"static": self.vendor, **self.dynamic()}
 
-    def facts(self) -> JSON:
+    def facts(self) -> JsonObject:
         """What the operator's services are told of the guest: nothing that is secret but its user
         data."""
         instance = self.spec.instance
@@ -232,11 +233,11 @@ class InstanceData:
             "boot-roles": instance.get("boot_roles", ""),
         }
 
-    def meta_data(self, version: str, random_seed: bytes) -> JSON:
+    def meta_data(self, version: str, random_seed: bytes) -> JsonObject:
         """The ``meta_data.json`` of this version; ``random_seed`` feeds the guest's entropy
         pool."""
         instance = self.spec.instance
-        data: JSON = {
+        data: JsonObject = {
             "uuid": self.spec.server,
             "name": self.spec.name,
             "hostname": self.hostname,
@@ -369,11 +370,11 @@ def _shown(name: str, node: Node) -> str:
     return (node.shown or f"{name}/") if isinstance(node, Folder) else name
 
 
-def network_data(interfaces: Sequence[Interface]) -> JSON:
+def network_data(interfaces: Sequence[Interface]) -> JsonObject:
     """The ``network_data.json``: how the guest should set its interfaces up."""
-    links: list[JSON] = []
-    networks: list[JSON] = []
-    services: list[JSON] = []
+    links: list[JsonObject] = []
+    networks: list[JsonObject] = []
+    services: list[JsonObject] = []
     for interface in interfaces:
         if not interface.addresses:
             continue
@@ -403,7 +404,7 @@ def network_data(interfaces: Sequence[Interface]) -> JSON:
     return {"links": links, "networks": networks, "services": services}
 
 
-def _network(address: JSON) -> JSON:
+def _network(address: JsonObject) -> JsonObject:
     """An address as the guest comes by it: leased, made up from the router's word (IPv6), or told
     here."""
     version, kind = address["version"], address.get("ipv6_mode") or ""
@@ -434,11 +435,11 @@ def _route(route: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _dns(address: JSON) -> list[JSON]:
+def _dns(address: JsonObject) -> list[JsonObject]:
     return [{"type": "dns", "address": server} for server in address.get("dns") or ()]
 
 
-def _devices(interfaces: Sequence[Interface]) -> list[JSON]:
+def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
     """Interfaces that their user gave a tag. Where they sit is known to the host only once the
     guest runs."""
     return [

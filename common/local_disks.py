@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from common.models import JSON, Flavor, LocalDisk
+from common.json_types import JsonObject
+from common.models import Flavor, LocalDisk
 
 SWAP, EPHEMERAL = "swap", "ephemeral"
 FORMATS = ("ext2", "ext3", "ext4", "xfs", "vfat", "ntfs")
@@ -19,7 +20,7 @@ FORMATS = ("ext2", "ext3", "ext4", "xfs", "vfat", "ntfs")
 BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 
 
-def of(flavor: Flavor, asked: JSON | None) -> list[LocalDisk]:
+def of(flavor: Flavor, asked: JsonObject | None) -> list[LocalDisk]:
     """The disks of a server of this flavor. What was asked for follows another flavor only as far
     as it must: an ephemeral disk keeps its size, swap is never more than the flavor has."""
     disks = [
@@ -30,12 +31,12 @@ def of(flavor: Flavor, asked: JSON | None) -> list[LocalDisk]:
     return [*disks, LocalDisk(SWAP, swap_mb, SWAP)] if swap_mb else disks
 
 
-def ephemeral_gb(flavor: Flavor, asked: JSON | None) -> int:
+def ephemeral_gb(flavor: Flavor, asked: JsonObject | None) -> int:
     """GiB of the ephemeral disks that a server of this flavor has whatever its next flavor says."""
     return sum(gb for gb, _ in _ephemeral(flavor, asked))
 
 
-def _ephemeral(flavor: Flavor, asked: JSON | None) -> list[tuple[int, str]]:
+def _ephemeral(flavor: Flavor, asked: JsonObject | None) -> list[tuple[int, str]]:
     """(GiB, file system) of each."""
     parts = (asked or {}).get("ephemeral") or ([{}] if flavor.ephemeral_gb else [])
     return [(part.get("gb") or flavor.ephemeral_gb, part.get("format") or "") for part in parts]

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-JSON = dict[str, Any]
+from common.json_types import JsonObject
 
 
 class Control(StrEnum):
@@ -75,7 +74,7 @@ class Interface:
     network: str = ""
     label: str = ""
     mac: str = ""
-    addresses: list[JSON] = field(default_factory=list)
+    addresses: list[JsonObject] = field(default_factory=list)
     mtu: int = 0
     tag: str = ""
     own: bool = True
@@ -178,7 +177,7 @@ class GuestSpec:
     image: ImageRef | None = None
     config_drive: bool = False
     user_data: str | None = None
-    instance: JSON = field(default_factory=dict)
+    instance: JsonObject = field(default_factory=dict)
     interfaces: list[Interface] = field(default_factory=list)
     paused: bool = False
     assignment: HardwareAssignment | None = field(default=None, metadata={"wire": "fitting"})
@@ -210,7 +209,7 @@ class HostInventory:
     memory_mb: int
     disk_gb: int
     host_ip: str = "127.0.0.1"
-    cpu_info: JSON = field(default_factory=dict)
+    cpu_info: JsonObject = field(default_factory=dict)
     traits: list[str] = field(default_factory=list)
     reserved_memory_mb: int = 0
     reserved_disk_gb: int = 0
@@ -218,7 +217,7 @@ class HostInventory:
     ratios: dict[str, float] = field(default_factory=dict)
     numa_nodes: list[NumaNode] = field(default_factory=list, metadata={"wire": "cells"})
     devices: list[Device] = field(default_factory=list)
-    facts: JSON = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,7 @@ class Command:
     fence: int
     session: int
     verb: str
-    args: JSON = field(default_factory=dict)
+    args: JsonObject = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -271,7 +270,7 @@ class Result:
     server: str
     fence: int
     status: str
-    data: JSON = field(default_factory=dict)
+    data: JsonObject = field(default_factory=dict)
     error: str = ""
     details: str = ""
     retryable: bool = False
@@ -394,7 +393,7 @@ class RequestSpec:
     force_host: str | None = None
     requested_host: str | None = None
     excluded: list[str] = field(default_factory=list)
-    hints: JSON = field(default_factory=dict)
+    hints: JsonObject = field(default_factory=dict)
     group: str | None = None
     is_rebuild: bool = False
     holds: dict[str, int] = field(default_factory=dict)
@@ -430,6 +429,6 @@ class Explanation:
     passing: int
     hosts: list[str] = field(default_factory=list)
     room: dict[str, int] = field(default_factory=dict)
-    removed: list[JSON] = field(default_factory=list)
+    removed: list[JsonObject] = field(default_factory=list)
     reason: str = ""
     by_host: dict[str, str] = field(default_factory=dict)

@@ -7,10 +7,10 @@ Pure. The conductor makes it of a server that is being placed (``conductor.claim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from common import hardware
+from common.json_types import JsonMapping
 from common.models import Flavor, ImageRef, RequestSpec
 
 
@@ -20,7 +20,7 @@ def of(
     flavor: Flavor,
     image: ImageRef | None = None,
     *,
-    hints: Mapping[str, Any] | None = None,
+    hints: JsonMapping | None = None,
     **more: Any,
 ) -> RequestSpec:
     """The request for one server of this flavor and image.
@@ -52,7 +52,7 @@ def of(
     )
 
 
-def group_of(hints: Mapping[str, Any]) -> str | None:
+def group_of(hints: JsonMapping) -> str | None:
     """The server group that scheduler hints name."""
     group = hints.get("group")
     if isinstance(group, list):

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 
 #: What a sealed text begins with; no base64 does.
 SEALED = "sealed:"
@@ -31,7 +32,7 @@ class Vault:
     def __init__(self, keys: str) -> None:
         self._keys = [key.strip() for key in keys.split(",") if key.strip()]
 
-    def seal(self, secrets: dict[str, Any]) -> str:
+    def seal(self, secrets: JsonObject) -> str:
         """The secrets as text for the action's row.
 
         Raises:
@@ -39,13 +40,13 @@ class Vault:
         """
         return str(self._box.encrypt(json.dumps(secrets).encode()).decode())
 
-    def open(self, sealed: str) -> dict[str, Any]:
+    def open(self, sealed: str) -> JsonObject:
         """The secrets again.
 
         Raises:
             Unavailable: there is no key, or another one sealed them.
         """
-        secrets: dict[str, Any] = json.loads(self._opened(sealed))
+        secrets: JsonObject = json.loads(self._opened(sealed))
         return secrets
 
     def seal_text(self, text: str) -> str:

@@ -17,6 +17,8 @@ import typing
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+from common.json_types import JsonObject
+
 T = TypeVar("T")
 _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
 
@@ -34,7 +36,7 @@ def to_wire(record: Any) -> Any:
     raise TypeError(f"{type(record).__name__} does not cross a process border")
 
 
-def from_wire(kind: type[T], data: dict[str, Any]) -> T:
+def from_wire(kind: type[T], data: JsonObject) -> T:
     """The record of ``kind`` that ``to_wire`` made plain.
 
     Raises:

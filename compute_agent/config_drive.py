@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pycdlib
 
@@ -27,6 +26,7 @@ from common import errors
 from common.clients.vendor_data import Dynamic
 from common.config import ConfigError
 from common.instance_data import SEED_BYTES, InstanceData
+from common.json_types import JsonObject
 from common.models import GuestSpec
 
 LABEL = "config-2"
@@ -45,7 +45,7 @@ class ConfigDrives:
     (None: nothing), and the services that are asked for each."""
 
     format: str = ISO9660
-    vendor: dict[str, Any] | None = field(default_factory=dict)
+    vendor: JsonObject | None = field(default_factory=dict)
     dynamic: Dynamic | None = None
 
     @property
@@ -68,7 +68,7 @@ class ConfigDrives:
             os.fsync(file.fileno())
         os.replace(part, path)
 
-    def _dynamic_data(self, spec: GuestSpec) -> dict[str, Any]:
+    def _dynamic_data(self, spec: GuestSpec) -> JsonObject:
         """What the services say, asked once for all versions of the document."""
         if self.dynamic is None:
             return {}
@@ -79,7 +79,7 @@ class ConfigDrives:
 
 
 def opened(
-    drive_format: str, vendor: dict[str, Any] | None, dynamic: Dynamic | None = None
+    drive_format: str, vendor: JsonObject | None, dynamic: Dynamic | None = None
 ) -> ConfigDrives:
     """As configured. ConfigError names what is missing and what to do."""
     missing = (

@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 from common.tls import Tls
 from common.tls_socket import TlsSocket
 from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
@@ -99,7 +99,7 @@ class Consoles:
         for session in ended:
             session.end()
 
-    def offer(self, server: str, kind: str) -> dict[str, Any]:
+    def offer(self, server: str, kind: str) -> JsonObject:
         """Where the guest's console can be reached, and the secret that opens it once: host, port,
         secret.
 

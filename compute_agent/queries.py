@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 from compute_agent import machine
 from compute_agent.consoles import Consoles
 from compute_agent.virt.driver import Driver, VerbFailed
 
 MAX_CONSOLE_BYTES = 64 * 1024
-Arguments = dict[str, Any]
+Arguments = JsonObject
 
 
 class HostQueries:
@@ -26,7 +26,7 @@ class HostQueries:
 
     def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
         self._driver = driver
-        self._answers: dict[str, Callable[[Arguments], dict[str, Any]]] = {
+        self._answers: dict[str, Callable[[Arguments], JsonObject]] = {
             "console_output": self._console_output,
             "diagnostics": self._diagnostics,
             "domains": self._domains,
@@ -37,7 +37,7 @@ class HostQueries:
                 arguments["server"], arguments["kind"]
             )
 
-    def answer(self, verb: str, arguments: Arguments) -> dict[str, Any]:
+    def answer(self, verb: str, arguments: Arguments) -> JsonObject:
         """Raises the Problem that the API answers with."""
         if verb not in self._answers:
             raise errors.NotImplementedHere(
@@ -45,18 +45,18 @@ class HostQueries:
             )
         return self._answers[verb](arguments)
 
-    def _console_output(self, arguments: Arguments) -> dict[str, Any]:
+    def _console_output(self, arguments: Arguments) -> JsonObject:
         limit = min(int(arguments.get("length_bytes") or MAX_CONSOLE_BYTES), MAX_CONSOLE_BYTES)
         try:
             return {"output": self._driver.console_output(arguments["server"], limit)}
         except VerbFailed as problem:
             raise errors.NotFound(str(problem)) from problem
 
-    def _diagnostics(self, arguments: Arguments) -> dict[str, Any]:
+    def _diagnostics(self, arguments: Arguments) -> JsonObject:
         try:
             return self._driver.diagnostics(arguments["server"])
         except VerbFailed as problem:
             raise errors.Conflict(str(problem)) from problem
 
-    def _domains(self, arguments: Arguments) -> dict[str, Any]:
+    def _domains(self, arguments: Arguments) -> JsonObject:
         return {"domains": {state.server: state.power_state for state in self._driver.domains()}}

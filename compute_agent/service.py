@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from oslo_config import cfg
 
@@ -25,6 +24,7 @@ from common.clock import Clock
 from common.command_progress import CommandProgress
 from common.host_keys import OwnKeys
 from common.image_tickets import uses_image
+from common.json_types import JsonObject
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -63,7 +63,7 @@ class AgentProcess:
         ratios: dict[str, float] | None = None,
         monitor: machine.Monitor | None = None,
         peer: verbs.PeerOpener = verbs.no_peer,
-        facts: dict[str, Any] | None = None,
+        facts: JsonObject | None = None,
     ) -> None:
         self._agent, self._journal, self._driver, self._conductor = (
             agent,
@@ -110,7 +110,7 @@ class AgentProcess:
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
         self._prefetch.add(images, access)
 
-    def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def query(self, verb: str, arguments: JsonObject) -> JsonObject:
         return self._questions.answer(verb, arguments)
 
     def _cached(self, image: str, problem: str) -> None:

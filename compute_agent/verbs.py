@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     Command,
@@ -64,7 +64,7 @@ class Tools:
     peer: PeerOpener = no_peer
 
 
-Handler = Callable[[Tools, Command], DomainState | dict[str, Any] | None]
+Handler = Callable[[Tools, Command], DomainState | JsonObject | None]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _detach_share(tools: Tools, command: Command) -> None:
     tools.driver.detach_share(command.server, command.fence, share, tools.context)
 
 
-def _snapshot(tools: Tools, command: Command) -> dict[str, Any]:
+def _snapshot(tools: Tools, command: Command) -> JsonObject:
     writer = tools.write_image(command.args["image_id"])
     return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
 
@@ -165,7 +165,7 @@ def _set_password(tools: Tools, command: Command) -> None:
     tools.driver.set_password(command.server, command.args["user"], command.args["admin_pass"])
 
 
-def _offer(tools: Tools, command: Command) -> dict[str, Any]:
+def _offer(tools: Tools, command: Command) -> JsonObject:
     return tools.driver.offer(command.server, command.fence, command.args["secret"], tools.context)
 
 
@@ -177,13 +177,13 @@ def _peer_unless_shared(tools: Tools, command: Command) -> Peer | None:
     return None if command.args["from"] is None else _peer(tools, command)
 
 
-def _prepare(tools: Tools, command: Command) -> dict[str, Any]:
+def _prepare(tools: Tools, command: Command) -> JsonObject:
     return tools.driver.prepare(
         _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
     )
 
 
-def _receive(tools: Tools, command: Command) -> dict[str, Any]:
+def _receive(tools: Tools, command: Command) -> JsonObject:
     return tools.driver.receive(
         _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
     )
@@ -203,7 +203,7 @@ def _install(tools: Tools, command: Command) -> DomainState:
     return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.context)
 
 
-def _prepare_incoming(tools: Tools, command: Command) -> dict[str, Any]:
+def _prepare_incoming(tools: Tools, command: Command) -> JsonObject:
     source = str(command.args["from"]).rpartition(":")[0].strip("[]")
     return tools.driver.prepare_incoming(
         _spec(command),
@@ -216,7 +216,7 @@ def _prepare_incoming(tools: Tools, command: Command) -> dict[str, Any]:
     )
 
 
-def _live_migrate(tools: Tools, command: Command) -> dict[str, Any]:
+def _live_migrate(tools: Tools, command: Command) -> JsonObject:
     return tools.driver.live_migrate(
         _spec(command), command.args["to"], bool(command.args["shared"]), tools.context
     )
@@ -340,7 +340,7 @@ def _failed(command: Command, problem: Exception) -> Result:
     )
 
 
-def _data_of(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
+def _data_of(outcome: DomainState | JsonObject | None) -> JsonObject:
     """What a verb returned, as the result's data."""
     if isinstance(outcome, DomainState):
         return {"power_state": outcome.power_state}
@@ -355,7 +355,7 @@ def aborted(journal: Journal, command: Command) -> Result:
 def _ended(
     command: Command,
     status: str,
-    data: dict[str, Any] | None = None,
+    data: JsonObject | None = None,
     error: str = "",
     details: str = "",
     retryable: bool = False,

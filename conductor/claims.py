@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from common import errors, request_spec
 from common.action_args import ActionArgs
 from common.clock import SECOND
 from common.hardware import hardware
+from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment, ImageRef, RequestSpec
 from common.store.engine import Connection
 from common.store.placement import allocations
@@ -56,7 +57,7 @@ class ClaimedHost(NamedTuple):
     zone: str | None
     assignment: HardwareAssignment | None
 
-    def guest(self, run: PlacementRun) -> dict[str, Any]:
+    def guest(self, run: PlacementRun) -> JsonObject:
         """The record of the guest that the server has or will have there."""
         return {
             "server_id": run.server.id,
@@ -130,7 +131,7 @@ def claim_and_place(
 ) -> None:
     """Claim for each run the first proposed host that still fits, and the server is there; the
     others ask again or fail with reasons."""
-    placed: list[dict[str, Any]] = []
+    placed: list[JsonObject] = []
     for run, claimed in claim(tx, engine, runs, spec_of):
         run.set(host=claimed.host, availability_zone=claimed.zone)
         run.claimed = claimed.assignment

@@ -10,8 +10,9 @@ service does not answer, and another Problem when the service refuses for good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from common.json_types import JsonObject
 from common.models import Command, ImageRef, Interface, RequestSpec, Selection
 
 
@@ -31,7 +32,7 @@ class Messaging(Protocol):
 class ImageApi(Protocol):
     """The image service. Each call may be repeated."""
 
-    def create(self, record: dict[str, Any]) -> None:
+    def create(self, record: JsonObject) -> None:
         """Make an image record under the id it names; one that is there already is fine."""
 
     def show(self, image_id: str) -> ImageRef:
@@ -40,29 +41,29 @@ class ImageApi(Protocol):
     def delete(self, image_id: str) -> None:
         """Remove an image; one that is gone is fine."""
 
-    def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+    def find(self, filters: dict[str, str]) -> list[JsonObject]:
         """Images with these properties, newest first."""
 
 
 class NetworkApi(Protocol):
     """The network service. Ports are dicts as the service writes them."""
 
-    def ports(self, server: str) -> list[dict[str, Any]]:
+    def ports(self, server: str) -> list[JsonObject]:
         """The ports of a server."""
 
-    def port(self, port_id: str) -> dict[str, Any]:
+    def port(self, port_id: str) -> JsonObject:
         """One port; NotFound when it is gone."""
 
-    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def create(self, ports: Sequence[JsonObject]) -> list[JsonObject]:
         """Make ports, all or none. Not repeatable: look first whether they are there."""
 
-    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+    def update(self, port_id: str, values: JsonObject) -> JsonObject:
         """Change a port; NotFound when it is gone."""
 
     def delete(self, port_id: str) -> None:
         """Remove a port; one that is gone is fine."""
 
-    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+    def bind_also(self, port: JsonObject, host: str) -> JsonObject | None:
         """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type
         and vif_details; None where the service knows one host a port. NotFound when the port is
         gone."""
@@ -77,7 +78,7 @@ class NetworkApi(Protocol):
     def names_guests(self) -> bool:
         """Does the service know ports by names, which guests resolve?"""
 
-    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+    def described(self, ports: Sequence[JsonObject], floating: bool) -> list[Interface]:
         """These ports with what their networks and subnets say; ``floating``: also which floating
         IPs lead to them, which none does to a port that was just made."""
 

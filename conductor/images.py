@@ -9,12 +9,13 @@ Also here: which backups go when a newer one is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common import errors
 from common.action_args import ImageArgs
+from common.json_types import JsonMapping
 from common.models import Result
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import IMAGE
@@ -63,7 +64,7 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
         raise refused
 
 
-def rotate(images: ImageApi, server: str, args: Mapping[str, Any]) -> None:
+def rotate(images: ImageApi, server: str, args: JsonMapping) -> None:
     """Of a server's whole backups of one type the newest stay, as many as the rotation says; all
     others are tried.
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common import errors, local_disks, states
 from common.action_args import MoveArgs
 from common.hardware import hardware, resources
+from common.json_types import JsonObject
 from common.models import Flavor, GuestSpec, HardwareAssignment, Interface, RequestSpec
 from common.states import BY_WORKFLOW
 from common.store.engine import Connection
@@ -50,7 +51,7 @@ class MoveData(PlacementData, PortData):
     switched: bool = False  #: the server is at its destination, or of its new flavor
     shared: bool | None = None  #: both hosts have the same files; None: not asked yet
     transfer: str | None = None  #: address at which the source gives files; "": it gives none
-    to: dict[str, Any] | None = None  #: how the destination takes servers in while they run
+    to: JsonObject | None = None  #: how the destination takes servers in while they run
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +149,7 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
         claims.propose(engine, asking, request_spec)
 
 
-def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, dict[str, Any]]]:
+def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
     """Claim a destination for each, where its guest arrives; the migration holds now what it has at
     the source. Returns those that got another host than their source, each with what the source
     says of itself."""
@@ -189,7 +190,7 @@ def record_claim(run: MoveRun, claimed: ClaimedHost) -> None:
     run.data.zone, run.data.assignment = claimed.zone, claimed.assignment
 
 
-def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, dict[str, Any]]]:
+def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
     """Write down what the two hosts of each say of themselves: whether they share storage, how one
     reaches the other. Returns the runs with what their sources say."""
     if not runs:
@@ -245,7 +246,7 @@ def _of_flavor(made: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
     return replace(made, flavor=flavor, disks=local_disks.of(flavor, run.server.disks))
 
 
-def assignment_of(kept: dict[str, Any] | None) -> HardwareAssignment | None:
+def assignment_of(kept: JsonObject | None) -> HardwareAssignment | None:
     """Which parts of its host a guest has, as its record says."""
     return from_wire(HardwareAssignment, kept) if kept else None
 
@@ -315,7 +316,7 @@ def return_source_resources(tx: Connection, run: MoveRun) -> None:
     allocations.hand_back(tx, run.args.migration, run.server.id, source(run))
 
 
-def flavor_columns(flavor: Flavor) -> dict[str, Any]:
+def flavor_columns(flavor: Flavor) -> JsonObject:
     """The columns of a server of this flavor, but for what the quota counts."""
     return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": flavor.disk_gb}
 

@@ -19,6 +19,7 @@ from common import errors
 from common.action_args import ActionArgs, NetworkArgs
 from common.clients.network import MADE, is_made
 from common.clock import SECOND
+from common.json_types import JsonObject
 from common.models import Interface
 from common.store.engine import Connection, Row
 from common.store.neighbours.cleanups import BINDING, PORT, PORTS
@@ -26,7 +27,7 @@ from common.wire import from_wire, to_wire
 from conductor.external_services import NetworkApi
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
 
-Port = dict[str, Any]
+Port = JsonObject
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 BOUND = ("bridge", "ovs")  #: values of binding:vif_type
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
@@ -36,7 +37,7 @@ UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 class PortData(ActionData):
     """What the steps about ports leave."""
 
-    plugged: list[dict[str, Any]] | None = (
+    plugged: list[JsonObject] | None = (
         None  #: the server's interfaces, as the network service has them
     )
     paused: bool = False  #: the guest starts paused, because they are not wired yet
@@ -45,14 +46,14 @@ class PortData(ActionData):
     dest: str | None = None  #: of a server that moves: the host it goes to
     source: str | None = None  #: the host it leaves
     zone: str | None = None  #: availability zone of ``dest``
-    arriving: list[dict[str, Any]] | None = None  #: the interfaces as they are bound to ``dest``
+    arriving: list[JsonObject] | None = None  #: the interfaces as they are bound to ``dest``
 
 
 @dataclass(kw_only=True)
 class InterfaceData(PortData):
     """What attaching an interface leaves."""
 
-    interface: dict[str, Any] | None = None  #: the one that was made; the API reads it
+    interface: JsonObject | None = None  #: the one that was made; the API reads it
 
 
 PortRun = Run[ActionArgs, PortData]
@@ -84,7 +85,7 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
     there = networks.ports(run.server.id) if run.is_repeated else []  # a first try has left nothing
     taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
     spare = [port for port in there if port["id"] not in taken]
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JsonObject] = {}
     for number, request in enumerate(requests):
         if request.get("port"):
             found[number] = _bind_user_port(networks, run, request["port"])
@@ -152,7 +153,7 @@ def _described(
     host: str,
     *,
     are_new: bool,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The interfaces that these ports are; a port that cannot be bound to this host is the host's
     failure."""
     failed = {
@@ -264,7 +265,7 @@ def _ports_before(run: RequestRun) -> set[str]:
     return {one["port"] for one in run.server.interfaces or ()} - requested
 
 
-def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> dict[str, Any]:
+def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject:
     name = {"dns_name": dns_name(run.server.hostname)} if networks.names_guests() else {}
     return {
         "device_id": run.server.id,
@@ -294,7 +295,7 @@ def _owner(run: PortRun, host: str | None) -> str:
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
 
 
-def _new(networks: NetworkApi, run: RequestRun, request: dict[str, Any]) -> Port:
+def _new(networks: NetworkApi, run: RequestRun, request: JsonObject) -> Port:
     port = {
         "network_id": request["network"],
         "project_id": run.server.project_id,
@@ -309,7 +310,7 @@ def _new(networks: NetworkApi, run: RequestRun, request: dict[str, Any]) -> Port
     return port
 
 
-def _fits(port: Port, request: dict[str, Any]) -> bool:
+def _fits(port: Port, request: JsonObject) -> bool:
     addresses = [fixed["ip_address"] for fixed in port["fixed_ips"]]
     return bool(
         port["network_id"] == request["network"]
@@ -369,7 +370,7 @@ def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
     _clean(engine, run, lambda port: port["id"] == port_id, release_port)
 
 
-def _change(networks: NetworkApi, port: Port, values: dict[str, Any]) -> None:
+def _change(networks: NetworkApi, port: Port, values: JsonObject) -> None:
     """Change a port, unless somebody has removed it meanwhile."""
     try:
         networks.update(port["id"], values)

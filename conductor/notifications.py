@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from common.json_types import JsonObject
 from common.notifications import events
 from common.notifications.events import Notice
 from common.notifications.options import OFF, VM_STATE, NotificationSettings
@@ -75,7 +75,7 @@ def _request(run: AnyRun) -> dict[str, str]:
     return events.request(run.action._mapping)
 
 
-def _fault(run: AnyRun) -> dict[str, Any]:
+def _fault(run: AnyRun) -> JsonObject:
     """What failed first; the details are the operator's, and so are notifications."""
     problem = run.data.problem if run.data is not None else None
     step = next(

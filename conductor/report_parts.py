@@ -11,11 +11,12 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Any
 
+from common.json_types import JsonObject
 from common.models import Sync
 
 #: Fields that say who reports and what is in hand there; each other field tells something.
 HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number", "cookie"))
-_NOTHING: dict[str, Any] = {
+_NOTHING: JsonObject = {
     field.name: getattr(Sync("", 0), field.name) for field in fields(Sync) if field.name not in HEAD
 }
 #: Fields that are one thing, although they are dictionaries.
@@ -55,7 +56,7 @@ def without(sync: Sync, servers: Collection[str]) -> Sync:
     """What it tells of all others than these servers."""
     if not servers_in(sync) & set(servers):
         return sync
-    kept: dict[str, Any] = {
+    kept: JsonObject = {
         name: [one for one in getattr(sync, name) if one.server not in servers]
         for name in ("results", "domains", "changed")
         if getattr(sync, name)

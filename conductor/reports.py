@@ -19,6 +19,7 @@ from typing import Any
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
+from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store.engine import Connection, Row
 from common.store.hosts import host_images, hosts
@@ -477,7 +478,7 @@ _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], 
 def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
     """What happened out of band is written down once; other differences show in power_state
     only."""
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, JsonObject] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
         if server is None or not _is_news(server, host, domain):

@@ -25,6 +25,7 @@ from hashlib import sha256
 from typing import Any
 
 from common import errors, states
+from common.json_types import JsonObject
 from common.models import Result
 from common.states import BY_WORKFLOW
 from common.store.engine import Connection, Row, now
@@ -59,7 +60,7 @@ VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes;
     returns how many were taken."""
-    which: dict[str, Any] = (
+    which: JsonObject = (
         {"but": STEPS_WITH_CALLS}
         if lane == Lane.INSIDE
         else {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)}

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 from common import errors
 from common.action_args import ActionArgs
 from common.clock import Clock
+from common.json_types import JsonMapping, JsonObject
 from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
 from common.store.engine import Connection, Row, Store, moment, now
 from common.store.placement.allocations import FailedBuildLimit
@@ -193,7 +194,7 @@ Args = TypeVar("Args", bound=ActionArgs, covariant=True)
 Data = TypeVar("Data", bound=ActionData, covariant=True)
 
 
-def journal(data: ActionData, stored: Mapping[str, Any]) -> dict[str, Any]:
+def journal(data: ActionData, stored: JsonMapping) -> JsonObject:
     """The data as the journal has it, with what ``stored`` has of a later release."""
     plain, default = to_wire(data), _default(cast(Hashable, type(data)))
     kept = {name: value for name, value in stored.items() if name not in default}
@@ -201,7 +202,7 @@ def journal(data: ActionData, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _default(kind: Any) -> dict[str, Any]:
+def _default(kind: Any) -> JsonObject:
     return dict(to_wire(kind()))
 
 
@@ -217,16 +218,16 @@ class Run(Generic[Args, Data]):
     problem: StepFailed | None = None  #: the present step has failed
     paused: bool = False  #: the present step is not over
     woken: bool = False  #: since it was taken; see ``store.actions.wake``
-    head: dict[str, Any] = field(default_factory=dict)  #: changes of the action's row
-    changes: dict[str, Any] = field(default_factory=dict)  #: changes of the server's row
-    events: list[dict[str, Any]] = field(default_factory=list)  #: of the journal
+    head: JsonObject = field(default_factory=dict)  #: changes of the action's row
+    changes: JsonObject = field(default_factory=dict)  #: changes of the server's row
+    events: list[JsonObject] = field(default_factory=list)  #: of the journal
     commands: list[tuple[str, Command]] = field(default_factory=list)  #: host, command
     claimed: HardwareAssignment | None = None  #: what this transaction's claim got
     build_verdicts: list[tuple[str, int]] = field(
         default_factory=list
     )  #: for ``allocations.judge``
-    migration_changes: dict[str, Any] = field(default_factory=dict)  #: of the action's migration
-    cleanups: list[dict[str, Any]] = field(
+    migration_changes: JsonObject = field(default_factory=dict)  #: of the action's migration
+    cleanups: list[JsonObject] = field(
         default_factory=list
     )  #: for external services, see ``store.cleanups``
     is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too
@@ -288,7 +289,7 @@ class Run(Generic[Args, Data]):
         """Is the action on its way back?"""
         return bool(self.head.get("phase", self.action.phase) == "undo")
 
-    def secrets(self, engine: Engine) -> dict[str, Any]:
+    def secrets(self, engine: Engine) -> JsonObject:
         """What was sealed when the action was accepted."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
@@ -381,7 +382,7 @@ class Run(Generic[Args, Data]):
             }
         )
 
-    def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
+    def command(self, host: str, step: str, verb: str, args: JsonObject) -> None:
         """Send a command when the transaction has committed; the runner fills the session in."""
         self.commands.append(
             (
@@ -396,7 +397,7 @@ class Run(Generic[Args, Data]):
 AnyRun = Run[Any, Any]
 
 
-def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
+def fault_of(tx: Connection, problem: StepFailed) -> JsonObject:
     """The fault that a server in ERROR shows; its time in microseconds, as everywhere in the
     database."""
     return {"code": 500, "message": str(problem), "details": problem.details, "created": moment(tx)}
@@ -423,7 +424,7 @@ class StepEvents:
 
 StepArgs = TypeVar("StepArgs", bound=ActionArgs, contravariant=True)
 StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
-Verb = tuple[str, dict[str, Any]]  #: a verb of the agent and its arguments
+Verb = tuple[str, JsonObject]  #: a verb of the agent and its arguments
 
 
 @dataclass(frozen=True)

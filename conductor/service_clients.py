@@ -9,12 +9,13 @@ call it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clients.own_images import OwnImages
 from common.clients.shares import NAME, ShareClient
+from common.json_types import JsonObject
 from common.models import ImageRef, Interface
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class ImageService:
     def __init__(self, identity: IdentityClient) -> None:
         self._images = OwnImages(identity)
 
-    def create(self, record: dict[str, Any]) -> None:
+    def create(self, record: JsonObject) -> None:
         self._images.ask(lambda client, token: client.create(record, token))
 
     def show(self, image_id: str) -> ImageRef:
@@ -35,7 +36,7 @@ class ImageService:
     def delete(self, image_id: str) -> None:
         self._images.ask(lambda client, token: client.delete(image_id, token))
 
-    def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+    def find(self, filters: dict[str, str]) -> list[JsonObject]:
         found = self._images.ask(lambda client, token: client.find(filters, token))
         return sorted(found, key=lambda image: str(image.get("created_at", "")), reverse=True)
 
@@ -46,22 +47,22 @@ class NetworkService:
     def __init__(self, identity: IdentityClient, client: Bindings) -> None:
         self._identity, self._client = identity, client
 
-    def ports(self, server: str) -> list[dict[str, Any]]:
+    def ports(self, server: str) -> list[JsonObject]:
         return self._ask(lambda token: self._client.ports(token, device_id=server))
 
-    def port(self, port_id: str) -> dict[str, Any]:
+    def port(self, port_id: str) -> JsonObject:
         return self._ask(lambda token: self._client.port(token, port_id))
 
-    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def create(self, ports: Sequence[JsonObject]) -> list[JsonObject]:
         return self._ask(lambda token: self._client.create_ports(token, ports))
 
-    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+    def update(self, port_id: str, values: JsonObject) -> JsonObject:
         return self._ask(lambda token: self._client.update_port(token, port_id, values))
 
     def delete(self, port_id: str) -> None:
         self._ask(lambda token: self._client.delete_port(token, port_id))
 
-    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+    def bind_also(self, port: JsonObject, host: str) -> JsonObject | None:
         return self._ask(lambda token: self._client.bind_also(token, port, host))
 
     def activate(self, port_id: str, host: str) -> None:
@@ -73,7 +74,7 @@ class NetworkService:
     def names_guests(self) -> bool:
         return self._ask(lambda token: "dns-integration" in self._client.extensions(token))
 
-    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+    def described(self, ports: Sequence[JsonObject], floating: bool) -> list[Interface]:
         return self._ask(lambda token: self._client.described(token, ports, floating))
 
     def _ask(self, call: Callable[[str], T]) -> T:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from common.json_types import JsonMapping, JsonObject
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.placement.host_states import HostRows, Rows
 from common.store.placement.inventories import MOST
@@ -112,7 +113,7 @@ class Columns:
             name: np.zeros(0, np.int64)
             for name in ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")
         }
-        self.facts: Shared[Mapping[str, Any]] = Shared(_facts, {})
+        self.facts: Shared[JsonMapping] = Shared(_facts, {})
         self.traits: Shared[frozenset[str]] = Shared(_names, frozenset())
         self.numa_nodes: Shared[Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
         self.gear: Shared[Sequence[Device]] = Shared(partial(_records, Device), ())
@@ -358,7 +359,7 @@ class Columns:
         base.parts = cast("dict[int, Parts]", HostParts(self))
 
 
-def _facts(key: tuple[str, int, str | None, str | None]) -> Mapping[str, Any]:
+def _facts(key: tuple[str, int, str | None, str | None]) -> JsonMapping:
     kind, version, cpu_info, facts = key
     return {
         **_mapping(facts),
@@ -372,7 +373,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
 
-def _mapping(text: str | None) -> dict[str, Any]:
+def _mapping(text: str | None) -> JsonObject:
     found = json.loads(text) if text else {}
     return found if isinstance(found, dict) else {}
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.json_types import JsonMapping
 from common.models import Device, HardwareAssignment, NumaNode
 
 Mask = NDArray[np.bool_]
@@ -138,7 +139,7 @@ class Snapshot:
     kinds: Numbers = field(default_factory=no_numbers)  #: facts[kinds[row]] are those of a host
     #: hypervisor_type, hypervisor_version, cpu_info, supported_instances ..., without what differs
     #: for each host.
-    facts: list[Mapping[str, Any]] = field(default_factory=list)
+    facts: list[JsonMapping] = field(default_factory=list)
     metrics: dict[str, Floats] = field(default_factory=dict)  #: NaN where a host does not say
     aggregates: list[Aggregate] = field(default_factory=list)
     parts: MutableMapping[int, Parts] = field(

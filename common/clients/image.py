@@ -23,6 +23,7 @@ from urllib.parse import quote, urlencode
 
 from common import errors
 from common.clients.http import Http, kind_of
+from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
 
 CHUNK = 1024 * 1024
@@ -81,7 +82,7 @@ class Image:
     visibility: str = ""
 
 
-def image_of(answer: dict[str, Any]) -> Image:
+def image_of(answer: JsonObject) -> Image:
     """The record of a Glance v2 body."""
     properties = {
         key: str(value)
@@ -165,7 +166,7 @@ class ImageClient:
         """
         return image_of(self.record(image_id, token))
 
-    def record(self, image_id: str, token: str) -> dict[str, Any]:
+    def record(self, image_id: str, token: str) -> JsonObject:
         """All that the service says of an image.
 
         Raises:
@@ -178,7 +179,7 @@ class ImageClient:
         _check_seen(answer)
         return dict(answer.json())
 
-    def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
+    def page(self, query: Mapping[str, str], token: str) -> list[JsonObject]:
         """The records of one page of images, by the service's own parameters.
 
         Raises:
@@ -247,7 +248,7 @@ class ImageClient:
         """Where an image is."""
         return f"{self._base()}/v2/images/{image_id}"
 
-    def create(self, record: Mapping[str, Any], token: str) -> None:
+    def create(self, record: JsonMapping, token: str) -> None:
         """Make an image's record under the id that it names; the same one again is fine.
 
         Raises:
@@ -273,7 +274,7 @@ class ImageClient:
         if answer.status_code not in (404, 410):
             _check(answer)
 
-    def find(self, filters: Mapping[str, str], token: str) -> list[dict[str, Any]]:
+    def find(self, filters: Mapping[str, str], token: str) -> list[JsonObject]:
         """The records of the images with these fields and properties, newest first.
 
         Raises:
@@ -383,7 +384,7 @@ class _Given:
         """Conflict unless the image has these bytes. Of a checksum of another kind only the size is
         compared."""
         expected = {"status": "active", "size": self._size}
-        found: dict[str, Any] = {"status": image.status, "size": image.ref.size}
+        found: JsonObject = {"status": image.status, "size": image.ref.size}
         if image.ref.hash_algo == self._digest.name:
             expected["checksum"], found["checksum"] = self._digest.hexdigest(), image.ref.hash_value
         if found != expected:
@@ -393,7 +394,7 @@ class _Given:
             )
 
 
-def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+def _is(there: JsonMapping, record: JsonMapping) -> bool:
     """Is this the image that the record would make? The service writes values its own way, as text
     or number."""
     return all(str(there.get(key)) == str(value) for key, value in record.items())

@@ -27,6 +27,7 @@ from oslo_config import cfg
 from common import errors, tls
 from common.clients.http import Breaker
 from common.config import ConfigError
+from common.json_types import JsonObject
 
 LOG = logging.getLogger(__name__)
 WAIT = 5.0  # seconds that a request waits for its limits
@@ -165,7 +166,7 @@ def _default(conf: cfg.ConfigOpts) -> None:
     from oslo_limit import limit  # noqa: F401  # which makes its options known when it is imported
 
     section, own = conf[GROUP], conf.identity
-    defaults: dict[str, Any] = {"timeout": READ}
+    defaults: JsonObject = {"timeout": READ}
     if not section.auth_type:
         conf.register_opts(loading.get_auth_plugin_conf_options("password"), group=GROUP)
         defaults |= {

@@ -21,9 +21,9 @@ from urllib.parse import urlencode
 
 from common import errors
 from common.clients.http import Http, kind_of
+from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 
-JSON = dict[str, Any]
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
 AT_ONCE = 50  # ids in one URL
 NAME = "network service"
@@ -37,15 +37,15 @@ def device_of(port_id: str) -> str:
     return f"tap{port_id[:11]}"
 
 
-def is_made(port: JSON) -> bool:
+def is_made(port: JsonObject) -> bool:
     """Did Kilonova make this port? Then it goes with its server."""
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
 
 
 def interface_of(
-    port: JSON,
-    networks: Mapping[str, JSON],
-    subnets: Mapping[str, JSON],
+    port: JsonObject,
+    networks: Mapping[str, JsonObject],
+    subnets: Mapping[str, JsonObject],
     *,
     floating: Mapping[str, list[str]] | None = None,
     groups: Mapping[str, str] | None = None,
@@ -72,7 +72,9 @@ def interface_of(
     )
 
 
-def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JSON:
+def _address(
+    fixed: JsonObject, subnet: JsonObject, floating: Mapping[str, list[str]]
+) -> JsonObject:
     address = fixed["ip_address"]
     version = ipaddress.ip_address(address).version
     mode = {"ipv6_mode": subnet["ipv6_address_mode"]} if subnet.get("ipv6_address_mode") else {}
@@ -103,7 +105,9 @@ class NetworkClient:
     endpoint: str | Callable[[], str | None] | None
     timeout: float = 10
     monotonic: Callable[[], float] = time.monotonic
-    _kept: dict[tuple[str, str], tuple[float, list[JSON]]] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, str], tuple[float, list[JsonObject]]] = field(
+        default_factory=dict, repr=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _extensions: frozenset[str] | None = field(default=None, repr=False)
 
@@ -119,7 +123,7 @@ class NetworkClient:
         return bool(self.endpoint() if callable(self.endpoint) else self.endpoint)
 
     # --- what the API reads, with the user's token ---
-    def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JSON]:
+    def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
         """The networks with these ids that the token may see; without ids the project's own and the
         shared ones."""
         if ids:
@@ -128,7 +132,7 @@ class NetworkClient:
         shared = self._all(token, "networks", {"shared": True}, keep=True)
         return list({network["id"]: network for network in [*own, *shared]}.values())
 
-    def subnets(self, token: str, network_ids: Sequence[str]) -> list[JSON]:
+    def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]:
         """The subnets of these networks."""
         return (
             self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True)
@@ -136,11 +140,11 @@ class NetworkClient:
             else []
         )
 
-    def ports(self, token: str, **filters: Any) -> list[JSON]:
+    def ports(self, token: str, **filters: Any) -> list[JsonObject]:
         """The ports that have all these values."""
         return self._all(token, "ports", filters)
 
-    def port(self, token: str, port_id: str) -> JSON:
+    def port(self, token: str, port_id: str) -> JsonObject:
         """One port.
 
         Raises:
@@ -148,7 +152,7 @@ class NetworkClient:
         """
         return dict(self._json("GET", f"/ports/{port_id}", token)["port"])
 
-    def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JSON]:
+    def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JsonObject]:
         """The project's security groups: id and name, or the whole of them with their rules."""
         more = {} if whole else {"fields": ["id", "name"]}
         return self._all(token, "security-groups", {"project_id": project_id, **more})
@@ -168,7 +172,7 @@ class NetworkClient:
         return self.described(token, self.ports(token, device_id=server_id), floating=True)
 
     def described(
-        self, token: str, ports: Sequence[JSON], floating: bool = False
+        self, token: str, ports: Sequence[JsonObject], floating: bool = False
     ) -> list[Interface]:
         """These ports with what their networks and subnets say."""
         if not ports:
@@ -196,7 +200,7 @@ class NetworkClient:
             for port in ports
         ]
 
-    def floating(self, token: str, port_ids: Sequence[str]) -> list[JSON]:
+    def floating(self, token: str, port_ids: Sequence[str]) -> list[JsonObject]:
         """The floating IPs of these ports; none where the service has no routers."""
         try:
             return (
@@ -215,16 +219,18 @@ class NetworkClient:
         return self._extensions
 
     # --- what the conductor changes, with its own ---
-    def create_ports(self, token: str, ports: Sequence[JSON]) -> list[JSON]:
+    def create_ports(self, token: str, ports: Sequence[JsonObject]) -> list[JsonObject]:
         """Make ports, all or none.
 
         Raises:
             Conflict, Forbidden, BadRequest, NotFound: the service refuses.
         """
-        made: list[JSON] = self._json("POST", "/ports", token, {"ports": list(ports)})["ports"]
+        made: list[JsonObject] = self._json("POST", "/ports", token, {"ports": list(ports)})[
+            "ports"
+        ]
         return made
 
-    def update_port(self, token: str, port_id: str, values: JSON) -> JSON:
+    def update_port(self, token: str, port_id: str, values: JsonObject) -> JsonObject:
         """Change a port.
 
         Raises:
@@ -249,10 +255,10 @@ class NetworkClient:
         return found.rstrip("/").removesuffix("/v2.0")
 
     def _all(
-        self, token: str, noun: str, filters: Mapping[str, Any], keep: bool = False
-    ) -> list[JSON]:
+        self, token: str, noun: str, filters: JsonMapping, keep: bool = False
+    ) -> list[JsonObject]:
         """A list, every page of it; long lists of ids are asked for in pieces."""
-        found: list[JSON] = []
+        found: list[JsonObject] = []
         for part in _parts(filters):
             query = urlencode(
                 [
@@ -264,7 +270,7 @@ class NetworkClient:
             found += self._kept_list(token, noun, query) if keep else self._list(token, noun, query)
         return found
 
-    def _kept_list(self, token: str, noun: str, query: str) -> list[JSON]:
+    def _kept_list(self, token: str, noun: str, query: str) -> list[JsonObject]:
         key = (f"{noun}?{query}", hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
             until, found = self._kept.get(key, (0.0, []))
@@ -278,7 +284,7 @@ class NetworkClient:
                 self._kept[key] = (self.monotonic() + KEEP, found)
         return found
 
-    def _list(self, token: str, noun: str, query: str) -> list[JSON]:
+    def _list(self, token: str, noun: str, query: str) -> list[JsonObject]:
         key, path, found = noun.replace("-", "_"), f"/{noun}?{query}", []
         while path:
             page = self._json("GET", path, token)
@@ -289,20 +295,22 @@ class NetworkClient:
             path = f"/{noun}?{following[0].partition('?')[2]}" if following else ""
         return found
 
-    def _json(self, method: str, path: str, token: str, body: JSON | None = None) -> JSON:
+    def _json(
+        self, method: str, path: str, token: str, body: JsonObject | None = None
+    ) -> JsonObject:
         answer = self._answer(method, path, token, body)
         if answer.status_code >= 300:
             raise refusal_of(answer)
         return dict(answer.json()) if answer.content else {}
 
     def _answer(
-        self, method: str, path: str, token: str, body: JSON | None = None, **more: Any
+        self, method: str, path: str, token: str, body: JsonObject | None = None, **more: Any
     ) -> Any:
         more |= {} if body is None else {"json": body}
         return self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
 
 
-def _parts(filters: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def _parts(filters: JsonMapping) -> Iterable[JsonMapping]:
     """One query, or several where a list of values is too long for one URL."""
     long = next(
         (

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from common import errors
-from common.clients.network import JSON, NetworkClient, refusal_of
+from common.clients.network import NetworkClient, refusal_of
+from common.json_types import JsonObject
 
 ALIAS = "binding-extended"
 FAILED = "binding_failed"
@@ -24,7 +25,7 @@ FAILED = "binding_failed"
 class Bindings(NetworkClient):
     """A client that also binds ports to more than one host."""
 
-    def bindings(self, token: str, port_id: str) -> list[JSON]:
+    def bindings(self, token: str, port_id: str) -> list[JsonObject]:
         """All of a server's port; none where it is gone, or where the service knows one host a
         port."""
         if ALIAS not in self.extensions(token):
@@ -34,7 +35,7 @@ class Bindings(NetworkClient):
         except errors.NotFound:
             return []
 
-    def bind_also(self, token: str, port: JSON, host: str) -> JSON | None:
+    def bind_also(self, token: str, port: JsonObject, host: str) -> JsonObject | None:
         """Bind a port to this host too; its profile goes with it, which says whose the port is.
 
         Returns:
@@ -92,7 +93,7 @@ class Bindings(NetworkClient):
         except errors.NotFound:
             return
 
-    def _binding(self, token: str, port_id: str, host: str) -> JSON | None:
+    def _binding(self, token: str, port_id: str, host: str) -> JsonObject | None:
         found = self._json("GET", f"{_path(port_id)}?host={quote(host, safe='')}", token)[
             "bindings"
         ]

@@ -12,26 +12,27 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from common.clients.network import JSON, NetworkClient
+from common.clients.network import NetworkClient
+from common.json_types import JsonObject
 
 
 class Records(NetworkClient):
     """A client that also makes, changes and removes. Every method raises what the service refuses
     with: BadRequest, Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
 
-    def records(self, token: str, noun: str, **filters: Any) -> list[JSON]:
+    def records(self, token: str, noun: str, **filters: Any) -> list[JsonObject]:
         """Those that have all these values."""
         return self._all(token, noun, filters)
 
-    def record(self, token: str, noun: str, record_id: str) -> JSON:
+    def record(self, token: str, noun: str, record_id: str) -> JsonObject:
         """One of them."""
         return dict(self._json("GET", _path(noun, record_id), token)[_key(noun)])
 
-    def create(self, token: str, noun: str, values: JSON) -> JSON:
+    def create(self, token: str, noun: str, values: JsonObject) -> JsonObject:
         """Make one."""
         return dict(self._json("POST", f"/{noun}", token, {_key(noun): values})[_key(noun)])
 
-    def update(self, token: str, noun: str, record_id: str, values: JSON) -> JSON:
+    def update(self, token: str, noun: str, record_id: str, values: JsonObject) -> JsonObject:
         """Change one."""
         return dict(
             self._json("PUT", _path(noun, record_id), token, {_key(noun): values})[_key(noun)]

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from common import errors
 from common.clients.http import Http, kind_of
+from common.json_types import JsonObject
 
-JSON = dict[str, Any]
 NAME = "shared file system service"
 #: The first version in which a rule can be locked.
 VERSION = "2.82"
@@ -82,7 +82,7 @@ class ShareClient:
             str(ordered[0]["path"]) if ordered else None,
         )
 
-    def rules(self, token: str, share_id: str, access_to: str) -> list[JSON]:
+    def rules(self, token: str, share_id: str, access_to: str) -> list[JsonObject]:
         """The share's rules for this address; there is at most one that is not on its way out."""
         found = self._json(
             "GET", f"/share-access-rules?share_id={quote(share_id, safe='')}", token
@@ -144,11 +144,13 @@ class ShareClient:
             )
         return _VERSION_AND_PROJECT.sub("", found.rstrip("/")) + "/v2"
 
-    def _act(self, token: str, share_id: str, body: JSON) -> JSON:
+    def _act(self, token: str, share_id: str, body: JsonObject) -> JsonObject:
         return self._json("POST", f"/shares/{quote(share_id, safe='')}/action", token, body)
 
-    def _json(self, method: str, path: str, token: str, body: JSON | None = None) -> JSON:
-        more: JSON = {} if body is None else {"json": body}
+    def _json(
+        self, method: str, path: str, token: str, body: JsonObject | None = None
+    ) -> JsonObject:
+        more: JsonObject = {} if body is None else {"json": body}
         answer = self._http.send(
             method,
             self._http.base() + path,

@@ -22,7 +22,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ from oslo_config import cfg
 from common import config, errors, tls
 from common.clients.http import Breaker
 from common.config import ConfigError
+from common.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 GROUP = "vendordata_dynamic_auth"
@@ -41,7 +42,6 @@ MOST_BYTES, MOST_DEPTH = 64 * 1024, 32  #: of one answer
 LOGIN_SECONDS = 5  #: that the identity service has for each answer
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HEADERS = {"Accept": "application/json", "User-Agent": "kilonova-vendordata"}
-JSON = dict[str, Any]
 
 
 class _Refused(Exception):
@@ -80,7 +80,7 @@ class Dynamic:
         self._connect, self._read, self._is_fatal = connect, read, is_fatal
         self._free = threading.Semaphore(AT_ONCE)
 
-    def of(self, facts: Mapping[str, Any]) -> JSON:
+    def of(self, facts: JsonMapping) -> JsonObject:
         """What each target says of this server, {} where it says nothing that can be used.
 
         Raises:
@@ -88,7 +88,7 @@ class Dynamic:
         """
         return {target.name: self._answer(target, facts) for target in self._targets}
 
-    def _answer(self, target: Target, facts: Mapping[str, Any]) -> Any:
+    def _answer(self, target: Target, facts: JsonMapping) -> Any:
         try:
             return self._ask(target, json.dumps(facts).encode())
         except _Refused as problem:
@@ -197,7 +197,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def static(conf: cfg.ConfigOpts) -> JSON | None:
+def static(conf: cfg.ConfigOpts) -> JsonObject | None:
     """What all guests are told; None: [vendor_data] providers has no static. Raises ConfigError."""
     return config.vendor_data(conf) if STATIC in conf.vendor_data.providers else None
 

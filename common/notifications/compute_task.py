@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from common.json_types import JsonMapping, JsonObject
 from common.notifications import legacy, objects
-from common.notifications.objects import JSON, versioned
-
-Facts = Mapping[str, Any]
+from common.notifications.objects import versioned
 
 
-def payload(server: Facts, about: Facts) -> JSON:
+def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
     """The server's request, and why it failed."""
     return versioned(
         "ComputeTaskPayload",
@@ -26,7 +22,7 @@ def payload(server: Facts, about: Facts) -> JSON:
     )
 
 
-def older(event: str, server: Facts, about: Facts) -> tuple[str, JSON]:
+def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, JsonObject]:
     """Name and payload of the unversioned one."""
     noun, method = event.split(".")[:2]
     facts = legacy.server(event, server, {})
@@ -46,9 +42,9 @@ def older(event: str, server: Facts, about: Facts) -> tuple[str, JSON]:
     }
 
 
-def _spec(server: Facts) -> JSON:
+def _spec(server: JsonMapping) -> JsonObject:
     """What the other keys would name is not kept of a request: they are null."""
-    asked_nothing: JSON = dict.fromkeys(
+    asked_nothing: JsonObject = dict.fromkeys(
         (
             "ignore_hosts",
             "force_hosts",
@@ -86,9 +82,9 @@ def _spec(server: Facts) -> JSON:
     )
 
 
-def _image(image: Facts) -> JSON:
+def _image(image: JsonMapping) -> JsonObject:
     """As far as it was frozen into the server."""
-    unknown: JSON = dict.fromkeys(
+    unknown: JsonObject = dict.fromkeys(
         (
             "checksum",
             "created_at",

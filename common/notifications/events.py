@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common import states
+from common.json_types import JsonObject
 
 COMPUTE, API, CONDUCTOR = "nova-compute", "nova-api", "nova-conductor"
 EXISTS = "instance.exists"
@@ -38,7 +39,7 @@ class Notice:
     event: str
     key: str
     request: dict[str, str] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    about: JsonObject = field(default_factory=dict)
 
     @property
     def of_server(self) -> bool:
@@ -117,10 +118,10 @@ def of_control(state: str | None, migration: str | None, requested: str | None) 
     )
 
 
-def about(workflow: str, args: dict[str, Any]) -> dict[str, Any]:
+def about(workflow: str, args: JsonObject) -> JsonObject:
     """What payloads need of an action's arguments: nothing else of them, which may be secret, is
     kept."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     if workflow in ("snapshot", "backup"):
         found["snapshot_image_id"] = args.get("image_id")
     if workflow == "rescue":

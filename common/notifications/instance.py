@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.clock import iso
+from common.json_types import JsonMapping, JsonObject
 from common.notifications import objects, periods
 from common.notifications.events import EXISTS
-from common.notifications.objects import JSON, versioned
-
-Facts = Mapping[str, Any]
+from common.notifications.objects import versioned
 
 
 class Kind(NamedTuple):
@@ -20,18 +19,18 @@ class Kind(NamedTuple):
 
     name: str
     version: str
-    more: Callable[[Facts, Facts], JSON]
+    more: Callable[[JsonMapping, JsonMapping], JsonObject]
 
 
-def _nothing(server: Facts, about: Facts) -> JSON:
+def _nothing(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {}
 
 
-def _certificates(server: Facts, about: Facts) -> JSON:
+def _certificates(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"trusted_image_certificates": server["trusted_image_certificates"]}
 
 
-def _created(server: Facts, about: Facts) -> JSON:
+def _created(server: JsonMapping, about: JsonMapping) -> JsonObject:
     keys = (
         [
             objects.keypair(
@@ -55,20 +54,20 @@ def _created(server: Facts, about: Facts) -> JSON:
     }
 
 
-def _resized(server: Facts, about: Facts) -> JSON:
+def _resized(server: JsonMapping, about: JsonMapping) -> JsonObject:
     new = about.get("new_flavor")
     return {"new_flavor": objects.flavor(new) if new else None}
 
 
-def _copied(server: Facts, about: Facts) -> JSON:
+def _copied(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"snapshot_image_id": about.get("snapshot_image_id")}
 
 
-def _rescued(server: Facts, about: Facts) -> JSON:
+def _rescued(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"rescue_image_ref": about.get("rescue_image_ref")}
 
 
-def _shared(server: Facts, about: Facts) -> JSON:
+def _shared(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"share_id": about.get("share_id")}
 
 
@@ -86,7 +85,9 @@ KINDS = {
 }
 
 
-def payload(event: str, server: Facts, request: Mapping[str, str], about: Facts) -> JSON:
+def payload(
+    event: str, server: JsonMapping, request: Mapping[str, str], about: JsonMapping
+) -> JsonObject:
     """The payload of an event of a server."""
     common = objects.server(server, request)
     if event == "instance.update":
@@ -99,7 +100,7 @@ def payload(event: str, server: Facts, request: Mapping[str, str], about: Facts)
     )
 
 
-def states(server: Facts, about: Facts) -> JSON:
+def states(server: JsonMapping, about: JsonMapping) -> JsonObject:
     """From which state to which; what did not change is the same in both."""
     return {
         "old_state": about.get("old_state", server["vm_state"]),
@@ -109,7 +110,7 @@ def states(server: Facts, about: Facts) -> JSON:
     }
 
 
-def _period(server: Facts, about: Facts) -> JSON:
+def _period(server: JsonMapping, about: JsonMapping) -> JsonObject:
     begin, end = periods.audit_period(about, server["updated_at"])
     return {
         "audit_period": versioned(
@@ -120,7 +121,7 @@ def _period(server: Facts, about: Facts) -> JSON:
     }
 
 
-def _updated(server: Facts, about: Facts) -> JSON:
+def _updated(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {
         "state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
         **_period(server, about),

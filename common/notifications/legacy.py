@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from common.clock import iso
+from common.json_types import JsonMapping, JsonObject
 from common.notifications import periods
 from common.notifications.events import EXISTS
 from common.notifications.instance import states
-from common.notifications.objects import JSON, architecture
+from common.notifications.objects import architecture
 
 #: Event without its phase -> its older name; what is not here begins with "compute.". None: it has
 #: none.
@@ -40,7 +38,7 @@ def name(event: str) -> str | None:
     return None if before is None else ".".join([before, *phase])
 
 
-def server(event: str, of: Mapping[str, Any], about: Mapping[str, Any]) -> JSON:
+def server(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
     """What the older notifications say of a server."""
     size, image = of["flavor"], of["image"] or {}
     properties = image.get("properties") or {}
@@ -85,7 +83,7 @@ def server(event: str, of: Mapping[str, Any], about: Mapping[str, Any]) -> JSON:
     }
 
 
-def _fixed(interfaces: list[JSON] | None) -> list[JSON]:
+def _fixed(interfaces: list[JsonObject] | None) -> list[JsonObject]:
     return [
         {
             "address": address["address"],
@@ -101,8 +99,8 @@ def _fixed(interfaces: list[JSON] | None) -> list[JSON]:
     ]
 
 
-def _more(event: str, of: Mapping[str, Any], about: Mapping[str, Any]) -> JSON:
-    found: JSON = {}
+def _more(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
+    found: JsonObject = {}
     if fault := about.get("fault"):
         found.update(message=fault["message"], code=500, exception=fault["exception"])
     if event == "instance.create.end":

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.json_types import JsonMapping, JsonObject
 from common.notifications import compute_task, instance, legacy, nouns
-from common.notifications.objects import JSON
 from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,40 +19,44 @@ class Message:
     is_versioned: bool
     publisher: str
     event: str
-    payload: JSON
+    payload: JsonObject
     is_error: bool = False
-    context: JSON = field(default_factory=dict)
+    context: JsonObject = field(default_factory=dict)
 
 
-def _instance(event: str, body: Facts) -> JSON:
+def _instance(event: str, body: JsonMapping) -> JsonObject:
     return instance.payload(event, body["object"], body["request"], body["about"])
 
 
-def _older_instance(event: str, body: Facts) -> tuple[str, JSON] | None:
+def _older_instance(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
     name = legacy.name(event)
     return None if name is None else (name, legacy.server(event, body["object"], body["about"]))
 
 
-def _task(event: str, body: Facts) -> JSON:
+def _task(event: str, body: JsonMapping) -> JsonObject:
     return compute_task.payload(body["object"], body["about"])
 
 
-def _older_task(event: str, body: Facts) -> tuple[str, JSON]:
+def _older_task(event: str, body: JsonMapping) -> tuple[str, JsonObject]:
     return compute_task.older(event, body["object"], body["about"])
 
 
-def _noun(event: str, body: Facts) -> JSON:
+def _noun(event: str, body: JsonMapping) -> JsonObject:
     return nouns.payload(event, body["object"])
 
 
-def _older_noun(event: str, body: Facts) -> tuple[str, JSON] | None:
+def _older_noun(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
     return nouns.older(event, body["object"])
 
 
 #: The first word of an event -> how its payload is made, and how its older name and payload are;
 #: others: ``nouns``.
 PAYLOADS: dict[
-    str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], tuple[str, JSON] | None]]
+    str,
+    tuple[
+        Callable[[str, JsonMapping], JsonObject],
+        Callable[[str, JsonMapping], tuple[str, JsonObject] | None],
+    ],
 ] = {"instance": (_instance, _older_instance), "compute_task": (_task, _older_task)}
 
 

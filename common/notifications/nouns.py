@@ -4,18 +4,15 @@ are their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from common.clock import iso
+from common.json_types import JsonMapping, JsonObject
 from common.notifications import objects
-from common.notifications.objects import JSON, versioned
+from common.notifications.objects import versioned
 
-Facts = Mapping[str, Any]
 PROGRESS = "aggregate.cache_images.progress"
 
 
-def service(of: Facts) -> JSON:
+def service(of: JsonMapping) -> JsonObject:
     """A service as admins see it."""
     return versioned(
         "ServiceStatusPayload",
@@ -36,7 +33,7 @@ def service(of: Facts) -> JSON:
     )
 
 
-def aggregate(of: Facts) -> JSON:
+def aggregate(of: JsonMapping) -> JsonObject:
     """An aggregate and its hosts."""
     return versioned(
         "AggregatePayload",
@@ -51,7 +48,7 @@ def aggregate(of: Facts) -> JSON:
     )
 
 
-def cached(of: Facts) -> JSON:
+def cached(of: JsonMapping) -> JsonObject:
     """A host of an aggregate is done with images that it was to fetch ahead."""
     return versioned(
         "AggregateCachePayload",
@@ -72,12 +69,12 @@ def cached(of: Facts) -> JSON:
     )
 
 
-def flavor(of: Facts) -> JSON:
+def flavor(of: JsonMapping) -> JsonObject:
     """A flavor, of the row."""
     return objects.flavor({**of, "id": of["flavorid"]})
 
 
-def server_group(of: Facts) -> JSON:
+def server_group(of: JsonMapping) -> JsonObject:
     """A server group and its members; where they are is not told."""
     return versioned(
         "ServerGroupPayload",
@@ -116,12 +113,12 @@ _OLDER = {
 }
 
 
-def payload(event: str, of: Facts) -> JSON:
+def payload(event: str, of: JsonMapping) -> JsonObject:
     """The payload of the versioned one."""
     return cached(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
 
 
-def older(event: str, of: Facts) -> tuple[str, JSON] | None:
+def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
     """Name and payload of the unversioned one; None: there is none."""
     noun, verb, *phase = event.split(".")
     if verb == "cache_images":

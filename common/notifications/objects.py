@@ -9,15 +9,14 @@ tests/contract/test_notification_samples.py compares with.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from common.clock import iso
+from common.json_types import JsonMapping, JsonObject
 
-JSON = dict[str, Any]
 POWER = {0: "pending", 1: "running", 3: "paused", 4: "shutdown", 6: "crashed", 7: "suspended"}
 
 
-def versioned(name: str, version: str, data: JSON) -> JSON:
+def versioned(name: str, version: str, data: JsonObject) -> JsonObject:
     """An object as oslo.versionedobjects writes it."""
     return {
         "nova_object.name": name,
@@ -27,7 +26,7 @@ def versioned(name: str, version: str, data: JSON) -> JSON:
     }
 
 
-def flavor(of: Mapping[str, Any]) -> JSON:
+def flavor(of: JsonMapping) -> JsonObject:
     """A flavor: the record, or what is frozen into a server."""
     return versioned(
         "FlavorPayload",
@@ -51,7 +50,7 @@ def flavor(of: Mapping[str, Any]) -> JSON:
     )
 
 
-def keypair(of: Mapping[str, Any]) -> JSON:
+def keypair(of: JsonMapping) -> JsonObject:
     """A key pair; its private half is nowhere."""
     return versioned(
         "KeypairPayload",
@@ -66,7 +65,7 @@ def keypair(of: Mapping[str, Any]) -> JSON:
     )
 
 
-def fault(of: Mapping[str, Any] | None) -> JSON | None:
+def fault(of: JsonMapping | None) -> JsonObject | None:
     """Why an action failed: what its user is told, and in place of a traceback what its operator is
     told."""
     if of is None:
@@ -84,7 +83,7 @@ def fault(of: Mapping[str, Any] | None) -> JSON | None:
     )
 
 
-def addresses(interfaces: list[JSON] | None) -> list[JSON]:
+def addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
     """One object for each fixed address."""
     return [
         versioned(
@@ -105,7 +104,7 @@ def addresses(interfaces: list[JSON] | None) -> list[JSON]:
     ]
 
 
-def server(of: Mapping[str, Any], request: Mapping[str, str]) -> JSON:
+def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
     """The data that all payloads of servers have."""
     properties = (of["image"] or {}).get("properties") or {}
     user = request.get("user") or None

@@ -8,12 +8,11 @@ month or of the year, all in UTC, or so many minutes, hours, days or months late
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from common.clock import SECOND
+from common.json_types import JsonMapping
 
 MONTH = "month"
 #: What the option may be. Every month has 28 days.
@@ -63,7 +62,7 @@ class Periods:
         return begin.replace(year=begin.year - 1, month=12 if self.unit == MONTH else begin.month)
 
 
-def audit_period(about: Mapping[str, Any], at: int) -> tuple[int, int]:
+def audit_period(about: JsonMapping, at: int) -> tuple[int, int]:
     """The period that a notification is about: its own, or the current one at this moment."""
     begin, end = about.get("period") or Periods.of(about.get("periods", MONTH)).current(at)
     return begin, end

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from common import errors
 from common.host_keys import Purpose
+from common.json_types import JsonObject
 from common.models import Access, Command, ImageRef
 from common.rpc.host_link import ControlSide, HostSide
 from common.wire import from_wire, to_wire
@@ -28,22 +29,22 @@ class AgentApi(Protocol):
         already are not fetched again. What became of each is told as ``Sync.cached``, also of one
         that was there."""
 
-    def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def query(self, verb: str, arguments: JsonObject) -> JsonObject:
         """Answer a question about a guest, or the host, at once."""
 
 
 def serve(link: HostSide, agent: AgentApi) -> None:
     """Answer conductors and the API."""
 
-    def do(commands: list[dict[str, Any]], access: dict[str, Any] | None) -> None:
+    def do(commands: list[JsonObject], access: JsonObject | None) -> None:
         agent.do(commands_of(commands), from_wire(Access, access) if access else None)
 
-    def cache_images(images: list[dict[str, Any]], access: dict[str, Any]) -> None:
+    def cache_images(images: list[JsonObject], access: JsonObject) -> None:
         agent.cache_images(
             [from_wire(ImageRef, image) for image in images], from_wire(Access, access)
         )
 
-    def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def query(verb: str, arguments: JsonObject) -> JsonObject:
         return agent.query(verb, arguments)
 
     link.serve(
@@ -88,17 +89,15 @@ class AgentClient:
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
         )
 
-    def _cast(self, host: str, method: str, content: dict[str, Any]) -> bool:
+    def _cast(self, host: str, method: str, content: JsonObject) -> bool:
         try:
             return self._link.cast(host, method, Purpose.COMMAND, content)
         except errors.Unavailable:  # a host without a key is as good as away
             return False
 
-    def query(
-        self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
-    ) -> dict[str, Any]:
+    def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         """Ask a host; raises NoAnswer, or the Problem that it answers with."""
-        answer: dict[str, Any] = self._link.call(
+        answer: JsonObject = self._link.call(
             host, "query", Purpose.QUERY, {"verb": verb, "arguments": arguments}, timeout
         )
         return answer

@@ -26,6 +26,7 @@ from oslo_config import cfg
 
 from common import tls
 from common.config import ConfigError
+from common.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 CONNECT = 2.0  #: seconds for a connection
@@ -55,7 +56,7 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
         {"max_retries": 0, "interval_start": 0, "interval_step": 0},
     )
 
-    def one(host: Any, heartbeat: float, options: dict[str, Any]) -> Connection:
+    def one(host: Any, heartbeat: float, options: JsonObject) -> Connection:
         return made(
             hostname=host.hostname,
             port=host.port or 5672,
@@ -155,7 +156,7 @@ def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
     return str(url)
 
 
-def _tls(options: Any) -> dict[str, Any]:
+def _tls(options: Any) -> JsonObject:
     """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library; empty: none is
     wanted."""
     if not options.ssl:

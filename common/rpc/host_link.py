@@ -41,6 +41,7 @@ from common.broker_identities import (
     host_queue,
 )
 from common.host_keys import HostKey, Keys, NotGenuine, Purpose
+from common.json_types import JsonObject
 from common.rpc.broker import Connect, Listener, Sender
 from common.rpc.problems import answered, result
 
@@ -102,7 +103,7 @@ def pack(
     return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
 
 
-def unpack(keys: Keys, body: bytes) -> tuple[Header, dict[str, Any]]:
+def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
     """Who says what.
 
     Raises:
@@ -238,7 +239,7 @@ class HostSide(_Side):
         self._methods.update(methods)
         self._listening()
 
-    def ask(self, door: str, method: str, content: dict[str, Any], timeout: float) -> Any:
+    def ask(self, door: str, method: str, content: JsonObject, timeout: float) -> Any:
         """Ask the conductors, at one of their doors: REPORTS, HEARTBEATS.
 
         Raises:
@@ -288,9 +289,7 @@ class HostSide(_Side):
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
-    def _answer(
-        self, header: Header, method: Method, content: dict[str, Any], came_at: float
-    ) -> None:
+    def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
         """Who asks what has waited here for long has given up, and asks again."""
         if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
             return
@@ -329,7 +328,7 @@ class ControlSide(_Side):
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._listening()
 
-    def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
+    def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
         """Send and forget; False when it is lost: the broker is away, or the host has no queue
         there."""
         return self._asking.send(
@@ -340,7 +339,7 @@ class ControlSide(_Side):
         )
 
     def call(
-        self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float
+        self, host: str, method: str, purpose: Purpose, content: JsonObject, timeout: float
     ) -> Any:
         """Ask a host.
 
@@ -392,9 +391,7 @@ class ControlSide(_Side):
         except errors.Problem as problem:
             log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
 
-    def _answer(
-        self, header: Header, method: Method, content: dict[str, Any], came_at: float
-    ) -> None:
+    def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
         """A refusal is told to nobody else than the log: who has a key says nothing that is
         refused. A host does not wait for the answer to what has waited here for long, as while the
         database is away: it asks again."""

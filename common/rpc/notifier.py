@@ -13,6 +13,7 @@ from typing import Any
 from oslo_config import cfg
 
 from common import errors
+from common.json_types import JsonObject
 from common.notifications.messages import Message
 from common.rpc.broker import protect
 from common.rpc.transport import CONTROL_EXCHANGE, LOST
@@ -30,10 +31,10 @@ class _Context:
     """What a message says of its request; the library asks for a copy without secrets, and there
     are none."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: JsonObject) -> None:
         self._values = values
 
-    def redacted_copy(self) -> dict[str, Any]:
+    def redacted_copy(self) -> JsonObject:
         return self._values
 
 

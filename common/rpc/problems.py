@@ -5,17 +5,18 @@ asked it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from common import errors
+from common.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
 
 def answered(
-    function: Callable[..., Any], arguments: Mapping[str, Any], *passes: type[Exception]
-) -> dict[str, Any]:
+    function: Callable[..., Any], arguments: JsonMapping, *passes: type[Exception]
+) -> JsonObject:
     """What the function returned or raised; exceptions of the kinds in ``passes`` are the
     caller's."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from common.json_types import JsonObject
 from common.models import Explanation, RequestSpec, Selection
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
@@ -28,7 +29,7 @@ class SchedulerApi(Protocol):
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
     """Answer conductors and the API."""
 
-    def select(specs: list[dict[str, Any]], fresh: bool) -> list[Any]:
+    def select(specs: list[JsonObject], fresh: bool) -> list[Any]:
         return [
             to_wire(selection)
             for selection in scheduler.select(
@@ -36,7 +37,7 @@ def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
             )
         ]
 
-    def explain(spec: dict[str, Any]) -> Any:
+    def explain(spec: JsonObject) -> Any:
         return to_wire(scheduler.explain(from_wire(RequestSpec, spec)))
 
     transport.serve(TOPIC, name, {"select": select, "explain": explain})

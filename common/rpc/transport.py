@@ -24,6 +24,7 @@ from oslo_config import cfg
 
 from common import errors
 from common.broker_identities import CALLS, CONDUCTOR, reply_queue
+from common.json_types import JsonObject
 from common.rpc.broker import protect
 from common.rpc.problems import answered, result
 
@@ -193,7 +194,7 @@ def _has_dead_channel(problem: BaseException | None) -> bool:
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
     """An endpoint method whose Problems travel back as plain data."""
 
-    def method(self: object, context: dict[str, Any], **arguments: Any) -> Any:
+    def method(self: object, context: JsonObject, **arguments: Any) -> Any:
         return answered(function, arguments)
 
     exposed: Callable[..., Any] = oslo_messaging.expose(method)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.json_types import JsonObject
 from compute_agent.sandbox import landlock
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.virt.driver import Cancelled, VerbContext
@@ -148,7 +149,7 @@ class Helpers:
 
     def _do(
         self,
-        order: dict[str, Any],
+        order: JsonObject,
         files: Sequence[int],
         user: tuple[int, int] | None,
         limits: HelperLimits,
@@ -165,7 +166,7 @@ class Helpers:
 
     def _try(
         self,
-        order: dict[str, Any],
+        order: JsonObject,
         files: Sequence[int],
         user: tuple[int, int] | None,
         limits: HelperLimits,
@@ -185,7 +186,7 @@ class Helpers:
                 os.close(writing)
             return _follow(ours, output.fileno(), context, on_output)
 
-    def _send(self, order: dict[str, Any], files: list[int]) -> None:
+    def _send(self, order: JsonObject, files: list[int]) -> None:
         said = json.dumps(order).encode()
         with self._lock:
             for _ in range(2):
@@ -246,7 +247,7 @@ def _follow(
 ) -> HelperResult:
     """Until it has ended; whoever leaves before closes ``requester``, by which the helper ends."""
     said, waiting = bytearray(), {requester.fileno(), output}
-    report: dict[str, Any] = {"status": -1, "why": "lost", "cpu": 0.0, "memory": 0}
+    report: JsonObject = {"status": -1, "why": "lost", "cpu": 0.0, "memory": 0}
     while waiting:
         if context is not None and context.cancelled():
             raise Cancelled

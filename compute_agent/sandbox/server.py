@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from common.json_types import JsonObject
 from compute_agent.sandbox import lockdown
 
 #: An order and its files; the first of these is the socket of whoever asked, the second takes what
@@ -106,7 +107,7 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
     return "left" if ready else "time"
 
 
-def _help(order: dict[str, Any], output: int, files: list[int]) -> None:
+def _help(order: JsonObject, output: int, files: list[int]) -> None:
     """The helper itself: its files are 3, 4, …, its output 1 and 2."""
     moved = [
         fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_FREE_FILE)

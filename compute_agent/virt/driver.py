@@ -15,10 +15,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from common import errors
 from common.command_progress import CommandPhase, CommandProgress
+from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     Control,
@@ -259,7 +260,7 @@ class Driver(Protocol):
         """Set a password inside the guest, through its agent. Never repeated. VerbFailed when there
         is no agent or it refuses."""
 
-    def diagnostics(self, server: str) -> dict[str, Any]:
+    def diagnostics(self, server: str) -> JsonObject:
         """The guest's counters in the shape of the API's 2.48: state, driver, hypervisor,
         hypervisor_os, uptime, config_drive, num_cpus, num_disks, num_nics, memory_details,
         cpu_details, disk_details, nic_details. VerbFailed when it does not run."""
@@ -269,7 +270,7 @@ class Driver(Protocol):
         ``keep_files``: they belong to the guest on another host, on shared storage."""
 
     # --- a guest that moves while it is off ---
-    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
+    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         """Let a peer with the secret read the guest's files, until they are offered with another
         secret or the guest is started or removed; returns {"bytes": of data}. Of a running guest
         only files that it cannot change are offered. Repeatable."""
@@ -283,7 +284,7 @@ class Driver(Protocol):
 
     def prepare(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Before the guest is stopped at its source: VerbFailed when ``receive`` or ``install``
         could not succeed here (hardware, space). The backing file of its disk is fetched as the
         source, the ``peer``, names it; None: it is on shared storage. No guest is made.
@@ -291,7 +292,7 @@ class Driver(Protocol):
 
     def receive(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Copy the guest's files from the ``peer``, and grow its disk to ``spec.flavor``; None:
         they are here, on shared storage. No domain is made. Returns {"bytes": copied}. Stops within
         five seconds when cancelled. Repeatable."""
@@ -322,11 +323,11 @@ class Driver(Protocol):
         spec: GuestSpec,
         peer: Peer,
         shared: bool,
-        cpu: dict[str, Any],
+        cpu: JsonObject,
         read_image: ImageReader,
         context: VerbContext,
         source: str = "",
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """At the destination: check that the guest, which runs on the CPU ``cpu`` (the ``cpu_info``
         of a host), can come here, and prepare what the migration does not transfer; without
         ``shared`` storage also an empty disk. Only the host at the address ``source`` may send it.
@@ -334,8 +335,8 @@ class Driver(Protocol):
         Repeatable."""
 
     def live_migrate(
-        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
-    ) -> dict[str, Any]:
+        self, spec: GuestSpec, to: JsonObject, shared: bool, context: VerbContext
+    ) -> JsonObject:
         """At the source: migrate the running or paused guest. ``spec`` is the guest as it will be
         at the destination, ``to`` what ``prepare_incoming`` returned. Returns {"bytes",
         "job_seconds"} when it is not here any more.

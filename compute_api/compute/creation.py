@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection, Store
 from common.store.servers import actions, server_groups, servers
 from common.store.tenants import quotas
-from compute_api.edge.json_types import JsonObject
 
 
 def idempotency_conflict() -> errors.Conflict:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from common.clients.image import Image
 from common.clients.shares import Share
+from common.json_types import JsonObject
 from common.models import Access, Command, Interface
 from common.store.engine import Store
 from common.vault import Vault
 from compute_api.compute.creation import Creator
 from compute_api.compute.quota import KeystoneLimits, Quota, UnregisteredLimits
-from compute_api.edge.json_types import JsonObject
 
 
 class Wakeup(Protocol):

@@ -18,7 +18,7 @@ import os_traits
 from common import errors
 from common.hardware import OWN_SPECS
 from common.hardware.specs import FALSE, TRUE
-from compute_api.edge.json_types import JsonMapping
+from common.json_types import JsonMapping
 
 Check = Callable[[str], str]  # what is wrong with a value; "": nothing
 _MAX_SHOWN = 80

@@ -8,8 +8,8 @@ import logging
 import falcon
 import orjson
 
+from common.json_types import JsonObject
 from compute_api.edge import faults
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import JSON_TYPE
 
 log = logging.getLogger(__name__)

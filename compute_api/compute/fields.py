@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compute_api.edge.json_types import JsonObject
+from common.json_types import JsonObject
 from compute_api.edge.microversions import Range
 
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from common import errors, states
 from common.clock import SECOND, parse
+from common.json_types import JsonObject
 from common.store.engine import Connection, Row
 from common.store.servers import actions
 from common.store.tenants.quotas import Numbers
 from compute_api.compute.dependencies import Services
 from compute_api.compute.links import Links
 from compute_api.compute.rows import ServerRecord
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.request import ApiRequest
 from compute_api.edge.routing import ApiRoute
 

@@ -22,13 +22,13 @@ from websockets.sync.server import ServerConnection
 from common import errors
 from common.config import ConfigError
 from common.console_types import HOST_KINDS
+from common.json_types import JsonObject
 from common.store.engine import Store
 from common.store.servers import console_tokens
 from common.tls import Tls
 from common.tls_socket import TlsSocket
 from compute_api.console.browser_cookies import BrowserCookies, token_of
 from compute_api.console.token_check import TokenChecker
-from compute_api.edge.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 64 * 1024

@@ -7,13 +7,14 @@ taken for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import falcon
 
 from common import errors, ids
 from common.context import RequestContext
+from common.json_types import JsonMapping
 from compute_api.edge import request_data
 
 #: Who asks for what needs no token.
@@ -79,7 +80,7 @@ class Authentication:
 
 
 def authenticated_context(
-    environ: Mapping[str, Any], request_id: str, remote_address: str | None
+    environ: JsonMapping, request_id: str, remote_address: str | None
 ) -> RequestContext:
     """The caller, with the token.
 

@@ -20,12 +20,13 @@ import yaml
 from oslo_policy import policy
 
 from common.config import ConfigError
+from common.json_types import JsonMapping, JsonObject
 from compute_api.edge.policy_rules import RuleSet
 
 #: It tells with a traceback what is refused here in a line.
 logging.getLogger("oslo_policy._parser").setLevel(logging.CRITICAL)
 #: A caller as checks see one.
-SOMEBODY: dict[str, Any] = {
+SOMEBODY: JsonObject = {
     "user_id": "",
     "project_id": "",
     "user_domain_id": None,
@@ -166,7 +167,7 @@ def references(check: Any) -> list[str]:
     ]
 
 
-def cycle(rules: Mapping[str, Any]) -> list[str]:
+def cycle(rules: JsonMapping) -> list[str]:
     """Rules that are made of one another, the first one again at the end; [] when there are
     none."""
     done: set[str] = set()
@@ -193,7 +194,7 @@ class MergedRules:
     """The defaults with a file over them: who may, the line of those that the file says, and what
     it says in vain."""
 
-    checks: Mapping[str, Any]
+    checks: JsonMapping
     lines: Mapping[str, int]
     warnings: Sequence[str]
 
@@ -230,7 +231,7 @@ def merged(path: str, rules: RuleSet) -> MergedRules:
 
 
 def _warnings(
-    said: Mapping[str, FileRule], checks: Mapping[str, Any], rules: RuleSet, meant: Collection[str]
+    said: Mapping[str, FileRule], checks: JsonMapping, rules: RuleSet, meant: Collection[str]
 ) -> Iterator[tuple[int, str]]:
     """What the file says in vain, or under a former name; ``meant``: former names that count."""
     used = {part for check in checks.values() for part in references(check)}
@@ -256,6 +257,6 @@ def _warnings(
             )
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
+def _nearest(name: str, known: JsonMapping) -> str:
     found = difflib.get_close_matches(name, [one for one in known if one != name], 1)
     return f"; did you mean {found[0]}?" if found else ""

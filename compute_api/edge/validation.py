@@ -21,9 +21,10 @@ from typing import Any
 import jsonschema_rs
 
 from common import clock, errors, ids, patterns
+from common.json_types import JsonObject
 from compute_api.edge.microversions import number
 
-Document = dict[str, Any]
+Document = JsonObject
 Change = Callable[[Document], None]
 MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
 _SECRET = {"adminPass", "user_data", "personality", "contents", "private_key"}

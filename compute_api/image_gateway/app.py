@@ -26,9 +26,9 @@ from common import errors
 from common.clients.image import CHUNK
 from common.clients.own_images import OwnImages
 from common.image_tickets import Ticket, Tickets
+from common.json_types import JsonObject
 from compute_api.edge import request_data
 from compute_api.edge.faults import TextFaults
-from compute_api.edge.json_types import JsonObject
 
 logger = logging.getLogger(__name__)
 TOKEN = "X-AUTH-TOKEN"

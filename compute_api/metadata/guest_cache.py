@@ -15,7 +15,7 @@ from typing import Protocol
 
 from common import errors
 from common.instance_data import InstanceData, guest_spec
-from common.models import JSON
+from common.json_types import JsonObject
 from common.store.engine import Store
 from common.store.servers import metadata
 from common.vault import Vault
@@ -39,18 +39,18 @@ class GuestRecord:
 class VendorDataSource(Protocol):
     """The operator's services."""
 
-    def of(self, facts: JSON) -> JSON:
+    def of(self, facts: JsonObject) -> JsonObject:
         """What they say of the guest with these facts. Raises Unavailable."""
 
 
 class CachedVendorData:
     """What they say of one guest, asked for once, for as long as the guest is remembered."""
 
-    def __init__(self, ask: Callable[[], JSON]) -> None:
+    def __init__(self, ask: Callable[[], JsonObject]) -> None:
         self._ask, self._lock = ask, threading.Lock()
-        self._known: JSON | None = None
+        self._known: JsonObject | None = None
 
-    def __call__(self) -> JSON:
+    def __call__(self) -> JsonObject:
         """Raises Unavailable: they do not say it, or another request of the guest is waiting for it
         already."""
         if self._known is None:
@@ -73,7 +73,7 @@ class GuestCache:
     def __init__(
         self,
         store: Store,
-        vendor: JSON | None,
+        vendor: JsonObject | None,
         vault: Vault,
         seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
@@ -122,7 +122,7 @@ class GuestCache:
         if not posted:
             raise errors.Conflict("The password has been set; its owner has to clear it first.")
 
-    def _ask(self, services: VendorDataSource, data: InstanceData) -> JSON:
+    def _ask(self, services: VendorDataSource, data: InstanceData) -> JsonObject:
         roles = self._store.read(lambda tx: metadata.boot_roles(tx, data.spec.server))
         return services.of({**data.facts(), "boot-roles": ",".join(roles)})
 

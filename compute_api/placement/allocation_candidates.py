@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import inventories, provider_search, traits
 from common.store.placement.provider_search import ProviderFilters
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 from compute_api.placement import queries

@@ -13,8 +13,8 @@ import falcon
 import orjson
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.edge import faults
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.middleware import HttpRequest
 from compute_api.edge.response import JSON_TYPE

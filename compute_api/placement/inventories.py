@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from common import errors
+from common.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import allocations, inventories, providers, resource_classes
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 from compute_api.placement.request import PlacementRequest

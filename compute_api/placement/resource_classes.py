@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.placement import resource_classes
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.placement.request import PlacementRequest
 from compute_api.placement.schemas import CUSTOM_CLASS

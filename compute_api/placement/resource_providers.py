@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import uuid
 
+from common.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import provider_search, providers, resource_classes, traits
 from common.store.placement.provider_search import ProviderFilters
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 from compute_api.placement import queries

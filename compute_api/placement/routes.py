@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from compute_api.edge.json_types import JsonObject
+from common.json_types import JsonObject
 from compute_api.edge.routing import ApiRoute
 from compute_api.placement import (
     aggregates,

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import consumers, inventories, providers
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 from compute_api.placement.allocations import CONSUMER_TYPE, TYPES, type_of

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors, states
 from common.action_args import EvacuateArgs
+from common.json_types import JsonObject
 from common.models import Result
 from common.store.engine import Connection, now
 from common.store.hosts import hosts, services
@@ -45,7 +45,7 @@ class EvacuateData(MoveData):
 
     session: int | None = None  #: of the source, when the evacuation began
     fenced: bool = False  #: by this action, so that the record of the host is still to be written
-    old: dict[str, Any] | None = (
+    old: JsonObject | None = (
         None  #: zone and wanted state of the old guest, while a destination is claimed
     )
     returned: bool = False  #: the source has opened a session since

@@ -9,10 +9,10 @@ of.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from common import errors
 from common.action_args import DetachInterfaceArgs, NetworkArgs, SecurityGroupArgs
+from common.json_types import JsonObject
 from common.models import Result
 from common.store.engine import Connection
 from conductor import networks
@@ -64,7 +64,7 @@ ATTACH_INTERFACE = Workflow(
 
 
 # --- detach ---
-def _interface(run: DetachRun) -> dict[str, Any]:
+def _interface(run: DetachRun) -> JsonObject:
     port = run.args.port
     return next((one for one in run.server.interfaces or () if one["port"] == port), {"port": port})
 

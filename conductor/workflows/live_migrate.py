@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from common import states
 from common.action_args import LiveMigrateArgs
+from common.json_types import JsonObject
 from common.models import Control, FailureReason, Result
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
@@ -31,7 +31,7 @@ MIGRATE_STEP = "migrate"
 class LiveMigrateData(MoveData):
     """What the steps leave."""
 
-    cpu: dict[str, Any] = field(default_factory=dict)  #: of the source
+    cpu: JsonObject = field(default_factory=dict)  #: of the source
     diskless: bool = False  #: the source moves guests without their disks
     handed_over: bool = False  #: the source has the guest no more
     control: str | None = field(

@@ -9,10 +9,10 @@ nothing has happened. The host gives up the old disk only when the new image is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from common import states
 from common.action_args import RebuildArgs
+from common.json_types import JsonObject
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
@@ -74,7 +74,7 @@ def _rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
     )
 
 
-def _columns_before(engine: Engine, run: RebuildRun) -> dict[str, Any]:
+def _columns_before(engine: Engine, run: RebuildRun) -> JsonObject:
     """The columns as they were, but for those that somebody has changed since the request wrote
     them."""
     wrote = run.args.wrote

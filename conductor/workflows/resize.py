@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from common import states
 from common.action_args import MoveArgs, MoveEndArgs
+from common.json_types import JsonObject
 from common.models import Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
@@ -48,7 +48,7 @@ def _prepare(engine: Engine, run: MoveRun) -> Verb:
     return "prepare", {"guest": to_wire(moves.guest_spec(engine, run)), **_from_source(engine, run)}
 
 
-def _from_source(engine: Engine, run: MoveRun) -> dict[str, Any]:
+def _from_source(engine: Engine, run: MoveRun) -> JsonObject:
     """Where the destination reads the guest's files, and by which right; nowhere when storage is
     shared."""
     return {

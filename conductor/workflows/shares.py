@@ -9,9 +9,9 @@ error: its user detaches it.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from common.action_args import ShareActionArgs
+from common.json_types import JsonObject
 from common.models import AttachedShare, Result
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
@@ -28,7 +28,7 @@ def _detach(engine: Engine, run: ShareRun) -> Verb:
     return "detach_share", {"share": _attached_share(run)}
 
 
-def _attached_share(run: ShareRun) -> dict[str, Any]:
+def _attached_share(run: ShareRun) -> JsonObject:
     """What the host needs to know of the share."""
     share = run.args.share
     return asdict(AttachedShare(share.share_id, share.tag, share.protocol, share.export_location))

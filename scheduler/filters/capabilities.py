@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from common.json_types import JsonMapping
 from common.models import RequestSpec
 from scheduler.filters.check import Check, of_facts
 from scheduler.filters.requirements import meets
@@ -82,7 +83,7 @@ def _column_meets(snapshot: Snapshot, path: list[str], wanted: str) -> Mask:
     return np.array([meets(wanted, str(value)) for value in values], np.bool_)[places]
 
 
-def _facts_meet(path: list[str], wanted: str, scoped: bool, facts: Mapping[str, Any]) -> bool:
+def _facts_meet(path: list[str], wanted: str, scoped: bool, facts: JsonMapping) -> bool:
     if not scoped and path[0] not in facts:
         return True
     found: Any = facts

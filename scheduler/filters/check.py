@@ -8,13 +8,13 @@ name itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from oslo_config import cfg
 
+from common.json_types import JsonMapping
 from common.models import RequestSpec
 from scheduler.snapshot import Mask, Numbers, Snapshot
 
@@ -64,6 +64,6 @@ Filter = Callable[[Snapshot, RequestSpec], Iterable[Check]]
 Factory = Callable[[cfg.ConfigOpts], Filter]
 
 
-def of_facts(snapshot: Snapshot, holds: Callable[[Mapping[str, Any]], bool]) -> Mask:
+def of_facts(snapshot: Snapshot, holds: Callable[[JsonMapping], bool]) -> Mask:
     """The hosts whose facts this is true of; asked once of those that many hosts have in common."""
     return np.array([holds(facts) for facts in snapshot.facts], np.bool_)[snapshot.kinds]

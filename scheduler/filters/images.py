@@ -8,13 +8,13 @@ been started there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from oslo_config import cfg
 from oslo_utils import versionutils
 
+from common.json_types import JsonMapping
 from common.models import RequestSpec
 from scheduler.filters.check import Check, Filter, of_facts
 from scheduler.snapshot import Snapshot
@@ -92,7 +92,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
     return ask
 
 
-def _runs(facts: Mapping[str, Any], wanted: list[str]) -> bool:
+def _runs(facts: JsonMapping, wanted: list[str]) -> bool:
     """Is one of the host's supported instances (architecture, hypervisor type, vm mode) all of
     this?"""
     return any(
@@ -101,7 +101,7 @@ def _runs(facts: Mapping[str, Any], wanted: list[str]) -> bool:
     )
 
 
-def _accepts(facts: Mapping[str, Any], wanted: str) -> bool:
+def _accepts(facts: JsonMapping, wanted: str) -> bool:
     version = facts.get("hypervisor_version")
     if not version:
         return True
@@ -112,7 +112,7 @@ def _accepts(facts: Mapping[str, Any], wanted: str) -> bool:
         return False
 
 
-def _addresses(facts: Mapping[str, Any], wanted: str) -> bool:
+def _addresses(facts: JsonMapping, wanted: str) -> bool:
     has = ((facts.get("cpu_info") or {}).get("maxphysaddr") or {}).get("bits")
     try:
         return not has or int(has) >= int(wanted)

@@ -54,6 +54,7 @@ PURE = (
             "ids",
             "clock",
             "wire",
+            "json_types",
             "instance_data",
             "request_spec",
         )

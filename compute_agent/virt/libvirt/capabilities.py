@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from common.models import JSON, NumaNode
+from common.json_types import JsonObject
+from common.models import NumaNode
 from compute_agent.cpu_sets import CpuSets, parse
 
 #: A user and a group in numbers.
@@ -35,13 +35,13 @@ UNITS = {
 MEBIBYTE = 1 << 20
 
 
-def cpu_info(capabilities: str) -> JSON:
+def cpu_info(capabilities: str) -> JsonObject:
     """The host's processor in the words of the hypervisors API."""
     cpu = ElementTree.fromstring(capabilities).find("host/cpu")
     if cpu is None:
         return {}
     topology = cpu.find("topology")
-    sizes: dict[str, Any] = (
+    sizes: JsonObject = (
         {}
         if topology is None
         else {
@@ -63,7 +63,7 @@ def cpu_info(capabilities: str) -> JSON:
     }
 
 
-def cpu_xml(cpu: JSON) -> str:
+def cpu_xml(cpu: JsonObject) -> str:
     """A processor that ``cpu_info`` describes, in libvirt's words, its model alone."""
     root = Element("cpu")
     SubElement(root, "arch").text = cpu.get("arch", "")

@@ -24,10 +24,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from common import errors
 from common.command_progress import CommandPhase
+from common.json_types import JsonObject
 from common.models import GuestSpec, ImageRef
 from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, ImageReader, Part, Peer, VerbContext, VerbFailed
@@ -52,9 +52,7 @@ MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
 
 # --- at the source ---
-def offer(
-    libvirt: Connection, folder: Path, server: str, fence: int, secret: str
-) -> dict[str, Any]:
+def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> JsonObject:
     """Let whoever brings the secret read; how much there is."""
     found = power.find(libvirt, server)
     if found.saved:
@@ -178,7 +176,7 @@ def receive(
     read_image: ImageReader,
     context: VerbContext,
     local: LocalDisks,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The server's files here, whole; nobody has them open."""
     if peer is None:
         disk = disks.existing(folder)

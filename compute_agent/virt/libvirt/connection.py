@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import libvirt
 
 from common import errors
+from common.json_types import JsonObject
 from compute_agent.virt.driver import (
     CRASHED,
     NOSTATE,
@@ -190,7 +191,7 @@ class Connection:
 
         self.on(server, "start the guest", create)
 
-    def move(self, server: str, uri: str, parameters: dict[str, Any], flags: int) -> None:
+    def move(self, server: str, uri: str, parameters: JsonObject, flags: int) -> None:
         """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one
         that it needs there is missing."""
 

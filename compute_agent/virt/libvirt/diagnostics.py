@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from common.json_types import JsonObject
 from compute_agent.virt.driver import CRASHED, PAUSED, RUNNING, SUSPENDED
 from compute_agent.virt.libvirt import power
 from compute_agent.virt.libvirt.connection import Connection
@@ -30,7 +31,7 @@ NIC_COUNTERS = (
 )
 
 
-def of(libvirt: Connection, server: str, config_drive: str) -> dict[str, Any]:
+def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
     """VerbFailed when the server does not run. ``config_drive`` is the file that would be one."""
     found = power.find_active(libvirt, server)
     counters = libvirt.on(server, "read the guest's counters", _read_counters)
@@ -63,9 +64,7 @@ def of(libvirt: Connection, server: str, config_drive: str) -> dict[str, Any]:
 
 def _read_counters(
     domain: Any,
-) -> tuple[
-    Element, tuple[int, ...], list[tuple[int, int]], list[dict[str, Any]], list[dict[str, Any]]
-]:
+) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], list[JsonObject], list[JsonObject]]:
     root = ElementTree.fromstring(domain.XMLDesc(0))
     times = [(number, spent) for number, _, spent, *_ in domain.vcpus()[0]]
     disks = [

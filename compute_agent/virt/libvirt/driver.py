@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common import errors
+from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
@@ -290,7 +291,7 @@ class LibvirtDriver:
         self._found_active(server)
         guest_agent.set_password(self._libvirt, server, user, password)
 
-    def diagnostics(self, server: str) -> dict[str, Any]:
+    def diagnostics(self, server: str) -> JsonObject:
         config = str(self._guests.folder(server) / "config")
         return self._patiently(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
 
@@ -300,7 +301,7 @@ class LibvirtDriver:
         self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
 
-    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
+    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         folder = self._guests.folder(server)
         return self._patiently(
             context, lambda: cold_migration.offer(self._libvirt, folder, server, fence, secret)
@@ -316,7 +317,7 @@ class LibvirtDriver:
 
     def prepare(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         folder = self._guests.folder(spec.server)
         self._patiently(context, lambda: self._guests.check(spec))
         cold_migration.prepare(self._images, folder, spec, peer, read_image, context)
@@ -324,7 +325,7 @@ class LibvirtDriver:
 
     def receive(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         folder = self._guests.folder(spec.server)
         self._patiently(context, lambda: power.refuse_active(self._libvirt, spec.server))
         return cold_migration.receive(
@@ -353,15 +354,15 @@ class LibvirtDriver:
         spec: GuestSpec,
         peer: Peer,
         shared: bool,
-        cpu: dict[str, Any],
+        cpu: JsonObject,
         read_image: ImageReader,
         context: VerbContext,
         source: str = "",
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         self._guests.folder(spec.server)
         self._incoming.withdraw(spec.server)
 
-        def work() -> dict[str, Any]:
+        def work() -> JsonObject:
             told = incoming_migration.prepare(
                 self._libvirt,
                 self._guests,
@@ -382,8 +383,8 @@ class LibvirtDriver:
         return self._patiently(context, work)
 
     def live_migrate(
-        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
-    ) -> dict[str, Any]:
+        self, spec: GuestSpec, to: JsonObject, shared: bool, context: VerbContext
+    ) -> JsonObject:
         self._guests.folder(spec.server)
         describe = functools.partial(incoming_migration.describe_at_destination, spec, to)
         return self._patiently(

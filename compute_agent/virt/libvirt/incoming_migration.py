@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common.command_progress import CommandPhase
-from common.models import JSON, GuestSpec, HardwareAssignment
+from common.json_types import JsonMapping, JsonObject
+from common.models import GuestSpec, HardwareAssignment
 from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, VerbContext, VerbFailed
 from compute_agent.virt.hardware import required_hardware
 from compute_agent.virt.interfaces import plugs
@@ -55,10 +54,10 @@ def prepare(
     spec: GuestSpec,
     peer: Peer,
     shared: bool,
-    cpu: JSON,
+    cpu: JsonObject,
     read_image: ImageReader,
     context: VerbContext,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Whether the guest can come; if so its files are here but for what the migration brings.
     Returns what the source needs to know."""
     home = guests.home(spec)
@@ -105,7 +104,7 @@ def expected(
 
 
 def describe_at_destination(
-    spec: GuestSpec, to: Mapping[str, Any], running: str, found: GuestDomain
+    spec: GuestSpec, to: JsonMapping, running: str, found: GuestDomain
 ) -> str:
     """The guest that runs here as the host which said ``to`` shall have it. VerbFailed when it
     cannot."""
@@ -181,7 +180,7 @@ def _refuse(
     guests: LibvirtGuests,
     options: live_migration.MigrationOptions,
     spec: GuestSpec,
-    cpu: JSON,
+    cpu: JsonObject,
 ) -> None:
     """All that could be known now to go wrong later."""
     if not options.port:
@@ -216,7 +215,7 @@ def _refuse(
     guests.check(spec)
 
 
-def lacks(libvirt: Connection, cpu: JSON) -> list[str]:
+def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
     """What a CPU, as ``cpu_info`` describes it, has and this host's has not; sorted. Of the
     features of its model only those that libvirt knows of count."""
     if not cpu:
@@ -229,7 +228,7 @@ def lacks(libvirt: Connection, cpu: JSON) -> list[str]:
     return sorted(_features(libvirt, cpu) - _features(libvirt, ours))
 
 
-def _features(libvirt: Connection, cpu: JSON) -> set[str]:
+def _features(libvirt: Connection, cpu: JsonObject) -> set[str]:
     """Those that are named, and those of the model."""
     named = set(cpu.get("features", ()))
     if not cpu.get("model"):

@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from common.json_types import JsonMapping, JsonObject
 from compute_agent.sandbox import client
 from compute_agent.virt.driver import VerbContext, VerbFailed
 from compute_agent.virt.libvirt import qemu_img
@@ -68,7 +67,7 @@ def require_sound(disk: Path, context: VerbContext | None = None) -> None:
         )
 
 
-def _accepted_size(report: Mapping[str, Any], declared: str) -> int:
+def _accepted_size(report: JsonMapping, declared: str) -> int:
     """The content is what was declared, only that, and refers to nothing outside itself."""
     names = report["formats"]
     if len(names) != 1 or names[0] not in FORMATS[declared]:
@@ -99,7 +98,7 @@ def require_opens(path: Path, declared: str, context: VerbContext) -> None:
 
 def _inspect(
     function: str, path: Path, context: VerbContext | None, **arguments: bool
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a helper says of a file, as far as it can be believed."""
     helpers = client.helpers()
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -128,7 +127,7 @@ def _inspect(
         ) from problem
 
 
-def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
+def _checked_report(report: JsonObject) -> JsonObject:
     formats, reason, size = (
         report.get("formats", []),
         report["unsafe"],

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from oslo_utils.imageutils import format_inspector
 
+from common.json_types import JsonObject
 from compute_agent.virt.libvirt import qcow2
 
 FIRST_BYTES, PIECE_BYTES = 64 << 10, 1 << 20
@@ -23,7 +24,7 @@ FIRST_BYTES, PIECE_BYTES = 64 << 10, 1 << 20
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
 
 
-def image(file: int, whole: bool) -> dict[str, Any]:
+def image(file: int, whole: bool) -> JsonObject:
     """formats: what the content may be, sorted; empty: not known yet. unsafe: why nobody may use it
     as what it is.
     virtual_size: bytes that a guest would see. ``whole``: the file will not grow."""
@@ -39,7 +40,7 @@ def image(file: int, whole: bool) -> dict[str, Any]:
     found = {str(match) for match in inspectors.formats or ()}
     if "raw" in found and DESCRIPTOR.search(head):
         found = {"vmdk"}
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "formats": sorted(found),
         "unsafe": "",
         "virtual_size": os.fstat(file).st_size,
@@ -51,7 +52,7 @@ def image(file: int, whole: bool) -> dict[str, Any]:
     return report
 
 
-def disk(file: int) -> dict[str, Any]:
+def disk(file: int) -> JsonObject:
     """unsafe: why a server's own disk, which another host sent, is not one that QEMU may open."""
     return {"unsafe": _malformed(file, whole=True)}
 

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import quote, urlsplit
 
 from common import errors
 from common.command_progress import CommandPhase
+from common.json_types import JsonObject
 from common.models import Control, GuestSpec
 from common.tls import Tls, is_loopback
 from compute_agent.virt.driver import (
@@ -100,7 +101,7 @@ class MigrationOptions:
     tls: Tls | None = None
     proof: str = ""
 
-    def plain_text_to(self, to: dict[str, Any]) -> str:
+    def plain_text_to(self, to: JsonObject) -> str:
         """Why what goes to that host would be plain text on its way; "" when it is not, or may
         be."""
         where = Way.of(to)
@@ -116,7 +117,7 @@ class MigrationOptions:
         uri = f"{TLS if self.tls else PLAIN}://{in_url(self.address)}:{self.port}/system"
         return {"uri": uri if self.port else "", "address": self.address if self.port else ""}
 
-    def uri(self, to: dict[str, Any]) -> str:
+    def uri(self, to: JsonObject) -> str:
         """What this host's libvirtd calls the other as; of what the other says of itself only host
         and port count."""
         where = Way.of(to)
@@ -134,7 +135,7 @@ class Way:
     encrypted: bool
 
     @classmethod
-    def of(cls, to: dict[str, Any]) -> Way:
+    def of(cls, to: JsonObject) -> Way:
         """As the host itself says. VerbFailed when that is no address: a URI can name programs to
         be run."""
         try:
@@ -174,12 +175,12 @@ Describe = Callable[[str, GuestDomain], str]
 def migrate(
     libvirt: Connection,
     spec: GuestSpec,
-    to: dict[str, Any],
+    to: JsonObject,
     shared: bool,
     describe: Describe,
     options: MigrationOptions,
     context: VerbContext,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Move the guest, with its disks unless storage is ``shared``; returns {"bytes",
     "job_seconds"}. VerbFailed: it is here as before."""
     migration = _Migration(libvirt, spec, to, shared, options, context)
@@ -200,7 +201,7 @@ class _Migration:
         self,
         libvirt: Connection,
         spec: GuestSpec,
-        to: dict[str, Any],
+        to: JsonObject,
         shared: bool,
         options: MigrationOptions,
         context: VerbContext,
@@ -262,7 +263,7 @@ class _Migration:
         )
         running = self._libvirt.describe(self._server, portable=True)
         described = describe(running, power.find_active(self._libvirt, self._server))
-        parameters: dict[str, Any] = {
+        parameters: JsonObject = {
             PARAM_URI: f"tcp://{in_url(self._to['address'])}",
             PARAM_DEST_XML: described,
             PARAM_PERSIST_XML: described,
@@ -339,7 +340,7 @@ class _Migration:
         self._libvirt.destroy(self._server)
         self._libvirt.undefine(self._server)
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> JsonObject:
         """What has travelled, and how long libvirt was at it."""
         stats = self._libvirt.take_ended_job(self._server) or self._stats
         if stats:

@@ -12,10 +12,10 @@ import hmac
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from common import errors
 from common.command_progress import CommandPhase
+from common.json_types import JsonObject
 from common.models import DomainState, GuestSpec
 from common.wire import from_wire
 from compute_agent.virt.driver import SHUTDOWN, Part, Peer, VerbContext, VerbFailed
@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 20
 
 
 # --- at the source ---
-def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> dict[str, Any]:
+def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> JsonObject:
     with host.lock:
         guest = host.guest(server)
         guest.offered = _hash(secret)
@@ -99,7 +99,7 @@ def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
 
 def receive(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
-) -> dict[str, Any]:
+) -> JsonObject:
     with host.lock:
         here = host.guests.get(spec.server) or host.files.get(spec.server)
     size = 0

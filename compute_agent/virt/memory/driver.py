@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.virt.driver import ImageReader, ImageWriter, Part, Peer, VerbContext
 from compute_agent.virt.memory import (
@@ -142,7 +142,7 @@ class MemoryDriver:
         with self.host.call("set_password", server):
             guest_agent.set_password(self.host, server, user, password)
 
-    def diagnostics(self, server: str) -> dict[str, Any]:
+    def diagnostics(self, server: str) -> JsonObject:
         with self.host.call("diagnostics", server), self.host.lock:
             return self.host.active_guest(server).diagnostics()
 
@@ -151,7 +151,7 @@ class MemoryDriver:
             self.host.remove(server, keep_files)
 
     # --- a guest that moves while it is off ---
-    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
+    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         with self.host.call("offer", server, context):
             return cold_migration.offer(self.host, server, secret, context)
 
@@ -165,14 +165,14 @@ class MemoryDriver:
 
     def prepare(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         with self.host.call("prepare", spec.server, context):
             cold_migration.prepare(self.host, spec, peer, context)
             return {}
 
     def receive(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         with self.host.call("receive", spec.server, context):
             return cold_migration.receive(self.host, spec, peer, context)
 
@@ -197,17 +197,17 @@ class MemoryDriver:
         spec: GuestSpec,
         peer: Peer,
         shared: bool,
-        cpu: dict[str, Any],
+        cpu: JsonObject,
         read_image: ImageReader,
         context: VerbContext,
         source: str = "",
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         with self.host.call("prepare_arrival", spec.server, context):
             return live_migration.prepare(self.host, spec, peer, shared, cpu, context)
 
     def live_migrate(
-        self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext
-    ) -> dict[str, Any]:
+        self, spec: GuestSpec, to: JsonObject, shared: bool, context: VerbContext
+    ) -> JsonObject:
         begun = time.monotonic()
         pass_by = live_migration.progress(self.host, spec.server, shared)
         with self.host.call("live_migrate", spec.server, context, pass_by):

@@ -14,9 +14,9 @@ import secrets
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from common import local_disks
+from common.json_types import JsonObject
 from common.models import AttachedShare, GuestSpec, HardwareAssignment, Interface, LocalDisk
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.hardware import required_hardware
@@ -86,9 +86,9 @@ class MemoryGuest:
     #: The fence of the last resize on this host; 0: none.
     resized: int = 0
     #: What its disks were before that resize; None: nothing is kept.
-    aside: dict[str, Any] | None = None
+    aside: JsonObject | None = None
     #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
-    local: dict[str, dict[str, Any]] = field(default_factory=dict)
+    local: dict[str, JsonObject] = field(default_factory=dict)
     shares: list[AttachedShare] = field(default_factory=list)
     #: The ids of the shares that the host has mounted for it.
     mounted: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class MemoryGuest:
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
         self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
 
-    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> dict[str, Any]:
+    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
         """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which
         never shrinks."""
         old = self.local.get(disk.name)
@@ -127,7 +127,7 @@ class MemoryGuest:
         return 2 if self.rescue else 1 + len(self.local)
 
     @property
-    def ephemeral(self) -> dict[str, dict[str, Any]]:
+    def ephemeral(self) -> dict[str, JsonObject]:
         """The disks beside its own one that keep what was written while it is off."""
         return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
 
@@ -150,7 +150,7 @@ class MemoryGuest:
         """The disk as bytes that ``read_disk`` understands."""
         return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
 
-    def diagnostics(self) -> dict[str, Any]:
+    def diagnostics(self) -> JsonObject:
         """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not
         on it."""
         return {

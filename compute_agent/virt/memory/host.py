@@ -74,7 +74,8 @@ class MemoryHost:
         image_fetches: int = MAX_DOWNLOADS,
         storage: str = "",
     ) -> None:
-        self.name, self.size = host, inventory or described(host, vcpus, memory_mb, disk_gb)
+        self.name = host
+        self.size: HostInventory = inventory or described(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         #: The last calls: verb and server.
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 from common import errors
 from common.command_progress import CommandPhase
-from common.models import JSON, Control, DomainState, GuestSpec
+from common.json_types import JsonMapping, JsonObject
+from common.models import Control, DomainState, GuestSpec
 from compute_agent.virt.driver import MigrationAborted, Peer, VerbContext, VerbFailed
 from compute_agent.virt.memory import cold_migration
 from compute_agent.virt.memory.guest import MemoryGuest, made
@@ -30,8 +30,13 @@ MEBIBYTE = 1 << 20
 
 # --- at the destination ---
 def prepare(
-    host: MemoryHost, spec: GuestSpec, peer: Peer, shared: bool, cpu: JSON, context: VerbContext
-) -> dict[str, Any]:
+    host: MemoryHost,
+    spec: GuestSpec,
+    peer: Peer,
+    shared: bool,
+    cpu: JsonObject,
+    context: VerbContext,
+) -> JsonObject:
     cold_migration.refuse_impossible(host, spec)
     if lacking := _lacking(host.size.cpu_info, cpu):
         raise VerbFailed(
@@ -58,7 +63,7 @@ def prepare(
     return {"uri": host.uri, "address": host.name}
 
 
-def _lacking(ours: JSON, cpu: JSON) -> list[str]:
+def _lacking(ours: JsonObject, cpu: JsonObject) -> list[str]:
     """What ``cpu`` has and ours has not."""
     if "arch" in cpu and cpu["arch"] != ours.get("arch"):
         return [f"the architecture {cpu['arch']}"]
@@ -83,7 +88,7 @@ def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
 def migrate(
     host: MemoryHost,
     spec: GuestSpec,
-    to: Mapping[str, Any],
+    to: JsonMapping,
     shared: bool,
     context: VerbContext,
     pass_by: Callable[[float, VerbContext], None],

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute.request import Request
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import addresses as view
-from compute_api.edge.json_types import JsonObject
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, services
 from compute_api.compute.request import Request
 from compute_api.compute.resources.services import INTERNAL
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 

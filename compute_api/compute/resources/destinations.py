@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, zones
-from compute_api.edge.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

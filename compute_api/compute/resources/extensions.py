@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable, Collection
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute.request import Request
-from compute_api.edge.json_types import JsonObject
 
 _SERVER = "/servers/{server_id}"
 #: Extensions that are all operations under a path of their name.

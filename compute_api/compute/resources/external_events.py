@@ -14,11 +14,11 @@ from functools import partial
 
 from common import errors, states
 from common.clock import Clock
+from common.json_types import JsonMapping
 from common.store.servers import actions, servers
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.schemas.external_events import COMPLETED
-from compute_api.edge.json_types import JsonMapping
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from common import errors, ids
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.tenants import flavors
 from compute_api.compute import extra_specs as extra_specs_known
 from compute_api.compute.request import Request
 from compute_api.compute.views import flavors as view
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow
 from compute_api.edge.validation import is_true

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import network_records, server_networks
@@ -25,7 +26,6 @@ from compute_api.compute.resources.network_records import (
 )
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import networks as view
-from compute_api.edge.json_types import JsonObject
 
 DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is one of this name
 

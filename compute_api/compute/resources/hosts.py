@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from common import errors
+from common.json_types import JsonObject
 from common.models import Flavor
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
@@ -16,7 +17,6 @@ from common.store.servers import servers
 from compute_api.compute.request import Request
 from compute_api.compute.resources.services import INTERNAL
 from compute_api.compute.views.hypervisors import stock
-from compute_api.edge.json_types import JsonObject
 
 _PREFIX = "nova-"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from common import errors
 from common.clients.image import OWN_KEYS
+from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.request import Request
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.validation import is_true
 
 #: Query parameter -> what the image service calls it.

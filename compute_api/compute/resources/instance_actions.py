@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import actions
 from compute_api.compute.request import Request
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import instance_actions as view
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 

@@ -8,6 +8,7 @@ the interface."""
 from __future__ import annotations
 
 from common import errors, states
+from common.json_types import JsonObject
 from common.models import Interface
 from common.store.servers import actions
 from common.store.servers.servers import loads
@@ -18,7 +19,6 @@ from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import interfaces as view
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import FORMATS
 

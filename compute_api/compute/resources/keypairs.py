@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.tenants import keypairs, quotas
 from compute_api.compute import key_material
 from compute_api.compute.request import Request
 from compute_api.compute.views import keypairs as view
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 _RULE = "os_compute_api:os-keypairs:"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors, ids, states
+from common.json_types import JsonObject
 from common.models import Command, Control
 from common.store.engine import Connection
 from common.store.hosts import hosts
@@ -21,7 +22,6 @@ from common.store.tenants import flavors
 from compute_api.compute.request import Request
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import migrations as view
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.rows import StoreRow
 

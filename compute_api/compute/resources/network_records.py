@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterator
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.validation import FORMATS
 
 NETWORKS, PORTS, FLOATING_IPS = "networks", "ports", "floatingips"

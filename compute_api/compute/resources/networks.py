@@ -4,11 +4,11 @@ name."""
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from compute_api.compute.request import Request
 from compute_api.compute.resources import network_records, server_networks
 from compute_api.compute.resources.network_records import NETWORKS
 from compute_api.compute.views import networks as view
-from compute_api.edge.json_types import JsonObject
 
 
 def index(request: Request) -> JsonObject:

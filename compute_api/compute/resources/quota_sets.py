@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.tenants import keypairs, quotas
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.request import Request
 from compute_api.compute.schemas.quota_sets import CLASS_RESOURCES, RESOURCES
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true
 

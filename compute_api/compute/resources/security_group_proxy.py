@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 from common import errors
+from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.request import Request
 from compute_api.compute.resources import network_records, server_networks
 from compute_api.compute.resources.network_records import GROUPS, RULES, conflicts_as
 from compute_api.compute.views import security_groups as view
-from compute_api.edge.json_types import JsonMapping, JsonObject
 
 _NUMBER = re.compile(r"-?[0-9]{1,5}")
 #: Protocol -> the least and the highest number that its two ports, or type and code, may have.

@@ -7,12 +7,12 @@ A group applies to every port of the server. The conductor changes the ports."""
 from __future__ import annotations
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.resources.server_preparers import PreparedAction
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import security_groups as view
-from compute_api.edge.json_types import JsonObject
 
 
 def of_server(request: Request, server: ServerRecord) -> JsonObject:

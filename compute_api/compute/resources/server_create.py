@@ -23,6 +23,7 @@ import orjson
 
 from common import errors, hardware, ids, models, states
 from common.clients.image import Image
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import server_groups, servers
 from common.store.tenants import flavors, keypairs
@@ -33,7 +34,6 @@ from compute_api.compute.request import Request
 from compute_api.compute.resources import destinations, server_disks, server_networks
 from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.resources.destinations import Destination
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from common import errors, states
+from common.json_types import JsonObject
 from common.store.servers import servers
 from compute_api.compute.host_queries import query_host
 from compute_api.compute.request import Request
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import diagnostics as view
-from compute_api.edge.json_types import JsonObject
 
 _DIAGNOSTICS = next(row for row in states.ACTIONS if row.query == "diagnostics")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common import errors, local_disks
-from common.models import JSON, Flavor
-from compute_api.edge.json_types import JsonMapping
+from common.json_types import JsonMapping, JsonObject
+from common.models import Flavor
 
 FIELD = "block_device_mapping_v2"
 _VOLUME = ("volume_id", "snapshot_id", "volume_type")
@@ -52,7 +52,7 @@ def boot_image(body: JsonMapping) -> str:
     return image_id
 
 
-def requested_disks(body: JsonMapping, flavor: Flavor, most: int) -> JSON | None:
+def requested_disks(body: JsonMapping, flavor: Flavor, most: int) -> JsonObject | None:
     """What is asked for in place of the flavor's ephemeral and swap disks; None: nothing. ``most``:
     local disks that a server may have, its root disk among them."""
     blanks = [mapping for mapping in body.get(FIELD, ()) if _is_blank(mapping)]
@@ -60,7 +60,7 @@ def requested_disks(body: JsonMapping, flavor: Flavor, most: int) -> JSON | None
         _check(mapping)
     swaps = [mapping for mapping in blanks if _format(mapping) == local_disks.SWAP]
     ephemeral = [mapping for mapping in blanks if _format(mapping) != local_disks.SWAP]
-    found: JSON = {}
+    found: JsonObject = {}
     if ephemeral:
         found["ephemeral"] = [
             {"gb": _size(mapping), "format": _format(mapping)} for mapping in ephemeral
@@ -75,7 +75,7 @@ def requested_disks(body: JsonMapping, flavor: Flavor, most: int) -> JSON | None
     return found or None
 
 
-def check_resize(old: Flavor, disks: JSON | None, new: Flavor, most: int) -> None:
+def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) -> None:
     """A resize keeps the ephemeral disks, so that another flavor must have room for them. It gives
     no more local disks than are allowed; a server that has more since before that may keep them."""
     refused = "flavorRef: Server disk was unable to be resized because:"
@@ -91,12 +91,12 @@ def check_resize(old: Flavor, disks: JSON | None, new: Flavor, most: int) -> Non
         )
 
 
-def _count(flavor: Flavor, disks: JSON | None) -> int:
+def _count(flavor: Flavor, disks: JsonObject | None) -> int:
     """Local disks of a server, its root disk among them."""
     return 1 + len(local_disks.of(flavor, disks))
 
 
-def _too_many(flavor: Flavor, disks: JSON | None, most: int) -> str:
+def _too_many(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
     return f"would have {_count(flavor, disks)} local disks, the root disk among them; at most {most} are allowed."
 
 
@@ -132,7 +132,7 @@ def _check(mapping: JsonMapping) -> None:
         )
 
 
-def _check_ephemeral(found: JSON, flavor: Flavor) -> None:
+def _check_ephemeral(found: JsonObject, flavor: Flavor) -> None:
     wanted = local_disks.ephemeral_gb(flavor, found)
     if not flavor.ephemeral_gb or wanted > flavor.ephemeral_gb:
         raise errors.BadRequest(

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from common import errors, ids
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import server_groups
 from common.store.tenants import quotas
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.request import Request
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 _RULE = "os_compute_api:os-server-groups:"

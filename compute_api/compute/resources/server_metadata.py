@@ -8,13 +8,13 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from common import errors
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import servers
 from common.store.servers.servers import loads
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.rows import ServerRecord
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.response import ApiResponse
 
 MAX_TAGS = 50

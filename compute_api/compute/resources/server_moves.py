@@ -15,6 +15,7 @@ from typing import Any
 
 from common import errors, hardware, models, states
 from common.context import RequestContext
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.servers import actions, migrations, servers
@@ -29,7 +30,6 @@ from compute_api.compute.resources.destinations import Destination
 from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views.servers import ATTRIBUTES
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.rows import StoreRow

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common import errors
+from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 from common.store.servers import servers
 from common.wire import to_wire
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.validation import FORMATS
 
 ATTACH_NETWORK = "os_compute_api:servers:create:attach_network"

@@ -14,8 +14,8 @@ import orjson
 
 from common import errors, hardware, models
 from common.clients.image import Image
+from common.json_types import JsonMapping, JsonObject
 from common.store.tenants.quotas import Numbers
-from compute_api.edge.json_types import JsonMapping, JsonObject
 
 GIB = 1024**3
 MAX_HINTED_SERVERS = 64  # that hints name: each is looked up at every placement

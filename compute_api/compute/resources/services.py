@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 from common import errors, ids
+from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.request import Request
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.rows import StoreRow
 from compute_api.edge.validation import is_true

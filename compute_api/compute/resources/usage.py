@@ -13,12 +13,12 @@ from typing import Any
 
 from common import clock, errors
 from common.clock import SECOND
+from common.json_types import JsonObject
 from common.store.engine import Connection, moment
 from common.store.tenants import usage
 from common.store.tenants.usage import Period, Used
 from compute_api.compute.request import Request
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 
 _PAGED = Range("2.40")

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from common import errors
 from common.clock import SECOND
+from common.json_types import JsonObject
 from common.store.engine import moment
 from compute_api.compute.request import Request
-from compute_api.edge.json_types import JsonObject
 
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 

@@ -10,8 +10,8 @@ import falcon
 import orjson
 
 from common import errors
+from common.json_types import JsonObject
 from compute_api.compute import microversions
-from compute_api.edge.json_types import JsonObject
 
 if TYPE_CHECKING:
     from compute_api.compute.middleware import ComputeHttpRequest

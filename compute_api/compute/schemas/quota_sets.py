@@ -4,8 +4,8 @@ knows."""
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from compute_api.compute.schemas.common import BOOLEAN, integer, query, record, repeated, wrapped
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import Change, Document, VersionedSchema, put, strict
 

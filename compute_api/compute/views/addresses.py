@@ -11,7 +11,7 @@ import functools
 
 import orjson
 
-from compute_api.edge.json_types import JsonObject
+from common.json_types import JsonObject
 
 
 def grouped(text: str | None) -> dict[str, list[JsonObject]]:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from common.store.hosts.aggregates import ZONE
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 #: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own

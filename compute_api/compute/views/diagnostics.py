@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-from compute_api.edge.json_types import JsonObject
+from common.json_types import JsonObject
 from compute_api.edge.microversions import Range
 
 KEYS = (

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.links import Links
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from common.store.hosts.host_actions import Event, HostAction, Name
 from common.wire import to_wire
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 
 #: What each takes, of ``store.host_actions.Arguments``.
 _ARGUMENTS = {Name.DRAIN: ("cold", "parallel", "wait"), Name.EVACUATE: ("parallel", "force")}

@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.fields import OMITTED, Field, Get, render, visible_fields
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.microversions import Range
 
 

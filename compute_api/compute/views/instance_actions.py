@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import states
+from common.json_types import JsonObject
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.views.servers import fraction, host_id
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 _API = "os_compute_api:os-instance-actions:"

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
-from compute_api.edge.json_types import JsonMapping, JsonObject
 from compute_api.edge.microversions import Range
 
 _TAGGED = Range("2.70")

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from common.json_types import JsonObject
 from compute_api.compute.fields import OMITTED, Field, render, visible_fields
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 _COMMON: tuple[Field, ...] = (

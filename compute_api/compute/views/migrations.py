@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.json_types import JsonObject
 from common.store.servers import migrations
 from compute_api.compute.fields import OMITTED, Field, render, visible_fields
 from compute_api.compute.links import Links
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 #: Live migrations that are shown below their server, and can be found there.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compute_api.edge.json_types import JsonMapping, JsonObject
+from common.json_types import JsonMapping, JsonObject
 
 _UNKNOWN = (
     "cidr",

@@ -21,6 +21,7 @@ import orjson
 from common import states
 from common.hardware.options import OWN
 from common.instance_data import group_names
+from common.json_types import JsonObject
 from common.store.servers.servers import HostFacts, loads
 from common.vault import Vault
 from compute_api.compute.fields import (
@@ -35,7 +36,6 @@ from compute_api.compute.fields import (
 from compute_api.compute.links import Links
 from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import addresses
-from compute_api.edge.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 _API = "os_compute_api:"

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from common import states
+from common.json_types import JsonObject
 from common.store.servers.shares import INACTIVE
 from compute_api.compute.rows import ServerRecord
-from compute_api.edge.json_types import JsonObject
 from compute_api.edge.rows import StoreRow
 
 #: What an attached share is while its guest runs.

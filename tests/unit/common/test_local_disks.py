@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from common.json_types import JsonObject
 from common.local_disks import devices, ephemeral_gb, format_of, of
-from common.models import JSON, Flavor, LocalDisk
+from common.models import Flavor, LocalDisk
 
 
 def flavor(ephemeral_gb: int = 0, swap_mb: int = 0) -> Flavor:
@@ -45,7 +46,7 @@ def swap(mebibytes: int) -> LocalDisk:
         (flavor(5, 0), {"ephemeral": [{"gb": 0}], "swap_mb": 16}, [LocalDisk("ephemeral0", 5120)]),
     ],
 )
-def test_disks_of_a_server(given: Flavor, asked: JSON | None, disks: list[LocalDisk]) -> None:
+def test_disks_of_a_server(given: Flavor, asked: JsonObject | None, disks: list[LocalDisk]) -> None:
     assert of(given, asked) == disks
 
 
@@ -58,7 +59,7 @@ def test_disks_of_a_server(given: Flavor, asked: JSON | None, disks: list[LocalD
         ({"ephemeral": [{"gb": 0}]}, 3),
     ],
 )
-def test_room_that_another_flavor_must_have(asked: JSON | None, size: int) -> None:
+def test_room_that_another_flavor_must_have(asked: JsonObject | None, size: int) -> None:
     assert ephemeral_gb(flavor(3, 64), asked) == size
 
 

@@ -25,7 +25,12 @@ CROSSING = (Sync, SyncAnswer, Heartbeat, Access, GuestSpec)
 RELEASE = Path(__file__).with_name("release_before.json")
 #: Records that were renamed -> what the release before calls them. Fields say so themselves, see
 #: common.wire.
-RENAMED = {"NumaNode": "Cell", "AssignedNumaNode": "FittedCell", "HardwareAssignment": "Fitting"}
+RENAMED = {
+    "NumaNode": "Cell",
+    "AssignedNumaNode": "FittedCell",
+    "HardwareAssignment": "Fitting",
+    "JsonObject": "JSON",
+}
 
 
 def records(kind: Any) -> set[Any]:

@@ -363,7 +363,7 @@ OTHERS = {
     "dict[str, str]": {"a": "b"},
     "list[str]": ["T"],
     "bool": True,
-    "JSON": {"hint": 1},
+    "JsonObject": {"hint": 1},
     "Flavor | None": Flavor("1", "f", 1, 1, 1),
     "str | None": "other",
 }
