@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from common import errors
-from common.store.engine import Row
 from common.store.neighbours import cleanups
+from common.store.rows import CleanupRow, ServerRow
 from conductor import images, networks, shares
 from conductor.images import try_all
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 16  #: cleanups in one round
-Server = Row[Any] | None
+Server = ServerRow | None
 #: Looks up the cleanup's server; after the neighbour was asked, so that nothing new is judged by an
 #: old record.
 Look = Callable[[], Server]
@@ -40,7 +39,7 @@ def retry(engine: Engine) -> int:
     return len(rows)
 
 
-def _try(engine: Engine, row: Row[Any]) -> None:
+def _try(engine: Engine, row: CleanupRow) -> None:
     seen: list[int | None] = [None]
 
     def look() -> Server:
@@ -70,14 +69,14 @@ def _try(engine: Engine, row: Row[Any]) -> None:
 
 
 def _postpone(
-    engine: Engine, row: Row[Any], what: str, problem: errors.Problem, at_most: int
+    engine: Engine, row: CleanupRow, what: str, problem: errors.Problem, at_most: int
 ) -> None:
     log.warning("%s waits: %s", what, problem.text)
     engine.store.write(lambda tx: cleanups.postpone(tx, row, problem.text, at_most))
 
 
 # --- what is done for each kind ---
-def _port(engine: Engine, row: Row[Any], look: Look) -> None:
+def _port(engine: Engine, row: CleanupRow, look: Look) -> None:
     service = networks.service(engine)
     try:
         port = service.port(row.target)
@@ -90,38 +89,38 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
         service.unbind_at(row.target, row.place)  # unless that is its place again
 
 
-def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
+def _ports(engine: Engine, row: CleanupRow, look: Look) -> None:
     service = networks.service(engine)
     ports, server = service.ports(row.server_id), look()
     try_all(lambda port: networks.reconcile_port(service, port, server), ports)
 
 
-def _binding(engine: Engine, row: Row[Any], look: Look) -> None:
+def _binding(engine: Engine, row: CleanupRow, look: Look) -> None:
     """Of a server that has come back to that host the binding is the active one, which is never
     touched."""
     look()
     networks.service(engine).unbind_at(row.target, row.place)
 
 
-def _image(engine: Engine, row: Row[Any], look: Look) -> None:
+def _image(engine: Engine, row: CleanupRow, look: Look) -> None:
     """Never one that a server rests in."""
     server = engine.store.read(lambda tx: cleanups.server_of(tx, row))
     if server is None or server.shelved_image_id != row.target:
         images.service(engine).delete(row.target)
 
 
-def _backups(engine: Engine, row: Row[Any], look: Look) -> None:
+def _backups(engine: Engine, row: CleanupRow, look: Look) -> None:
     """While the server exists; afterwards its backups are its user's alone."""
     if look() is not None:
         images.rotate(images.service(engine), row.server_id, row.args)
 
 
-def _share(engine: Engine, row: Row[Any], look: Look) -> None:
+def _share(engine: Engine, row: CleanupRow, look: Look) -> None:
     """The rule that lets a host mount a share; by now another of its servers may need it."""
     shares.reconcile_rule(engine, row.target, row.place)
 
 
-Remedy = Callable[[Engine, Row[Any], Look], None]
+Remedy = Callable[[Engine, CleanupRow, Look], None]
 REMEDIES: dict[str, Remedy] = {
     cleanups.PORT: _port,
     cleanups.PORTS: _ports,

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common.clock import SECOND
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
+from common.store.rows import DebtRow
 from common.store.servers import actions, guests
 from conductor.saga import AnyRun, debt_command
 
@@ -65,7 +66,7 @@ def collect(
     return [run for run in ready if _is_over(tx, run, debts[run.server.id])]
 
 
-def _is_over(tx: Connection, run: AnyRun, debts: Sequence[Row[Any]]) -> bool:
+def _is_over(tx: Connection, run: AnyRun, debts: Sequence[DebtRow]) -> bool:
     if run.data.polls * POLL_MICROS >= CONFIRM_TIMEOUT_MICROS or not any(debt.up for debt in debts):
         return True
     for debt in debts:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import Any
 
 from common.models import Command
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
+from common.store.rows import ActionRow, PlacedServerRow
 from common.store.servers import actions, guests, migrations
 from conductor import runner
 from conductor.runner import UNDO
@@ -25,7 +25,7 @@ from conductor.workflows.live_migrate import MIGRATE_STEP
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 32  #: commands re-sent to a host in one answer
-Failed = list[tuple[Row[Any], Exception]]  #: actions whose command could not be made, and why
+Failed = list[tuple[ActionRow, Exception]]  #: actions whose command could not be made, and why
 
 
 def resend(
@@ -89,7 +89,9 @@ def _is_key(parts: list[str]) -> bool:
     return len(parts) == 3 and parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 10
 
 
-def _made_again(engine: Engine, row: Row[Any], server: Row[Any], session: int) -> Command | None:
+def _made_again(
+    engine: Engine, row: ActionRow, server: PlacedServerRow, session: int
+) -> Command | None:
     """The command that a waiting action has at its host."""
     if not is_known(row):
         return None

@@ -21,8 +21,9 @@ from common.clients.network import MADE, is_made
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import Interface
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
 from common.store.neighbours.cleanups import BINDING, PORT, PORTS
+from common.store.rows import ServerRow
 from common.wire import from_wire, to_wire
 from conductor.external_services import NetworkApi
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
@@ -378,7 +379,7 @@ def _change(networks: NetworkApi, port: Port, values: JsonObject) -> None:
         return
 
 
-def reconcile_port(networks: NetworkApi, port: Port, server: Row[Any] | None) -> None:
+def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -> None:
     """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or
     let go."""
     if server is None or port["id"] not in {one["port"] for one in server.interfaces or ()}:
@@ -417,8 +418,8 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
             continue
         run.set(interfaces=run.data.plugged)
         if run.data.plug_since is None:
-            run.data.plug_since = run.action.locked_at
-        late = run.action.locked_at - run.data.plug_since >= engine.vif_plugging_timeout * SECOND
+            run.data.plug_since = run.locked_at
+        late = run.locked_at - run.data.plug_since >= engine.vif_plugging_timeout * SECOND
         missing = [one["port"] for one in run.data.plugged or () if not one["active"]]
         if missing and not late:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))

@@ -13,14 +13,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from common import errors
 from common.clock import SECOND, Clock
 from common.notifications.messages import Message, messages
 from common.notifications.periods import Periods
-from common.store.engine import Row, Store
+from common.store.engine import Store
 from common.store.notifications import outbox, usage_audit
+from common.store.rows import NotificationRow
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 64
@@ -92,7 +93,7 @@ class NotificationSender:
             return  # the next ones in the next round, between two rounds of sending
         self.audited_at = moment
 
-    def _send(self, row: Row[Any]) -> bool:
+    def _send(self, row: NotificationRow) -> bool:
         """Is the row done with? One of which no message can be made never will be, and one that was
         sent in vain ``MAX_TRIES`` times, other than because the broker is away, is given up."""
         try:

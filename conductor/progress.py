@@ -47,7 +47,7 @@ def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
         if not key.startswith("debt/")
     }
     for row in actions.waiting(tx, {action for _, action in told}) if told else ():
-        phase = told.get((row.host, row.id))
+        phase = told.get((row.host or "", row.id))
         if phase is None:
             continue
         progress = CommandProgress.parse(phase)

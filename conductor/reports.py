@@ -11,18 +11,18 @@ of the same host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
 from common.store.hosts import host_images, hosts
+from common.store.rows import ActionRow, PlacedServerRow, ServerKey
 from common.store.servers import actions, fences, guests, migrations
 from conductor import flush, lost_commands, progress, report_parts, retries, runner
 from conductor.saga import AnyRun, Engine, Run
@@ -219,7 +219,9 @@ def _registration(tx: Connection, engine: Engine, sync: Sync) -> int:
     return session
 
 
-def _open_session(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[int, list[Row[Any]]]:
+def _open_session(
+    tx: Connection, sync: Sync, idle_too: bool = False
+) -> tuple[int, list[ServerKey]]:
     """A new session, and the idle servers to start after a boot. Those with an action, and with
     ``idle_too`` all that should run, are known to be off from then on."""
     assert sync.inventory is not None
@@ -236,7 +238,7 @@ def _open_session(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[i
     return session, guests.wanted_running_on(tx, sync.host)
 
 
-def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
+def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
     """Begin what starts the guest of a server whose host was booted; False: somebody has begun
     another action."""
     row = replace(states.row("reboot", "HARD"), vm=states.ANY)
@@ -322,10 +324,10 @@ def _settle(
 def finish_step(
     tx: Connection,
     engine: Engine,
-    servers: dict[str, Row[Any]],
-    head: Row[Any],
+    servers: dict[str, PlacedServerRow],
+    head: ActionRow,
     result: Result,
-    host: str,
+    host: str | None,
 ) -> AnyRun | None:
     """Take a result in, if it is the one that its action waits for, of the host that it waits
     for."""
@@ -372,8 +374,8 @@ def finish_step(
 def _go_on(
     tx: Connection,
     engine: Engine,
-    servers: dict[str, Row[Any]],
-    heads: dict[str, Row[Any]],
+    servers: dict[str, PlacedServerRow],
+    heads: Mapping[str, ActionRow],
     paid: set[str],
 ) -> list[AnyRun]:
     """Actions that were waiting for debts of their server look again at once."""
@@ -442,7 +444,7 @@ def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[N
     }, ahead
 
 
-def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
+def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
     """A state under the server's present fence, of an idle server on this host, that its row does
     not say."""
     return bool(
@@ -453,7 +455,7 @@ def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
     )
 
 
-def _lost_power(server: Row[Any], domain: DomainState) -> bool:
+def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
     """Was its host booted during an action, which has ended since? A server that should run and is
     known to be off is in that state by nothing else (``guests.lost_power``)."""
     return server.vm_state in (states.ACTIVE, states.RESCUED) and (
@@ -475,7 +477,7 @@ _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], 
 )
 
 
-def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
+def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News) -> None:
     """What happened out of band is written down once; other differences show in power_state
     only."""
     changes: dict[str, JsonObject] = {}

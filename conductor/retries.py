@@ -21,7 +21,8 @@ from typing import Any
 
 from common import errors
 from common.clock import SECOND
-from common.store.engine import Connection, Row, now
+from common.store.engine import Connection, now
+from common.store.rows import ActionRow
 from common.store.servers import actions
 from conductor.saga import AnyRun, Engine, Run
 
@@ -33,7 +34,7 @@ LOCK_POLL_SECONDS = 10.0  #: between two looks whether a lock is gone
 UNFORESEEN = "an unforeseen failure, again and again."
 
 
-def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float = 0) -> None:
+def postpone(engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: float = 0) -> None:
     """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less
     often, up to ``at_most`` seconds. Rows that somebody else has locked are left to the end of
     their lease.
@@ -42,7 +43,7 @@ def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float
         Unavailable: the database does not answer.
     """
 
-    def pause(row: Row[Any]) -> int:
+    def pause(row: ActionRow) -> int:
         return max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends)))
 
     def work(tx: Connection) -> None:
@@ -100,7 +101,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
             "code": 500,
             "message": told,
             "details": cause,
-            "created": row.locked_at,
+            "created": run.locked_at,
             "action": row.id,
             "before": before,
         }
@@ -116,7 +117,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     )
 
 
-def count_exception(engine: Engine, row: Row[Any], problem: Exception) -> None:
+def count_exception(engine: Engine, row: ActionRow, problem: Exception) -> None:
     """Count an unforeseen failure of this action, if it still stands where it failed. One that is
     due is tried again, less and less often; a command is sent again with its host's next report."""
 
@@ -149,7 +150,7 @@ def count_exception(engine: Engine, row: Row[Any], problem: Exception) -> None:
         log.warning("a failure of action %s is not counted: %s", row.id, busy)
 
 
-def _place(action: Row[Any]) -> tuple[Any, ...]:
+def _place(action: ActionRow) -> tuple[Any, ...]:
     return action.state, action.workflow, action.step, action.phase, action.attempt
 
 

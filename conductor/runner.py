@@ -28,8 +28,9 @@ from common import errors, states
 from common.json_types import JsonObject
 from common.models import Result
 from common.states import BY_WORKFLOW
-from common.store.engine import Connection, Row, now
+from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
+from common.store.rows import ActionRow, ServerRow
 from common.store.servers import actions
 from conductor import flush, retries
 from conductor.lanes import LANES, STEPS_WITH_CALLS
@@ -68,7 +69,7 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     rows = engine.store.write(
         lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which)
     )
-    groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
+    groups: dict[tuple[str, int, str], list[ActionRow]] = defaultdict(list)
     locked = retries.locked_servers(engine) if rows else ()
     retries.postpone(
         engine, [row for row in rows if row.server_id in locked], MAX_LOCK_PAUSE_SECONDS
@@ -92,7 +93,7 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
 
 
 def _burst(
-    engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[Row[Any]], lane: str
+    engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: str
 ) -> None:
     """Advance actions that stand at the same step: what is done outside the transaction, then one
     transaction, then send."""
@@ -300,13 +301,13 @@ def _write(
     return written
 
 
-def _where(action: Row[Any]) -> tuple[Any, ...]:
+def _where(action: ActionRow) -> tuple[Any, ...]:
     """What a burst must find as it took it: a lease that ran out may have led another one past this
     step, and another lane of this conductor may hold the action by now."""
     return action.workflow, action.step, action.phase, action.attempt
 
 
-def is_held(server: Row[Any], action: Row[Any]) -> bool:
+def is_held(server: ServerRow, action: ActionRow) -> bool:
     """Does this action still hold its server, under the fence that it was given?"""
     return bool(server.action == action.id and server.fence == action.fence)
 
@@ -428,7 +429,7 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
     proceed(tx, engine, workflow, index + 1, [run])
 
 
-def name_in_key(row: Row[Any]) -> str:
+def name_in_key(row: ActionRow) -> str:
     """What a waiting action's step is called in the key of its command."""
     return f"{UNDO if row.phase == 'undo' else ''}{row.step}"
 

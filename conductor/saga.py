@@ -22,8 +22,9 @@ from common.action_args import ActionArgs
 from common.clock import Clock
 from common.json_types import JsonMapping, JsonObject
 from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
-from common.store.engine import Connection, Row, Store, moment, now
+from common.store.engine import Connection, Store, moment, now
 from common.store.placement.allocations import FailedBuildLimit
+from common.store.rows import ActionRow, LockedActionRow, PlacedServerRow
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from conductor.automatic_evacuation import EvacuationPolicy
@@ -210,8 +211,8 @@ def _default(kind: Any) -> JsonObject:
 class Run(Generic[Args, Data]):
     """One action within one transaction: what is known of it, and what will be written."""
 
-    action: Row[Any]
-    server: Row[Any]
+    action: ActionRow
+    server: PlacedServerRow
     args: Args
     data: Data
     selection: Selection | None = None  #: the scheduler's proposal
@@ -232,6 +233,11 @@ class Run(Generic[Args, Data]):
     )  #: for external services, see ``store.cleanups``
     is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too
     ignored_refusal: str = ""  #: what a service said when it refused this step, which fails nothing
+
+    @property
+    def locked_at(self) -> int:
+        """When the transaction that writes this locked the action."""
+        return cast(LockedActionRow, self.action).locked_at
 
     @property
     def attempt(self) -> int:
@@ -378,7 +384,7 @@ class Run(Generic[Args, Data]):
                 "host": host,
                 "message": message,
                 "details": details,
-                "at": self.action.locked_at,
+                "at": self.locked_at,
             }
         )
 
@@ -523,7 +529,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         raise LookupError(f"{self.name} has no step {step} in this release")
 
     def run(
-        self, action: Row[Any], server: Row[Any], **more: Any
+        self, action: ActionRow, server: PlacedServerRow, **more: Any
     ) -> Run[WorkflowArgs, WorkflowData]:
         """An action of this workflow, as its row has it.
 

@@ -88,7 +88,7 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
     """Go on when the host may mount the share; else look again, until it has taken too long."""
     for run in runs:
         if run.data.since is None:
-            run.data.since = run.action.locked_at
+            run.data.since = run.locked_at
         share_id = run.args.share.share_id
         if run.data.rule == ACTIVE:
             continue
@@ -96,7 +96,7 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
             run.fail(
                 f"The shared file system service cannot let the server's host mount share {share_id}."
             )
-        elif run.action.locked_at - run.data.since >= engine.share_timeout * SECOND:
+        elif run.locked_at - run.data.since >= engine.share_timeout * SECOND:
             run.fail(
                 f"The shared file system service has not let the server's host mount share {share_id} within "
                 f"{engine.share_timeout} seconds; detach it and try again."

@@ -14,14 +14,14 @@ import functools
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
 from common.store.hosts import services
+from common.store.rows import ActionRow, ServerKey
 from common.store.servers import actions, migrations
 from conductor import automatic_evacuation, flush, lanes, prefetch, reports, retries, runner
 from conductor.heartbeats import COMPARE_SOON_SECONDS
@@ -182,19 +182,19 @@ def fail_where_nothing_comes(engine: Engine) -> None:
             else "Host {} went down before it had answered."
         ).format(row.host)
         _give_up(engine, row, "dead" if row.dead else "failed", told, retryable=True)
-    for row in engine.store.read(
+    for reading in engine.store.read(
         lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch)
     ):
         _give_up(
             engine,
-            row,
+            reading,
             "failed",
-            f"Host {row.source}, which has the server's files, was forced down.",
+            f"Host {reading.source}, which has the server's files, was forced down.",
             retryable=False,
         )
 
 
-def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: bool) -> None:
+def _give_up(engine: Engine, row: ActionRow, status: str, told: str, retryable: bool) -> None:
     """Nobody waits any longer for what a host was to do."""
     result = Result(
         f"{row.id}/{runner.name_in_key(row)}/{row.attempt}",
@@ -231,7 +231,7 @@ Begin = Callable[..., str]
 
 
 def _begin(
-    engine: Engine, row: states.Action, server: Row[Any], begin: Begin = actions.begin
+    engine: Engine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
 ) -> None:
     """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
     system = RequestContext.of_ourselves(server.project_id)

@@ -36,6 +36,7 @@ from common.store.connections import (
     sqlite_engine,
     trouble,
 )
+from common.store.rows import Numbered
 from common.tls import Tls
 
 __all__ = [
@@ -319,11 +320,11 @@ def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
     return statement.with_for_update()
 
 
-def is_there(table: sa.Table) -> Callable[[Connection, Row[Any]], bool]:
+def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
     """For ``Store.write``: is this new row of the table in the database? A number may have been
     given to another."""
 
-    def look(tx: Connection, row: Row[Any]) -> bool:
+    def look(tx: Connection, row: Numbered) -> bool:
         same = sa.select(table.c.id).where(
             table.c.id == row.id, table.c.created_at == row.created_at
         )

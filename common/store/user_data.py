@@ -8,12 +8,12 @@ changed since it was read is left as it is, for what the API writes is sealed.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common.store.engine import Store
+from common.store.rows import ServerUserData
 from common.store.schema import servers
 from common.vault import SEALED, Vault
 
@@ -38,7 +38,7 @@ def seal_user_data(store: Store, vault: Vault) -> int:
     return sealed
 
 
-def _readable(tx: Connection, last: str) -> list[Row[Any]]:
+def _readable(tx: Connection, last: str) -> list[ServerUserData]:
     return list(
         tx.execute(
             sa.select(C.id, C.user_data)

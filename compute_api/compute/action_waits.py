@@ -18,8 +18,8 @@ from typing import TypeVar
 from common import errors
 from common.clock import Clock
 from common.store.engine import Store
+from common.store.rows import EventRow
 from common.store.servers import actions
-from compute_api.edge.rows import StoreRow
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def for_step(
     timeout_seconds: float = STEP_TIMEOUT_SECONDS,
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
-) -> StoreRow | None:
+) -> EventRow | None:
     """The event of the step when it has succeeded; None when the time was over first.
 
     Raises:

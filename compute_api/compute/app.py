@@ -17,6 +17,7 @@ from wsgiref.types import WSGIApplication
 import falcon
 
 from common import errors
+from common.store.rows import ServerRecord
 from common.store.servers import servers
 from compute_api.compute import faults, microversions, middleware, routes
 from compute_api.compute.dependencies import Services
@@ -33,7 +34,6 @@ from compute_api.edge.middleware import Authentication, BodySizes, RequestIds
 from compute_api.edge.policy import Policy
 from compute_api.edge.response import JSON_TYPE, send
 from compute_api.edge.routing import Endpoint, by_path
-from compute_api.edge.rows import StoreRow
 
 
 def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
@@ -106,7 +106,7 @@ class ComputeEndpoint(Endpoint[Route]):
             headers=req.headers,
             body=self._body(req, state, route),
         )
-        arguments: list[StoreRow] = []
+        arguments: list[ServerRecord] = []
         if route.about_server:
             arguments.append(_server(request, route, params.pop("server_id")))
         elif route.policy:
@@ -132,9 +132,9 @@ class ComputeEndpoint(Endpoint[Route]):
         return body
 
 
-def _server(request: Request, route: Route, server_id: str) -> StoreRow:
+def _server(request: Request, route: Route, server_id: str) -> ServerRecord:
     """The server that the route is about, if the caller may do to it what the route does."""
-    row: StoreRow = request.read(servers.show, server_id, request.scope, deleted=route.deleted)
+    row: ServerRecord = request.read(servers.show, server_id, request.scope, deleted=route.deleted)
     if route.policy:
         target: Mapping[str, str] = {"project_id": row.project_id, "user_id": row.user_id}
         request.require(route.policy, target)

@@ -14,8 +14,8 @@ from contextlib import contextmanager, nullcontext
 from common import errors
 from common.json_types import JsonObject
 from common.store.hosts import services
+from common.store.rows import ServerRecord
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 
 HOST_TIMEOUT_SECONDS = 2.0  #: seconds for the answer of one host of many
 TOTAL_TIMEOUT_SECONDS = 8.0  #: seconds for the answers of all of them

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from common import errors, states
 from common.clock import SECOND, parse
 from common.json_types import JsonObject
-from common.store.engine import Connection, Row
+from common.store.engine import Connection
+from common.store.rows import ServerRecord
 from common.store.servers import actions
 from common.store.tenants.quotas import Numbers
 from compute_api.compute.dependencies import Services
 from compute_api.compute.links import Links
-from compute_api.compute.rows import ServerRecord
 from compute_api.edge.request import ApiRequest
 from compute_api.edge.routing import ApiRoute
 
@@ -59,7 +59,7 @@ class Request(ApiRequest):
             Conflict: or a kind of it.
         """
         try:
-            actions.check(action, server.id, cast("Row[Any]", server), self.context)
+            actions.check(action, server.id, server, self.context)
         except errors.Busy:
             if not waits:
                 raise

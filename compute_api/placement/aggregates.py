@@ -7,8 +7,8 @@ from common import ids
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import allocations, providers
+from common.store.rows import ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement.request import PlacementRequest
 
 WITH_GENERATION = 19
@@ -17,7 +17,7 @@ WITH_GENERATION = 19
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Two statements."""
 
-    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+    def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
         return provider, providers.aggregates_of(tx, [provider.id])[provider.id]
 
@@ -29,7 +29,7 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     strict = request.version >= WITH_GENERATION
     wanted = [_usual(item) for item in (request.body["aggregates"] if strict else request.body)]
 
-    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+    def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.lock(
             tx, provider_uuid, request.body["resource_provider_generation"] if strict else None
         )
@@ -46,7 +46,7 @@ def _usual(item: str) -> str:
     return bare if item == bare else dashed
 
 
-def _view(request: PlacementRequest, provider: StoreRow, found: list[str]) -> ApiResponse:
+def _view(request: PlacementRequest, provider: ProviderRow, found: list[str]) -> ApiResponse:
     body: JsonObject = {"aggregates": found}
     if request.version >= WITH_GENERATION:
         body["resource_provider_generation"] = provider.generation

@@ -14,8 +14,8 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import inventories, provider_search, traits
 from common.store.placement.provider_search import ProviderFilters
+from common.store.rows import ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement import queries
 from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.resource_providers import refuse_unknown
@@ -31,7 +31,7 @@ def index(request: PlacementRequest) -> ApiResponse:
     suffix, wanted = _wanted(request)
     limit = request.first("limit")
 
-    def work(tx: Connection) -> tuple[list[StoreRow], JsonObject]:
+    def work(tx: Connection) -> tuple[list[ProviderRow], JsonObject]:
         refuse_unknown(tx, wanted)
         found = provider_search.find(tx, wanted, min(int(limit[:9]), MOST) if limit else MOST)
         shown = (
@@ -133,7 +133,7 @@ def _request(version: int, provider_uuid: str, suffix: str, wanted: ProviderFilt
 
 
 def _summaries(
-    tx: Connection, version: int, shown: list[StoreRow], wanted: ProviderFilters
+    tx: Connection, version: int, shown: list[ProviderRow], wanted: ProviderFilters
 ) -> JsonObject:
     """Providers by their uuid: what they have and hold; three statements."""
     numbers = [row.id for row in shown]

@@ -7,8 +7,8 @@ from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import consumers, providers
+from common.store.rows import ProviderAllocation, ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement.request import PlacementRequest
 
 OWNERS, CONSUMER_GENERATION, CONSUMER_TYPE = 12, 28, 38
@@ -37,7 +37,7 @@ def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """What is held of a provider; two statements."""
 
-    def work(tx: Connection) -> tuple[StoreRow, list[StoreRow]]:
+    def work(tx: Connection) -> tuple[ProviderRow, list[ProviderAllocation]]:
         provider = providers.show(tx, provider_uuid)
         return provider, consumers.of_provider(tx, provider.id)
 

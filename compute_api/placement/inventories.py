@@ -13,8 +13,8 @@ from common import errors
 from common.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import allocations, inventories, providers, resource_classes
+from common.store.rows import InventoryRow, ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement.request import PlacementRequest
 from compute_api.placement.resource_providers import path
 
@@ -22,17 +22,17 @@ FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_
 ALL_RESERVED = 26
 
 
-def view(row: StoreRow) -> JsonObject:
+def view(row: InventoryRow) -> JsonObject:
     """One inventory as a body."""
     return {name: getattr(row, name) for name in FIELDS}
 
 
-def _found(tx: Connection, provider_uuid: str) -> tuple[StoreRow, dict[str, StoreRow]]:
+def _found(tx: Connection, provider_uuid: str) -> tuple[ProviderRow, dict[str, InventoryRow]]:
     provider = providers.show(tx, provider_uuid)
     return provider, inventories.of(tx, [provider.id])[provider.id]
 
 
-def _all(provider: StoreRow, rows: Mapping[str, StoreRow]) -> ApiResponse:
+def _all(provider: ProviderRow, rows: Mapping[str, InventoryRow]) -> ApiResponse:
     return ApiResponse(
         {
             "resource_provider_generation": provider.generation,
@@ -42,7 +42,7 @@ def _all(provider: StoreRow, rows: Mapping[str, StoreRow]) -> ApiResponse:
     )
 
 
-def _one(provider: StoreRow, row: StoreRow, **more: Any) -> ApiResponse:
+def _one(provider: ProviderRow, row: InventoryRow, **more: Any) -> ApiResponse:
     return ApiResponse(
         {**view(row), "resource_provider_generation": provider.generation},
         modified=provider.changed_at,
@@ -71,7 +71,7 @@ def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     }
     generation = request.body["resource_provider_generation"]
 
-    def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
+    def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
         _check_known(
             tx,
             wanted,
@@ -90,7 +90,7 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     name = request.body["resource_class"]
     wanted = {name: _checked(request, provider_uuid, name, request.body, "create")}
 
-    def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
+    def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
         _check_known(
             tx,
             wanted,
@@ -122,7 +122,7 @@ def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> A
         resource_class: _checked(request, provider_uuid, resource_class, request.body, "update")
     }
 
-    def work(tx: Connection) -> tuple[StoreRow, dict[str, StoreRow]]:
+    def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
         provider = _locked(tx, provider_uuid, request.body["resource_provider_generation"])
         if resource_class not in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.BadRequest(
@@ -153,7 +153,7 @@ def delete_all(request: PlacementRequest, provider_uuid: str) -> None:
     request.write(lambda tx: inventories.put(tx, _locked(tx, provider_uuid), {}))
 
 
-def _locked(tx: Connection, provider_uuid: str, generation: int | None = None) -> StoreRow:
+def _locked(tx: Connection, provider_uuid: str, generation: int | None = None) -> ProviderRow:
     """The provider, locked and said to have changed."""
     provider = providers.lock(tx, provider_uuid, generation)
     allocations.touch(tx, [provider.id])

@@ -9,8 +9,8 @@ from common.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import provider_search, providers, resource_classes, traits
 from common.store.placement.provider_search import ProviderFilters
+from common.store.rows import ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement import queries
 from compute_api.placement.request import PlacementRequest
 
@@ -24,7 +24,7 @@ def path(request: PlacementRequest, provider_uuid: str) -> str:
     return f"{request.prefix}/resource_providers/{provider_uuid}"
 
 
-def view(request: PlacementRequest, row: StoreRow) -> JsonObject:
+def view(request: PlacementRequest, row: ProviderRow) -> JsonObject:
     """One provider as a body."""
     place = path(request, row.uuid)
     links = [
@@ -58,7 +58,7 @@ def index(request: PlacementRequest) -> ApiResponse:
         resources=queries.resources(values["resources"][-1]) if "resources" in values else {},
     )
 
-    def find(tx: Connection) -> list[StoreRow]:
+    def find(tx: Connection) -> list[ProviderRow]:
         refuse_unknown(tx, wanted)
         return provider_search.find(tx, wanted)
 
@@ -104,7 +104,7 @@ def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Another name, and with parent_provider_uuid another place."""
     wanted = _plain(request.body)
 
-    def work(tx: Connection) -> StoreRow:
+    def work(tx: Connection) -> ProviderRow:
         row = providers.lock(tx, provider_uuid)
         providers.rename(tx, row, wanted["name"])
         if "parent_provider_uuid" in wanted:

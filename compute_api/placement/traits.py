@@ -8,8 +8,8 @@ from typing import Any
 from common import errors
 from common.store.engine import Connection
 from common.store.placement import allocations, providers, traits
+from common.store.rows import ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.schemas import CUSTOM_TRAIT
 
@@ -65,7 +65,7 @@ def delete(request: PlacementRequest, name: str) -> None:
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Two statements."""
 
-    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+    def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
         return provider, traits.of(tx, [provider.id])[provider.id]
 
@@ -75,7 +75,7 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """These by hand; what a host reports stays."""
 
-    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+    def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"])
         found = traits.put(tx, provider, request.body["traits"])
         allocations.touch(tx, [provider.id])
@@ -95,7 +95,7 @@ def clear(request: PlacementRequest, provider_uuid: str) -> None:
     request.write(work)
 
 
-def _view(provider: StoreRow, found: list[str]) -> ApiResponse:
+def _view(provider: ProviderRow, found: list[str]) -> ApiResponse:
     return ApiResponse(
         {"resource_provider_generation": provider.generation, "traits": found},
         modified=provider.changed_at,

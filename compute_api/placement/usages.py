@@ -6,8 +6,8 @@ from __future__ import annotations
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import consumers, inventories, providers
+from common.store.rows import ProviderRow
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.placement.allocations import CONSUMER_TYPE, TYPES, type_of
 from compute_api.placement.request import PlacementRequest
 
@@ -17,7 +17,7 @@ RULE = "placement:usages"
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Every class that the provider has; three statements."""
 
-    def work(tx: Connection) -> tuple[StoreRow, dict[str, int]]:
+    def work(tx: Connection) -> tuple[ProviderRow, dict[str, int]]:
         provider = providers.show(tx, provider_uuid)
         used = {name: amount for (_, name), amount in inventories.usages(tx, [provider.id]).items()}
         return provider, dict.fromkeys(inventories.of(tx, [provider.id])[provider.id], 0) | used

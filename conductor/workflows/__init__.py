@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.store.engine import Row
+from common.store.rows import ActionRow
 from conductor.saga import Workflow
 from conductor.workflows import (
     create,
@@ -68,7 +68,7 @@ WORKFLOWS: dict[str, Workflow[Any, Any]] = {
 }
 
 
-def is_known(action: Row[Any]) -> bool:
+def is_known(action: ActionRow) -> bool:
     """Is the action's workflow of this release? One of a newer release is left to conductors that
     know it."""
     workflow = WORKFLOWS.get(action.workflow)

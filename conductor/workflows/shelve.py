@@ -155,6 +155,7 @@ UnshelveRun = Run[UnshelveArgs, UnshelveData]
 def _look(engine: Engine, run: UnshelveRun) -> None:
     """The image as the image service describes it now: its checksum was not known before it was
     whole."""
+    assert run.server.shelved_image_id is not None  # a server that is offloaded has one
     run.data.image = images.service(engine).show(run.server.shelved_image_id)
 
 

@@ -13,13 +13,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from common import config
 from common.clock import iso
 from common.store import upgrades
-from common.store.engine import Connection, Row, Store
+from common.store.engine import Connection, Store
 from common.store.neighbours import cleanups
+from common.store.rows import CleanupRow
 from deploy.cli.hosts import columns
 
 HEAD = ["id", "server", "project", "what", "since", "tries", "next"]
@@ -36,7 +36,7 @@ def show(options: argparse.Namespace) -> int:
     return 1 if rows else 0
 
 
-def facts(row: Row[Any]) -> dict[str, object]:
+def facts(row: CleanupRow) -> dict[str, object]:
     """For programs."""
     return {
         "id": row.id,
@@ -52,7 +52,7 @@ def facts(row: Row[Any]) -> dict[str, object]:
     }
 
 
-def table(rows: list[Row[Any]]) -> str:
+def table(rows: list[CleanupRow]) -> str:
     """For people: one line a cleanup, and below it what the neighbour said last."""
     if not rows:
         return "no neighbour has anything still to remove"

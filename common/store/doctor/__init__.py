@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import states
 from common.clock import SECOND, iso
@@ -27,6 +27,7 @@ from common.store.doctor.finding import Finding
 from common.store.engine import moment
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
+from common.store.rows import GuestRow, MigrationRow, ServerRow
 from common.store.schema import actions, guests, migrations, servers, share_mappings
 from common.store.servers.actions import LIVE, STUCK
 from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
@@ -77,7 +78,7 @@ _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.
 def check(tx: Connection) -> list[Finding]:
     """All findings, sorted; an empty list is a clean cloud."""
     live = {row.id: row for row in tx.execute(_LIVE)}
-    records = list(tx.execute(_RECORDS))
+    records: list[GuestRow] = list(tx.execute(_RECORDS))
     moves = list(
         tx.execute(_MOVES, {"holders": sorted({row.holder for row in records if row.holder})})
     )
@@ -93,7 +94,7 @@ def check(tx: Connection) -> list[Finding]:
     return sorted(findings)
 
 
-def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[Finding]:
+def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
     """At most one guest of a server may run; one is where the server is."""
     running = Counter(row.server_id for row in records if row.may_run and row.wanted != ABSENT)
     for server, number in running.items():
@@ -119,7 +120,7 @@ def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[F
 
 
 def _moves(
-    live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Sequence[Row[Any]]
+    live: Mapping[str, ServerRow], records: Sequence[GuestRow], moves: Sequence[MigrationRow]
 ) -> Iterator[Finding]:
     """What is kept or arriving belongs to a server that moves, between these two hosts; what a
     migration holds, to a guest; a server moves once at a time."""
@@ -165,14 +166,14 @@ def _moves(
                 f"migration {move.id} is {move.status}, the server is "
                 f"{found.vm_state if found is not None else 'gone'} and idle",
             )
-    for row in live.values():
-        if row.vm_state == states.RESIZED and row.id not in is_open:
+    for one in live.values():
+        if one.vm_state == states.RESIZED and one.id not in is_open:
             yield Finding(
-                "move-of-server", row.id, "waits to be confirmed, and no migration is finished"
+                "move-of-server", one.id, "waits to be confirmed, and no migration is finished"
             )
 
 
-def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterator[Finding]:
+def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
     """The quota counts what the flavor says; of a server that moves, the larger of both until there
     is one way only."""
     is_open = {row.server_id: row for row in moves if row.status in OPEN}
@@ -193,7 +194,7 @@ def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterato
             )
 
 
-def _shares(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
+def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
     """A server counts its shares, on which it depends what may be done with it; one that is gone
     has none."""
     numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
@@ -206,7 +207,7 @@ def _shares(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
         yield Finding("shares", server, "has shares and is gone")
 
 
-def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
+def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
     """A server is held by exactly the one action that is live, under the same fence."""
     running = {row.id: row for row in tx.execute(_RUNNING)}
     for row in live.values():

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, hardware
 from common.models import Device, Flavor, HardwareAssignment, NumaNode
 from common.store.doctor.finding import Finding
 from common.store.hosts import services
 from common.store.placement.inventories import capacity
+from common.store.rows import GuestRow, MigrationRow, ServerRow
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -70,9 +71,9 @@ _MEMBERS = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.met
 
 def check(
     tx: Connection,
-    live: Mapping[str, Row[Any]],
-    records: Sequence[Row[Any]],
-    moves: Sequence[Row[Any]],
+    live: Mapping[str, ServerRow],
+    records: Sequence[GuestRow],
+    moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
     """All findings on where servers are; ``live`` are the servers, ``records`` the guests,
     ``moves`` the migrations that are open or hold something."""
@@ -86,9 +87,9 @@ def check(
 # --- what servers hold ---
 def _allocations(
     tx: Connection,
-    live: Mapping[str, Row[Any]],
-    records: Sequence[Row[Any]],
-    moves: Sequence[Row[Any]],
+    live: Mapping[str, ServerRow],
+    records: Sequence[GuestRow],
+    moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
     """Allocations live and die with guest records, and are what flavor and image say; of a server
     that moves, what the old flavor says at its source and the new one at its destination."""
@@ -113,8 +114,8 @@ def _allocations(
         yield Finding(
             "allocation-of-guest", consumer, f"holds resources on {host} where it has no guest"
         )
-    for server, host in places.keys() - held.keys():
-        yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
+    for holder, host in places.keys() - held.keys():
+        yield Finding("allocation-of-guest", holder, f"has a guest on {host} without an allocation")
     flavors = _flavors_of_moves(moves)
     for place, amounts in held.items():
         guest = places.get(place)
@@ -128,7 +129,7 @@ def _allocations(
         yield Finding("consumer", consumer, "consumer and allocations do not go together")
 
 
-def _kept(server: Row[Any], move: Row[Any]) -> dict[str, int]:
+def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
     """What a resize on the same host keeps for its way back."""
     old, new = (
         hardware.resources(from_wire(Flavor, flavor), _properties(server))
@@ -142,18 +143,18 @@ def _kept(server: Row[Any], move: Row[Any]) -> dict[str, int]:
 Flavors = Mapping[tuple[str, str], dict[str, Any]]
 
 
-def _flavors_of_moves(moves: Sequence[Row[Any]]) -> Flavors:
+def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
     """The flavor that a server that moves has on each of its two hosts."""
     found = {}
     for move in moves:
-        if move.status in OPEN and move.dest_host:
+        if move.status in OPEN and move.source_host and move.dest_host:
             found[move.server_id, move.source_host] = move.old_flavor
             found[move.server_id, move.dest_host] = move.new_flavor
     return found
 
 
 def _exact(
-    server: Row[Any], flavor: dict[str, Any], host: str, amounts: Mapping[str, int]
+    server: ServerRow, flavor: dict[str, Any], host: str, amounts: Mapping[str, int]
 ) -> Iterator[Finding]:
     try:
         wanted = hardware.resources(from_wire(Flavor, flavor), _properties(server))
@@ -168,7 +169,7 @@ def _exact(
         )
 
 
-def _properties(server: Row[Any]) -> dict[str, str]:
+def _properties(server: ServerRow) -> dict[str, str]:
     return dict((server.image or {}).get("properties", {}))
 
 
@@ -192,7 +193,7 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 
 # --- the parts of hosts ---
 def _assignments(
-    tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], flavors: Flavors
+    tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
 ) -> Iterator[Finding]:
     """Who asked for parts of a host has them, and nobody else has the same."""
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
@@ -227,7 +228,7 @@ def _assignments(
             yield from _beyond(host, held, numa_nodes, devices)
 
 
-def _needs_assignment(server: Row[Any], flavor: dict[str, Any]) -> bool:
+def _needs_assignment(server: ServerRow, flavor: dict[str, Any]) -> bool:
     try:
         return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_assignment
     except errors.BadRequest:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
@@ -22,6 +22,7 @@ from common.store.engine import for_update, is_there, now
 from common.store.hosts import zones as zones_of
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
+from common.store.rows import AggregateRow
 from common.store.schema import aggregate_hosts, aggregates, guests, servers
 
 ZONE = zones_of.KEY
@@ -30,16 +31,16 @@ _MEMBER = aggregate_hosts.c
 is_made = is_there(aggregates)
 
 
-def list_all(tx: Connection) -> tuple[list[Row[Any]], dict[int, list[str]]]:
+def list_all(tx: Connection) -> tuple[list[AggregateRow], dict[int, list[str]]]:
     """All aggregates, and the hosts of each by its number; two queries."""
-    rows = list(tx.execute(sa.select(aggregates).order_by(aggregates.c.id)))
+    rows: list[AggregateRow] = list(tx.execute(sa.select(aggregates).order_by(aggregates.c.id)))
     hosts: dict[int, list[str]] = {row.id: [] for row in rows}
     for number, host in tx.execute(sa.select(aggregate_hosts).order_by(_MEMBER.host)):
         hosts.setdefault(number, []).append(host)
     return rows, hosts
 
 
-def show(tx: Connection, number: int) -> tuple[Row[Any], list[str]]:
+def show(tx: Connection, number: int) -> tuple[AggregateRow, list[str]]:
     """One aggregate and its hosts. Raises NotFound."""
     row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).first()
     return _found(row, number), _hosts(tx, number)
@@ -63,7 +64,7 @@ class _Zones(dict[str, str]):
 
 
 # --- changes ---
-def create(tx: Connection, name: str, zone: str | None) -> Row[Any]:
+def create(tx: Connection, name: str, zone: str | None) -> AggregateRow:
     """Make an aggregate without hosts; with a zone's name it is one.
 
     Raises:
@@ -273,14 +274,14 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
 
 
 # --- rows ---
-def _lock(tx: Connection, number: int) -> Row[Any]:
+def _lock(tx: Connection, number: int) -> AggregateRow:
     return _found(
         tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(),
         number,
     )
 
 
-def _found(row: Row[Any] | None, number: int) -> Row[Any]:
+def _found(row: AggregateRow | None, number: int) -> AggregateRow:
     if row is None:
         raise errors.NotFound(f"Aggregate {number} could not be found.")
     return row

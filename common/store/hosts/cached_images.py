@@ -23,6 +23,7 @@ from common.notifications.events import Notice
 from common.store.engine import for_update, notification_settings
 from common.store.hosts import aggregates, host_images
 from common.store.notifications import outbox
+from common.store.rows import AggregateRow, FailedImage
 from common.store.schema import host_images as table
 
 MARK, EVENT = "asked_for", "aggregate.cache_images"
@@ -36,7 +37,7 @@ Pair = tuple[str, str]
 
 
 def ask(
-    tx: Connection, aggregate: Row[Any], hosts: Sequence[str], images: Sequence[ImageRef]
+    tx: Connection, aggregate: AggregateRow, hosts: Sequence[str], images: Sequence[ImageRef]
 ) -> None:
     """The hosts of this aggregate shall have these images."""
     mark = {MARK: {"request": ids.new(), "aggregate": aggregate.id, "hosts": len(hosts)}}
@@ -56,7 +57,7 @@ def is_something_over(tx: Connection) -> bool:
     return tx.execute(_OVER).first() is not None
 
 
-def settle(tx: Connection) -> list[Row[Any]]:
+def settle(tx: Connection) -> list[FailedImage]:
     """Tell of hosts that are done with a request, and forget what is over; returns what was given
     up: host, image_id, error."""
     if notification_settings(tx) is None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids
 from common.clock import SECOND, iso
 from common.context import RequestContext
 from common.store.engine import insert_many, moment, now
 from common.store.hosts import host_contents, services
+from common.store.rows import HostActionRow
 from common.store.schema import host_action_events, host_actions
 from common.wire import from_wire, to_wire
 
@@ -333,7 +334,7 @@ def let_go(tx: Connection, owner: str) -> None:
     )
 
 
-def _read(row: Row[tuple[object, ...]]) -> HostAction:
+def _read(row: HostActionRow) -> HostAction:
     return HostAction(
         row.id,
         row.host,

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
 from common.models import ImageRef
 from common.store.engine import for_update, insert_many, notification_settings, now
 from common.store.hosts.services import COMPUTE
+from common.store.rows import AskedImage, FailedImage
 from common.store.schema import heartbeats, host_images, services
 from common.wire import to_wire
 
@@ -51,7 +52,7 @@ def ask(
         )
 
 
-def due(tx: Connection, limit: int) -> list[Row[Any]]:
+def due(tx: Connection, limit: int) -> list[AskedImage]:
     """Rows whose hosts are up and should be told now: host, image_id, image; the oldest first."""
     beats = sa.and_(
         heartbeats.c.host == _C.host, heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True)
@@ -79,7 +80,7 @@ def _is_due() -> sa.ColumnElement[bool]:
     return sa.and_(late, sa.or_(_C.error.is_(None), _C.error != ""))
 
 
-def take(tx: Connection, rows: Sequence[Row[Any]]) -> dict[str, list[dict[str, Any]]]:
+def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[dict[str, Any]]]:
     """Mark those of these rows as told that nobody else has told meanwhile; host -> images, as
     records of the wire."""
     here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
@@ -121,9 +122,9 @@ def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
             )
 
 
-def give_up(tx: Connection) -> list[Row[Any]]:
+def give_up(tx: Connection) -> list[FailedImage]:
     """Remove what was asked for too long ago; returns it: host, image_id, error."""
-    rows: list[Row[Any]] = list(
+    rows: list[FailedImage] = list(
         tx.execute(
             for_update(
                 sa.select(_C.host, _C.image_id, _C.error)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors
 from common.models import HostInventory
@@ -22,6 +22,7 @@ from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import aggregates, services
 from common.store.placement import allocations, inventories
 from common.store.placement.providers import of_host
+from common.store.rows import ServiceRow
 from common.store.schema import (
     actions,
     aggregate_hosts,
@@ -196,7 +197,7 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def remove(tx: Connection, service: Row[Any], shown: str) -> None:
+def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
     """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its
     memberships and its provider, when nothing is on it. One that still runs registers again and is
     a new one. What a host owes that was forced down is struck: it is taken to be gone for good, and

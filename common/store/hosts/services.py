@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids
 from common.clock import SECOND
 from common.store.engine import for_update, insert_ignore, notification_settings, now
 from common.store.notifications import outbox
+from common.store.rows import HeardServiceRow, ServiceRow
 from common.store.schema import heartbeats, provider_traits, providers, services
 
 #: The trait of a host that takes no new servers.
@@ -166,7 +167,9 @@ def _joined() -> sa.Select[Any]:
     )
 
 
-def list_all(tx: Connection, host: str | None = None, binary: str | None = None) -> list[Row[Any]]:
+def list_all(
+    tx: Connection, host: str | None = None, binary: str | None = None
+) -> list[HeardServiceRow]:
     """Services with ``seen_at`` and ``up`` (None when never heard), by id."""
     query = _joined().order_by(services.c.id)
     if host is not None:
@@ -176,14 +179,16 @@ def list_all(tx: Connection, host: str | None = None, binary: str | None = None)
     return list(tx.execute(query))
 
 
-def show(tx: Connection, uuid: str | None = None, number: int | None = None) -> Row[Any] | None:
+def show(
+    tx: Connection, uuid: str | None = None, number: int | None = None
+) -> HeardServiceRow | None:
     """One service by its uuid, or its number."""
     return tx.execute(
         _joined().where(services.c.uuid == uuid if number is None else services.c.id == number)
     ).first()
 
 
-def remove(tx: Connection, row: Row[Any]) -> None:
+def remove(tx: Connection, row: ServiceRow) -> None:
     """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when
     it beats."""
     _tell(tx, "service.delete", services.c.id == row.id)

@@ -14,10 +14,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
 from common.store.engine import insert_many, now
+from common.store.rows import CleanupRow, ServerRow
 from common.store.schema import cleanups, servers
 
 #: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that
@@ -60,9 +61,9 @@ _DUE = (
 )
 
 
-def take(tx: Connection, kinds: Collection[str], limit: int) -> list[Row[Any]]:
+def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]:
     """The cleanups of these kinds that are due, oldest first; nobody else gets them for a while."""
-    rows = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
+    rows: list[CleanupRow] = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
     if rows:
         tx.execute(
             sa.update(cleanups)
@@ -72,7 +73,7 @@ def take(tx: Connection, kinds: Collection[str], limit: int) -> list[Row[Any]]:
     return rows
 
 
-def postpone(tx: Connection, row: Row[Any], why: str, at_most: int) -> None:
+def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
     """It could not be done; the time to the next try grows up to ``at_most``."""
     later = min(FIRST * 2 ** min(row.tries, 20), at_most)
     tx.execute(
@@ -82,12 +83,12 @@ def postpone(tx: Connection, row: Row[Any], why: str, at_most: int) -> None:
     )
 
 
-def wait(tx: Connection, row: Row[Any]) -> None:
+def wait(tx: Connection, row: CleanupRow) -> None:
     """It could not be tried: an action has its server."""
     tx.execute(sa.update(cleanups).where(cleanups.c.id == row.id).values(due_at=now() + FIRST))
 
 
-def strike(tx: Connection, row: Row[Any], fence: int | None) -> bool:
+def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
     """It is done; unless its server has changed since it had this ``fence`` (None: it is gone for
     good), for then what was done may be wrong by now."""
     if fence is not None:
@@ -98,7 +99,7 @@ def strike(tx: Connection, row: Row[Any], fence: int | None) -> bool:
     return True
 
 
-def server_of(tx: Connection, row: Row[Any]) -> Row[Any] | None:
+def server_of(tx: Connection, row: CleanupRow) -> ServerRow | None:
     """The server of a cleanup; None when it is deleted."""
     return tx.execute(
         sa.select(servers).where(servers.c.id == row.server_id, servers.c.deleted == 0)
@@ -114,7 +115,7 @@ def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
     )
 
 
-def list_all(tx: Connection) -> list[Row[Any]]:
+def list_all(tx: Connection) -> list[CleanupRow]:
     """All of them, oldest first."""
     return list(tx.execute(_ALL))
 
@@ -135,6 +136,6 @@ def drop(tx: Connection, cleanup_id: int) -> bool:
     return bool(tx.execute(sa.delete(cleanups).where(cleanups.c.id == cleanup_id)).rowcount)
 
 
-def worded(row: Row[Any]) -> str:
+def worded(row: CleanupRow) -> str:
     """What it is about, for people."""
     return f"{row.kind} {row.target}{f' at {row.place}' if row.place else ''}"

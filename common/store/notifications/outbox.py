@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import states
 from common.clock import SECOND
@@ -24,6 +24,7 @@ from common.notifications import events
 from common.notifications.events import COMPUTE, Notice
 from common.notifications.options import OFF, VM_AND_TASK_STATE
 from common.store.engine import insert_ignore, insert_many, notification_settings, now
+from common.store.rows import NotificationRow, ServerState
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers
 
 LEASE = 30 * SECOND
@@ -121,7 +122,7 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
     insert_many(tx, notifications, rows, "created_at")
 
 
-def begun(tx: Connection, rows: Iterable[dict[str, Any]], was: Row[Any] | None = None) -> None:
+def begun(tx: Connection, rows: Iterable[dict[str, Any]], was: ServerState | None = None) -> None:
     """These actions have taken their servers; ``was``: the only one's server before."""
     settings = notification_settings(tx)
     if settings is None:
@@ -170,7 +171,11 @@ def ended(tx: Connection, action_id: str) -> None:
 
 
 def done(
-    tx: Connection, row: states.Action, server_id: str, context: RequestContext, was: Row[Any]
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    context: RequestContext,
+    was: ServerState,
 ) -> None:
     """An action was carried out at once."""
     settings = notification_settings(tx)
@@ -252,7 +257,7 @@ def is_empty(tx: Connection) -> bool:
     return tx.scalar(_OLDEST) is None
 
 
-def take(tx: Connection, owner: str, most: int) -> list[Row[Any]]:
+def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
     """The oldest rows, for whoever gets or keeps the lease; none for others."""
     free = sa.or_(leases.c.owner == owner, leases.c.until < now())
     mine = tx.execute(

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
+from common.store.rows import ConsumerAllocation, Holding, ProviderAllocation
 from common.store.schema import allocations, consumers, providers
 
 
-def of_consumer(tx: Connection, consumer: str) -> list[Row[Any]]:
+def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
     """Each class that a consumer holds, with its provider's uuid and generation and the consumer's
     facts; one statement."""
     return list(
@@ -42,7 +43,7 @@ def of_consumer(tx: Connection, consumer: str) -> list[Row[Any]]:
     )
 
 
-def of_provider(tx: Connection, provider_id: int) -> list[Row[Any]]:
+def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
     """Each class that is held of a provider, by whom; one statement."""
     return list(
         tx.execute(
@@ -62,7 +63,7 @@ def of_provider(tx: Connection, provider_id: int) -> list[Row[Any]]:
 
 def totals(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
-) -> list[Row[Any]]:
+) -> list[Holding]:
     """What a project (and user, and type of consumers) holds: (type, resource_class, used); one
     statement."""
     query = sa.select(

@@ -16,9 +16,10 @@ from typing import Any
 
 import os_resource_classes
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors
+from common.store.rows import InventoryRow, ProviderRow, Values
 from common.store.schema import aggregate_hosts, aggregates, allocations, inventories, providers
 
 #: Metadata of an aggregate that is the ratio of its hosts, as the API's users know it.
@@ -139,16 +140,16 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
             )
 
 
-def capacity(row: Row[Any] | Mapping[str, Any]) -> int:
+def capacity(row: InventoryRow | Mapping[str, Any]) -> int:
     """What can be given out of an inventory, in whole units."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
 
 
 # --- by hand ---
-def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, Row[Any]]]:
+def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, InventoryRow]]:
     """The inventories of each of these providers, by class; one statement."""
-    found: dict[int, dict[str, Row[Any]]] = {number: {} for number in provider_ids}
+    found: dict[int, dict[str, InventoryRow]] = {number: {} for number in provider_ids}
     for row in tx.execute(
         sa.select(inventories)
         .where(inventories.c.provider_id.in_(sorted(found)))
@@ -164,7 +165,10 @@ def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str],
 
 
 def put(
-    tx: Connection, provider: Row[Any], wanted: Mapping[str, Mapping[str, Any]], whole: bool = True
+    tx: Connection,
+    provider: ProviderRow,
+    wanted: Mapping[str, Mapping[str, Any]],
+    whole: bool = True,
 ) -> None:
     """Let a locked and touched provider have these classes, and with ``whole`` no others.
 
@@ -200,7 +204,7 @@ def put(
     settle(tx, [provider.id])
 
 
-def remove(tx: Connection, provider: Row[Any], names: Sequence[str]) -> None:
+def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
     """Take classes made by hand from a locked and touched provider.
 
     Raises:
@@ -232,7 +236,7 @@ def _place(resource_class: str) -> tuple[int, str]:
     return known.index(resource_class) if resource_class in known else len(known), resource_class
 
 
-def _by_hand(provider: Row[Any], row: Row[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _by_hand(provider: ProviderRow, row: InventoryRow, values: Mapping[str, Any]) -> dict[str, Any]:
     """What is set by hand of a class that the host reports."""
     for name in ("total", "min_unit", "max_unit", "step_size"):
         if values.get(name, getattr(row, name)) != getattr(row, name):
@@ -249,8 +253,8 @@ def _by_hand(provider: Row[Any], row: Row[Any], values: Mapping[str, Any]) -> di
     return made or {"set_reserved": row.set_reserved}
 
 
-def _settled(row: Row[Any], ratio: float | None, used: int) -> dict[str, Any]:
-    values = {"reserved": row.reserved, "allocation_ratio": row.allocation_ratio}
+def _settled(row: InventoryRow, ratio: float | None, used: int) -> dict[str, Any]:
+    values: Values = {"reserved": row.reserved, "allocation_ratio": row.allocation_ratio}
     if row.host_ratio is not None:
         values["reserved"] = row.set_reserved if row.set_reserved is not None else row.host_reserved
         values["allocation_ratio"] = next(

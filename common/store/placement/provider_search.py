@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import ids
+from common.store.rows import ProviderRow
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -46,13 +46,13 @@ class ProviderFilters:
     root_forbidden: Names = frozenset()
 
 
-def find(tx: Connection, wanted: ProviderFilters, limit: int | None = None) -> list[Row[Any]]:
+def find(tx: Connection, wanted: ProviderFilters, limit: int | None = None) -> list[ProviderRow]:
     """The providers that answer, by their number."""
     query = sa.select(providers).where(*_conditions(wanted)).order_by(providers.c.id)
     return list(tx.execute(query if limit is None else query.limit(limit)))
 
 
-def trees(tx: Connection, roots: Collection[str]) -> list[Row[Any]]:
+def trees(tx: Connection, roots: Collection[str]) -> list[ProviderRow]:
     """Every provider of the trees with these roots; one statement."""
     return list(
         tx.execute(

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
 from common.store.engine import for_update, insert_ignore, is_there, now
 from common.store.hosts import services
+from common.store.rows import ProviderRow
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -49,12 +50,14 @@ class ProviderConflict(errors.Conflict):
         self.code = code
 
 
-def show(tx: Connection, uuid: str, purpose: str = "") -> Row[Any]:
+def show(tx: Connection, uuid: str, purpose: str = "") -> ProviderRow:
     """One provider; one statement. Raises NotFound."""
     return _one(tx, sa.select(providers).where(providers.c.uuid == uuid), uuid, purpose)
 
 
-def lock(tx: Connection, uuid: str, generation: int | None = None, purpose: str = "") -> Row[Any]:
+def lock(
+    tx: Connection, uuid: str, generation: int | None = None, purpose: str = ""
+) -> ProviderRow:
     """One provider, locked until the transaction ends; two writers of a generation cannot both go
     on.
 
@@ -72,7 +75,7 @@ def lock(tx: Connection, uuid: str, generation: int | None = None, purpose: str 
     return row
 
 
-def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> Row[Any]:
+def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> ProviderRow:
     row = tx.execute(query).first()
     if row is None:
         raise errors.NotFound(f"No resource provider with uuid {uuid} found{purpose}")
@@ -81,7 +84,7 @@ def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> Row[
 
 def create(
     tx: Connection, name: str, uuid: str | None = None, parent: str | None = None
-) -> Row[Any]:
+) -> ProviderRow:
     """A provider made by hand, at the root or below another one that was.
 
     Raises:
@@ -130,7 +133,7 @@ def _taken(what: str) -> ProviderConflict:
     return ProviderConflict(f"Conflicting resource provider {what} already exists", DUPLICATE)
 
 
-def _parent(tx: Connection, uuid: str) -> Row[Any]:
+def _parent(tx: Connection, uuid: str) -> ProviderRow:
     row = tx.execute(for_update(sa.select(providers).where(providers.c.uuid == uuid))).first()
     if row is None:
         raise errors.BadRequest(f"parent provider UUID does not exist: {uuid}")
@@ -141,7 +144,7 @@ def _parent(tx: Connection, uuid: str) -> Row[Any]:
     return row
 
 
-def rename(tx: Connection, row: Row[Any], name: str) -> None:
+def rename(tx: Connection, row: ProviderRow, name: str) -> None:
     """Give a locked provider made by hand another name.
 
     Raises:
@@ -162,7 +165,7 @@ def rename(tx: Connection, row: Row[Any], name: str) -> None:
         raise _taken(f"name: {name}") from problem
 
 
-def move(tx: Connection, row: Row[Any], parent: str | None, may_leave: bool) -> None:
+def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) -> None:
     """Put a locked provider made by hand, and all below it, below another one; None: at the root.
 
     may_leave: whether it may leave the parent that it has.
@@ -192,7 +195,7 @@ def move(tx: Connection, row: Row[Any], parent: str | None, may_leave: bool) -> 
     )
 
 
-def _below(tx: Connection, row: Row[Any]) -> set[str]:
+def _below(tx: Connection, row: ProviderRow) -> set[str]:
     """The uuids of a provider and all below it, whose rows are locked."""
     children: dict[str | None, list[str]] = {}
     for one in tx.execute(
@@ -311,7 +314,7 @@ def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
     )
 
 
-def set_aggregates(tx: Connection, provider: Row[Any], uuids: Iterable[str]) -> list[str]:
+def set_aggregates(tx: Connection, provider: ProviderRow, uuids: Iterable[str]) -> list[str]:
     """Let a locked provider be in these by hand; those of its host stay. Returns all, those last.
 
     Each is kept in the spelling that it has, with dashes or without.

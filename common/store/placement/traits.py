@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import os_traits
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import services
+from common.store.rows import ProviderRow
 from common.store.schema import provider_traits, traits
 
 
@@ -110,7 +110,7 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
     return found
 
 
-def put(tx: Connection, provider: Row[Any], names: Iterable[str]) -> list[str]:
+def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str]:
     """Let a locked provider have these by hand; what its host reports stays. Returns all.
 
     Raises:

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids, states
 from common.clock import SECOND
@@ -24,6 +24,15 @@ from common.context import RequestContext
 from common.store.engine import for_update, insert_many, now, update_grouped
 from common.store.hosts.services import COMPUTE
 from common.store.notifications import outbox
+from common.store.rows import (
+    ActionRow,
+    EventRow,
+    LockedActionRow,
+    LostActionRow,
+    PlacedServerRow,
+    ServerKey,
+    ServerState,
+)
 from common.store.schema import actions, events, guests, heartbeats, servers, services
 
 LEASE = 15 * SECOND  #: how long a conductor's burst of work may take
@@ -105,7 +114,7 @@ def is_begun(tx: Connection, action_id: str, server_id: str) -> bool:
     return show_by_id(tx, action_id) is not None
 
 
-def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:
+def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerState:
     """Lock a server that is not deleted.
 
     Raises:
@@ -135,7 +144,7 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any
 def check(
     row: states.Action,
     server_id: str,
-    found: Row[Any],
+    found: ServerState,
     context: RequestContext,
     tx: Connection | None = None,
 ) -> None:
@@ -163,7 +172,7 @@ def check(
         )
 
 
-def insert(tx: Connection, rows: Sequence[Values], was: Row[Any] | None = None) -> None:
+def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = None) -> None:
     """Write new actions, due at once; ``was``: the server of the only one before it."""
     base = {"version": 1, "state": "due", "phase": "do", "attempt": 1, "sends": 0, "next_seq": 1}
     insert_many(
@@ -206,14 +215,16 @@ def take(
     only: Collection[str] = (),
     but: Collection[str] = (),
     lease: int = LEASE,
-) -> list[Row[Any]]:
+) -> list[ActionRow]:
     """Lease up to ``limit`` due actions of workflows that this conductor knows, oldest first.
 
     ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those
     that stand at one of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is
     who held it before and did not let go.
     """
-    rows = list(tx.execute(_due(tuple(workflows.items()), limit, tuple(only), tuple(but))))
+    rows: list[ActionRow] = list(
+        tx.execute(_due(tuple(workflows.items()), limit, tuple(only), tuple(but)))
+    )
     if rows:
         tx.execute(
             sa.update(actions)
@@ -301,7 +312,7 @@ _ACTIONS_LOCKED = for_update(
 )
 
 
-def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
     """Lock servers in the order of their ids; the fence that each has now is the one that
     counts."""
     return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
@@ -316,12 +327,12 @@ def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
     return names - there | set(tx.scalars(query.with_for_update(skip_locked=True)))
 
 
-def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
     """Servers by id, without locks."""
     return {row.id: row for row in tx.execute(_SERVERS, {"ids": sorted(set(server_ids))})}
 
 
-def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, Row[Any]]:
+def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, LockedActionRow]:
     """Lock actions, whose servers are locked already; ``locked_at`` is the time, for what is
     written of them."""
     return {row.id: row for row in tx.execute(_ACTIONS_LOCKED, {"ids": sorted(set(action_ids))})}
@@ -362,7 +373,7 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
 
 def outstanding(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[CommandOf] = ()
-) -> list[Row[Any]]:
+) -> list[ActionRow]:
     """Actions whose command is at this host and was sent more than ``older_than`` µs ago, but for
     those ``known``. One that somebody works on just now is left out too."""
     query = _OUTSTANDING
@@ -390,7 +401,7 @@ _OUTSTANDING = (
 
 def commands_on_dead_hosts(
     tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int
-) -> list[Row[Any]]:
+) -> list[LostActionRow]:
     """Actions whose command is at a host that was forced down or fenced (``dead``); and those at
     one of the steps ``abandoned`` (workflow, step), at a host that is down."""
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), {"most": limit}))
@@ -414,7 +425,7 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 
 def resting(
     tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int
-) -> list[Row[Any]]:
+) -> list[ServerKey]:
     """Idle servers in this state for more than ``longer_than`` µs, by the column that says since
     when."""
     query = sa.select(servers.c.id, servers.c.project_id).where(
@@ -426,7 +437,7 @@ def resting(
     return list(tx.execute(query.order_by(servers.c[since]).limit(limit)))
 
 
-def waiting(tx: Connection, action_ids: Iterable[str]) -> list[Row[Any]]:
+def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
     """Those of these actions whose command is at a host."""
     query = sa.select(actions).where(
         actions.c.id.in_(sorted(action_ids)), actions.c.state == "waiting"
@@ -434,7 +445,7 @@ def waiting(tx: Connection, action_ids: Iterable[str]) -> list[Row[Any]]:
     return list(tx.execute(query))
 
 
-def say_cause(tx: Connection, action: Row[Any], cause: str | None) -> None:
+def say_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
     """Say why an action that has not failed does not go on, or that it does."""
     if cause != action.cause:
         tx.execute(
@@ -449,7 +460,7 @@ def say_cause(tx: Connection, action: Row[Any], cause: str | None) -> None:
 
 
 def show_progress(
-    tx: Connection, action: Row[Any], task_state: str | None, percent: int | None
+    tx: Connection, action: ActionRow, task_state: str | None, percent: int | None
 ) -> None:
     """Say how far a server's action is, if it still is at it; no change of the server in the sense
     of ``updated_at``."""
@@ -499,7 +510,7 @@ def busy_until(tx: Connection, action_id: str) -> int | None:
     )
 
 
-def step_outcome(tx: Connection, action_id: str, step: str) -> Row[Any] | None:
+def step_outcome(tx: Connection, action_id: str, step: str) -> EventRow | None:
     """The last *succeeded* or *failed* event of a step, for answer_after; None while it is not
     there."""
     query = sa.select(events).where(
@@ -510,7 +521,7 @@ def step_outcome(tx: Connection, action_id: str, step: str) -> Row[Any] | None:
     return tx.execute(query.order_by(events.c.seq.desc()).limit(1)).first()
 
 
-def show_by_id(tx: Connection, action_id: str) -> Row[Any] | None:
+def show_by_id(tx: Connection, action_id: str) -> ActionRow | None:
     """One action."""
     return tx.execute(sa.select(actions).where(actions.c.id == action_id)).first()
 
@@ -523,7 +534,7 @@ def list_for(
     marker: str | None = None,
     changed_since: int | None = None,
     changed_before: int | None = None,
-) -> list[Row[Any]]:
+) -> list[ActionRow]:
     """The actions of a server, newest first; ``marker`` is the request id of the last one seen.
 
     Raises:
@@ -549,7 +560,7 @@ def list_for(
     )
 
 
-def show(tx: Connection, server_id: str, request_id: str) -> Row[Any] | None:
+def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
     """A server's action by the request that asked for it."""
     query = sa.select(actions).where(
         actions.c.server_id == server_id, actions.c.request_id == request_id
@@ -557,7 +568,7 @@ def show(tx: Connection, server_id: str, request_id: str) -> Row[Any] | None:
     return tx.execute(query.order_by(actions.c.created_at.desc()).limit(1)).first()
 
 
-def events_of(tx: Connection, action_id: str) -> list[Row[Any]]:
+def events_of(tx: Connection, action_id: str) -> list[EventRow]:
     """The journal of an action, in order."""
     return list(
         tx.execute(sa.select(events).where(events.c.action_id == action_id).order_by(events.c.seq))

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors
 from common.clock import SECOND
 from common.store.engine import now
+from common.store.rows import ConsoleTokenRow
 from common.store.schema import console_tokens, guests
 from common.store.servers.guests import HERE
 
@@ -114,7 +115,7 @@ def is_made(tx: Connection, token: str) -> bool:
     return find(tx, token) is not None
 
 
-def find(tx: Connection, token: str, cookie: str = "") -> Row[Any] | None:
+def find(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
     """The record of a token that could be used now by who brings this cookie."""
     return tx.execute(sa.select(console_tokens).where(_is_his(token, cookie))).first()
 
@@ -139,7 +140,7 @@ def bind(tx: Connection, token: str, cookie: str) -> bool:
     return bound.rowcount == 1
 
 
-def use(tx: Connection, token: str, cookie: str = "") -> Row[Any] | None:
+def use(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
     """Use the token up; its record, or None when it cannot be used (any more), or belongs to
     another browser."""
     used = tx.execute(sa.update(console_tokens).where(_is_his(token, cookie)).values(used_at=now()))
@@ -173,7 +174,7 @@ def forget(tx: Connection, token_hash: str) -> None:
     tx.execute(sa.delete(console_tokens).where(console_tokens.c.hash == token_hash))
 
 
-def sessions(tx: Connection) -> list[Row[Any]]:
+def sessions(tx: Connection) -> list[ConsoleTokenRow]:
     """Those that are open, or were when their console service died; oldest first."""
     return list(
         tx.execute(

@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import states
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts.services import COMPUTE
 from common.store.placement import allocations
+from common.store.rows import DebtRow, GuestRow, ServerKey
 from common.store.schema import guests, heartbeats, servers, services
 
 RUNNING, STOPPED, ABSENT, KEPT, ARRIVING = "running", "stopped", "absent", "kept", "arriving"
@@ -132,7 +133,7 @@ def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> 
 
 def debts(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
-) -> list[Row[Any]]:
+) -> list[GuestRow]:
     """Debts of a host that were not sent within the last ``older_than`` µs, but for those
     ``known``: (server, fence). One that somebody works on just now is left out too."""
     query = _DEBTS
@@ -157,7 +158,7 @@ _DEBTS = (
 )
 
 
-def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[Row[Any]]:
+def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[DebtRow]:
     """The debts of these servers, with ``up``: whether their host can be reached."""
     up = sa.and_(
         sa.func.coalesce(heartbeats.c.up, sa.false()),
@@ -194,7 +195,7 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
     }
 
 
-def places(tx: Connection, server_id: str) -> list[Row[Any]]:
+def places(tx: Connection, server_id: str) -> list[GuestRow]:
     """All guests of a server, debts too; its row is locked."""
     return list(
         tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host))
@@ -248,7 +249,7 @@ def lost_power(
     )
 
 
-def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:
+def wanted_running_on(tx: Connection, host: str) -> list[ServerKey]:
     """Idle servers whose guests should run on this host, by id; without locks."""
     query = sa.select(servers.c.id, servers.c.project_id).join(
         guests, guests.c.server_id == servers.c.id

@@ -14,8 +14,9 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.context import RequestContext
-from common.store.engine import Connection, Row, now
+from common.store.engine import Connection, now
 from common.store.notifications import outbox
+from common.store.rows import ServerState
 from common.store.schema import actions as actions_table
 from common.store.schema import servers
 from common.store.servers import actions, migrations
@@ -53,7 +54,7 @@ def note(
     tx: Connection,
     name: str,
     server_id: str,
-    found: Row[Any],
+    found: ServerState,
     context: RequestContext,
     args: Values,
 ) -> None:
@@ -79,7 +80,7 @@ def note(
 
 
 def _lock(
-    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
 ) -> Values:
     """The owner's lock does not replace an admin's."""
     is_owner = context.project_id == found.project_id and not context.is_admin
@@ -88,7 +89,7 @@ def _lock(
 
 
 def _unlock(
-    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
 ) -> Values:
     """An admin's lock is not undone by the owner, unless policy lets them (``override``)."""
     if found.locked_by == ADMIN and not (context.is_admin or args.get("override")):
@@ -100,7 +101,7 @@ def _unlock(
 
 
 def _reset_state(
-    tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values
+    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
 ) -> Values:
     """An admin's word about the state: whatever runs is ended without its undo."""
     if found.action:
@@ -114,7 +115,7 @@ def _reset_state(
     }
 
 
-_IMMEDIATE: dict[str, Callable[[Connection, str, Row[Any], RequestContext, Values], Values]] = {
+_IMMEDIATE: dict[str, Callable[[Connection, str, ServerState, RequestContext, Values], Values]] = {
     "lock": _lock,
     "unlock": _unlock,
     "reset_state": _reset_state,

@@ -7,12 +7,11 @@ the API.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common.store.engine import now
+from common.store.rows import ServerFacts
 from common.store.schema import actions, migrations, servers
 from common.store.servers.migrations import IN_PROGRESS
 
@@ -54,7 +53,7 @@ _WITH_MOVE = servers.outerjoin(
 )
 
 
-def facts(tx: Connection, server_id: str) -> Row[Any] | None:
+def facts(tx: Connection, server_id: str) -> ServerFacts | None:
     """What its guest may know of a server, JSON columns read; None: it is gone."""
     return tx.execute(
         sa.select(*_FACTS).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)

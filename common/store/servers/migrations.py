@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids, states
 from common.context import RequestContext
@@ -23,6 +23,13 @@ from common.store.engine import now, update_grouped
 from common.store.hosts.services import COMPUTE
 from common.store.neighbours import cleanups
 from common.store.placement import allocations
+from common.store.rows import (
+    MigrationRow,
+    ReadingActionRow,
+    RequestedControl,
+    ServerKey,
+    ShownMigrationRow,
+)
 from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
 from common.store.schema import heartbeats, hosts, migrations, servers, services
@@ -192,7 +199,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
             .where(servers.c.id == server_id)
             .values(vcpus=server.flavor["vcpus"], memory_mb=server.flavor["memory_mb"])
         )
-        if move.dest_host == move.source_host:
+        if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
             if row.wanted in (guests.KEPT, guests.ARRIVING):
@@ -223,7 +230,7 @@ def share_files(tx: Connection, one: str, other: str) -> bool:
     return bool(found.get(one)) and found.get(one) == found.get(other)
 
 
-def _unbind_elsewhere(tx: Connection, move: Row[Any], server_id: str) -> None:
+def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> None:
     """The ports of a server may still be bound to both hosts of its move; the host where it is not
     is forgotten."""
     server = tx.execute(
@@ -254,7 +261,7 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
     """Whatever moves of these servers are open have ended like this: something else has taken the
     servers."""
     for move in open_of(tx, server_ids).values():
-        if move.dest_host == move.source_host:
+        if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
     tx.execute(
         sa.update(migrations)
@@ -296,7 +303,7 @@ def request_control(tx: Connection, uuid: str, control: Control, statuses: Itera
     )
 
 
-def requested_controls(tx: Connection, host: str) -> list[Row[Any]]:
+def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
     """The controls that are requested of live migrations that leave this host: requested_control,
     action_id."""
     return list(tx.execute(_REQUESTED, {"source": host}))
@@ -329,7 +336,7 @@ def completed(tx: Connection, server_ids: Iterable[str]) -> None:
 # --- reading ---
 def reading_from_the_dead(
     tx: Connection, steps: Sequence[tuple[str, str]], limit: int
-) -> list[Row[Any]]:
+) -> list[ReadingActionRow]:
     """Actions whose command is at one of these steps (workflow, step), which need what a source has
     that was forced
     down: the action's columns and ``source``."""
@@ -353,7 +360,7 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     ).limit(sa.bindparam("most", type_=sa.Integer))
 
 
-def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
+def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and
     whose host is up: else what is kept at the source may be all that there is. id, project_id."""
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
@@ -406,7 +413,7 @@ def page(
     source: str | None = None,
     dest: str | None = None,
     **equal: str,
-) -> list[Row[Any]]:
+) -> list[ShownMigrationRow]:
     """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host;
     ``equal``: columns that must have this value: status, type, server_id, user_id, project_id. One
     statement, one more with a marker.
@@ -448,7 +455,7 @@ def page(
     )
 
 
-def in_progress(tx: Connection, server_id: str) -> list[Row[Any]]:
+def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
     """The live migrations and evacuations of a server that are still on their way, as
     servers/{id}/migrations shows."""
     return list(
@@ -464,14 +471,14 @@ def in_progress(tx: Connection, server_id: str) -> list[Row[Any]]:
     )
 
 
-def show(tx: Connection, server_id: str, number: int) -> Row[Any] | None:
+def show(tx: Connection, server_id: str, number: int) -> ShownMigrationRow | None:
     """One migration of a server, by the number that the API knows it by."""
     return tx.execute(
         _shown().where(migrations.c.server_id == server_id, migrations.c.id == number)
     ).first()
 
 
-def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, MigrationRow]:
     """The open migration of each of these servers that has one."""
     return {
         row.server_id: row

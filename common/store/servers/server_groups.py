@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids
 from common.store.engine import for_update, is_there, notification_settings, now
 from common.store.notifications import outbox
+from common.store.rows import ServerGroupRow
 from common.store.schema import guests, server_group_members, server_groups, servers
 
 AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
@@ -43,7 +44,9 @@ class Hard:
         return others.count(host) < self.most
 
 
-def page(tx: Connection, project_id: str | None, limit: int, offset: int = 0) -> list[Row[Any]]:
+def page(
+    tx: Connection, project_id: str | None, limit: int, offset: int = 0
+) -> list[ServerGroupRow]:
     """The groups of a project (None: of all), oldest first."""
     query = sa.select(server_groups).order_by(server_groups.c.created_at, server_groups.c.id)
     if project_id is not None:
@@ -65,7 +68,7 @@ def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def show(tx: Connection, group: str, project_id: str | None = None) -> Row[Any]:
+def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGroupRow:
     """One group, if it belongs to the project (None: any). Raises NotFound."""
     query = sa.select(server_groups).where(server_groups.c.id == group)
     if project_id is not None:
@@ -76,7 +79,7 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> Row[Any]:
     return row
 
 
-def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
+def create(tx: Connection, values: dict[str, Any]) -> ServerGroupRow:
     """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made
     one."""
     group = values.get("id") or ids.new()

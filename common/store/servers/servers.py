@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, states
 from common.models import Flavor, Interface
@@ -28,6 +28,7 @@ from common.store.hosts.services import COMPUTE
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
+from common.store.rows import IdempotencyKeyRow, ServerPlace, ServerRecord, Values
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 from common.wire import from_wire, to_wire
 
@@ -129,7 +130,7 @@ class ServerFilters:
     project_id: str | None = None
     deleted: bool | None = False
     soft_deleted: bool = True
-    filters: Mapping[str, Any] = field(default_factory=dict)
+    filters: Mapping[str, object] = field(default_factory=dict)
     states: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None
     tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     changed_since: int | None = None
@@ -141,7 +142,7 @@ class ServerFilters:
 
 def page(
     tx: Connection, wanted: ServerFilters, heavy: bool = False, names_only: bool = False
-) -> list[Any]:
+) -> list[ServerRecord]:
     """One page of servers; ``heavy``: with the long columns too, ``names_only``: only id and name.
 
     Raises:
@@ -273,7 +274,7 @@ def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
 
 def show(
     tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
-) -> Any:
+) -> ServerRecord:
     """One server, if it belongs to the project (None: any); with ``deleted`` also one that is gone.
 
     Raises:
@@ -287,10 +288,11 @@ def show(
     row = tx.execute(query).first()
     if row is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    return _Server._make(row)
+    found: ServerRecord = _Server._make(row)
+    return found
 
 
-def written(row: Any, names: Iterable[str]) -> dict[str, Any]:
+def written(row: ServerRecord, names: Iterable[str]) -> Values:
     """These columns of a server as they could be written again: JSON read from its text."""
     values = {name: getattr(row, name) for name in names}
     return {
@@ -299,7 +301,7 @@ def written(row: Any, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
+def insert(tx: Connection, rows: list[Values]) -> None:
     """Insert new servers, all in one statement; each row has every column that has no default."""
     insert_many(tx, servers, rows, "created_at", "updated_at")
 
@@ -309,7 +311,7 @@ def is_there(tx: Connection, server_id: str) -> bool:
     return tx.scalar(sa.select(C.id).where(C.id == server_id)) is not None
 
 
-def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
+def update(tx: Connection, server_id: str, values: Values) -> None:
     """Change columns that no action guards; another name and other tags are told."""
     is_told = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (
@@ -344,7 +346,7 @@ def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any
     return new
 
 
-def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, Any]:
+def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, ServerPlace]:
     """Of these servers the ones that are there: id to where it is and which interfaces it has."""
     query = sa.select(C.id, C.host, C.interfaces).where(
         C.id.in_(sorted(set(server_ids))), C.deleted == 0
@@ -436,7 +438,9 @@ def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
     ]
 
 
-def idempotent(tx: Connection, project_id: str, keys: Sequence[str]) -> dict[str, Row[Any]]:
+def idempotent(
+    tx: Connection, project_id: str, keys: Sequence[str]
+) -> dict[str, IdempotencyKeyRow]:
     """Which of these Idempotency-Keys the project has used before: key to row."""
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(list(keys))

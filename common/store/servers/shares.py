@@ -11,14 +11,14 @@ server runs. An access rule at the share service is of a share and of a host's a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids, states
 from common.context import RequestContext
 from common.store.engine import insert_many, now
+from common.store.rows import ShareMappingRow
 from common.store.schema import hosts, servers
 from common.store.schema import share_mappings as table
 from common.store.servers import actions
@@ -31,7 +31,7 @@ USING = (ATTACHING, INACTIVE)
 TRAITS = ("COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE")
 
 
-def list_of(tx: Connection, server_id: str) -> list[Row[Any]]:
+def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
     """A server's, the oldest first."""
     return list(
         tx.execute(
@@ -42,7 +42,7 @@ def list_of(tx: Connection, server_id: str) -> list[Row[Any]]:
     )
 
 
-def show(tx: Connection, server_id: str, share_id: str) -> Row[Any]:
+def show(tx: Connection, server_id: str, share_id: str) -> ShareMappingRow:
     """One of a server's. Raises NotFound."""
     found = tx.execute(
         sa.select(table).where(table.c.server_id == server_id, table.c.share_id == share_id)
@@ -146,7 +146,7 @@ def detach(
     return action
 
 
-def as_args(mapping: Row[Any]) -> dict[str, str]:
+def as_args(mapping: ShareMappingRow) -> dict[str, str]:
     """A mapping as the actions and commands about it carry it."""
     return {
         name: getattr(mapping, name)

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, states
 from common.clock import SECOND
 from common.store.engine import now
 from common.store.notifications import outbox
+from common.store.rows import ActionInHandRow, ActionRow, LockedActionRow, PlacedServerRow
 from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
@@ -47,7 +48,7 @@ def overdue() -> sa.ColumnElement[bool]:
     )
 
 
-def listed(tx: Connection, *, only_stuck: bool = False) -> list[Row[Any]]:
+def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]:
     """Actions in hand, oldest first, or those that need an operator: the action's columns, and of
     its server ``server`` (the name), ``vm_state`` and ``task_state``; ``overdue``."""
     query = (
@@ -66,7 +67,7 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[Row[Any]]:
     return list(tx.execute(query.order_by(actions.c.created_at, actions.c.id)))
 
 
-def retry(tx: Connection, action_id: str) -> Row[Any]:
+def retry(tx: Connection, action_id: str) -> ActionRow:
     """Let it go on where it stands: a command is sent again under the same key, any other step is
     due at once. Returns the action as it was.
 
@@ -84,7 +85,7 @@ def retry(tx: Connection, action_id: str) -> Row[Any]:
     return row
 
 
-def abort(tx: Connection, action_id: str, why: str, may: Callable[[Row[Any]], None]) -> Row[Any]:
+def abort(tx: Connection, action_id: str, why: str, may: Callable[[ActionRow], None]) -> ActionRow:
     """Let a conductor undo it from where it stands; the fence is raised, so that a host that is
     still at it stops.
     ``may`` raises a Problem when the action cannot be undone. Returns the action as it was.
@@ -115,7 +116,7 @@ def abort(tx: Connection, action_id: str, why: str, may: Callable[[Row[Any]], No
     return row
 
 
-def settle(tx: Connection, action_id: str, why: str) -> Row[Any]:
+def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
     """End it as failed without its undo, as a reset of the server's state does; the server shows
     why in ERROR and is free for what its user asks next. Also for one that is overdue. Returns the
     action as it was.
@@ -175,7 +176,7 @@ def settle(tx: Connection, action_id: str, why: str) -> Row[Any]:
 
 def _held(
     tx: Connection, action_id: str, also_overdue: bool = False
-) -> tuple[Row[Any], Row[Any] | None]:
+) -> tuple[LockedActionRow, PlacedServerRow | None]:
     """A stuck action and its server, both locked; the server may be gone.
 
     Raises:
@@ -196,7 +197,7 @@ def _held(
     return row, server
 
 
-def _leave(tx: Connection, row: Row[Any], server: Row[Any] | None, **changes: Any) -> None:
+def _leave(tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: Any) -> None:
     """Change the server, which does not show any more that this action is stuck."""
     if server is None:
         return

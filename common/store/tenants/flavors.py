@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, models
@@ -20,6 +20,7 @@ from common.store.engine import insert_ignore, is_there, notification_settings, 
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
+from common.store.rows import FlavorRow
 from common.store.schema import flavor_access, flavors
 
 #: What the API calls the columns when it sorts.
@@ -57,7 +58,7 @@ def page(
     descending: bool = False,
     marker: str | None = None,
     limit: int = 1000,
-) -> list[Row[Any]]:
+) -> list[FlavorRow]:
     """One page of flavors.
 
     Args:
@@ -88,7 +89,7 @@ def page(
     return list(fetch(tx, query.order_by(*(key.clause for key in order)).limit(limit)))
 
 
-def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Row[Any]:
+def show(tx: Connection, flavorid: str, project_id: str | None = None) -> FlavorRow:
     """The flavor with the API's id ``flavorid``, if ``project_id`` (None: an admin) may see it.
 
     Raises:
@@ -111,7 +112,7 @@ def numbers(tx: Connection, flavorids: Iterable[str]) -> dict[str, int]:
     return {row.flavorid: row.id for row in found}
 
 
-def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
+def create(tx: Connection, values: dict[str, Any]) -> FlavorRow:
     """Insert a flavor.
 
     Raises:
@@ -138,7 +139,7 @@ def _taken(values: dict[str, Any], same_id: bool) -> errors.Conflict:
     return errors.Conflict(f"Flavor with name {values['name']} already exists.")
 
 
-def describe(tx: Connection, flavorid: str, description: str | None) -> Row[Any]:
+def describe(tx: Connection, flavorid: str, description: str | None) -> FlavorRow:
     """Change the description. Raises NotFound."""
     show(tx, flavorid)
     tx.execute(
@@ -195,7 +196,7 @@ def access(tx: Connection, flavor_id: int) -> list[str]:
     )
 
 
-def grant(tx: Connection, row: Row[Any], project_id: str) -> None:
+def grant(tx: Connection, row: FlavorRow, project_id: str) -> None:
     """Let a project use the flavor. Raises Conflict when it already may."""
     if project_id in access(tx, row.id):
         raise errors.Conflict(
@@ -206,7 +207,7 @@ def grant(tx: Connection, row: Row[Any], project_id: str) -> None:
     _tell(tx, "flavor.update", row.flavorid)
 
 
-def revoke(tx: Connection, row: Row[Any], project_id: str) -> None:
+def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
     """Take it back. Raises NotFound when it was not given."""
     gone = tx.execute(
         sa.delete(flavor_access).where(
@@ -233,7 +234,7 @@ def _tell(tx: Connection, event: str, flavorid: str) -> None:
     )
 
 
-def record(row: Row[Any]) -> models.Flavor:
+def record(row: FlavorRow) -> models.Flavor:
     """The row as the record that a server freezes."""
     return models.Flavor(
         id=row.flavorid,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors
 from common.store.engine import is_there, now
 from common.store.notifications import outbox
+from common.store.rows import KeypairRow
 from common.store.schema import keypairs
 
 #: Was this new row committed?
@@ -23,7 +24,7 @@ is_made = is_there(keypairs)
 
 def page(
     tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
-) -> list[Row[Any]]:
+) -> list[KeypairRow]:
     """The user's key pairs by name, after ``marker`` (a name).
 
     Raises:
@@ -44,7 +45,7 @@ def page(
     return list(tx.execute(query if limit is None else query.limit(limit)))
 
 
-def show(tx: Connection, user_id: str, name: str) -> Row[Any]:
+def show(tx: Connection, user_id: str, name: str) -> KeypairRow:
     """One key pair. Raises NotFound."""
     row = tx.execute(
         sa.select(keypairs).where(keypairs.c.user_id == user_id, keypairs.c.name == name)
@@ -64,7 +65,7 @@ def count(tx: Connection, user_id: str) -> int:
     )
 
 
-def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> Row[Any]:
+def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> KeypairRow:
     """Insert {user_id, name, type, fingerprint, public_key}. ``imported``: else we made it.
 
     Raises:

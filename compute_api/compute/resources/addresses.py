@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from common import errors
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import addresses as view
 
 

@@ -12,11 +12,11 @@ from common import errors, ids
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, cached_images
+from common.store.rows import AggregateRow
 from compute_api.compute.request import Request
 from compute_api.compute.schemas import aggregates as schemas
 from compute_api.compute.views import aggregates as view
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 
 _RULE = "os_compute_api:os-aggregates:"
 
@@ -40,7 +40,7 @@ def _number(text: str) -> int:
     return number
 
 
-def _body(request: Request, found: tuple[StoreRow, list[str]]) -> JsonObject:
+def _body(request: Request, found: tuple[AggregateRow, list[str]]) -> JsonObject:
     return view.one(*found, request.version)
 
 
@@ -72,7 +72,7 @@ def _default_zone(request: Request) -> str:
 def _changed(request: Request, number: int, work: Callable[[Connection], None]) -> JsonObject:
     """Make a change, and show what it made in the same transaction."""
 
-    def change(tx: Connection) -> tuple[StoreRow, list[str]]:
+    def change(tx: Connection) -> tuple[AggregateRow, list[str]]:
         work(tx)
         return aggregates.show(tx, number)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, services
+from common.store.rows import HeardServiceRow
 from compute_api.compute.request import Request
 from compute_api.compute.resources.services import INTERNAL
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.rows import StoreRow
 
 
 def index(request: Request) -> JsonObject:
@@ -55,8 +55,8 @@ def detail(request: Request) -> JsonObject:
     }
 
 
-def _read(request: Request) -> tuple[list[StoreRow], dict[str, str]]:
-    def work(tx: Connection) -> tuple[list[StoreRow], dict[str, str]]:
+def _read(request: Request) -> tuple[list[HeardServiceRow], dict[str, str]]:
+    def work(tx: Connection) -> tuple[list[HeardServiceRow], dict[str, str]]:
         return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)
 
     return request.read(work)

@@ -13,10 +13,10 @@ from urllib.parse import quote, urlsplit
 from common import errors, states
 from common.console_types import HOST_KINDS
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from common.store.servers import console_tokens, servers
 from compute_api.compute.host_queries import query_host
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 
 #: Answers an action at once.
 Query = Callable[[Request, ServerRecord], JsonObject | None]

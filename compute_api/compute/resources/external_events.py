@@ -15,12 +15,12 @@ from functools import partial
 from common import errors, states
 from common.clock import Clock
 from common.json_types import JsonMapping
+from common.store.rows import ServerPlace
 from common.store.servers import actions, servers
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.schemas.external_events import COMPLETED
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
 REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again
@@ -63,7 +63,7 @@ def create(request: Request) -> ApiResponse:
     return ApiResponse({"events": body}, 200 if set(codes) == {DONE} else 207)
 
 
-def _refusal(event: JsonMapping, row: StoreRow | None) -> int:
+def _refusal(event: JsonMapping, row: ServerPlace | None) -> int:
     """Why nothing can be done about an event; DONE: something can."""
     if row is None:
         return MISSING

@@ -6,12 +6,12 @@ from __future__ import annotations
 from common import errors, ids
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import FlavorRow
 from common.store.tenants import flavors
 from compute_api.compute import extra_specs as extra_specs_known
 from compute_api.compute.request import Request
 from compute_api.compute.views import flavors as view
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.edge.validation import is_true
 
 _ACCESS = "os_compute_api:os-flavor-access:"
@@ -96,7 +96,7 @@ def show(request: Request, flavor_id: str) -> JsonObject:
     return _body(request, request.read(flavors.show, flavor_id, request.scope))
 
 
-def _body(request: Request, row: StoreRow) -> JsonObject:
+def _body(request: Request, row: FlavorRow) -> JsonObject:
     return view.one(row, request.links, request.version, request.allowed(view.RULES))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from common import errors
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import network_records, server_networks
@@ -24,7 +25,6 @@ from compute_api.compute.resources.network_records import (
     PORTS,
     conflicts_as,
 )
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import networks as view
 
 DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is one of this name

@@ -6,11 +6,10 @@ from __future__ import annotations
 from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import ActionRow, EventRow, ServerRecord
 from common.store.servers import actions
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import instance_actions as view
-from compute_api.edge.rows import StoreRow
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
@@ -47,7 +46,7 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
 def show(request: Request, server: ServerRecord, request_id: str) -> JsonObject:
     """GET …/os-instance-actions/{request_id}"""
 
-    def work(tx: Connection) -> tuple[StoreRow, list[StoreRow]]:
+    def work(tx: Connection) -> tuple[ActionRow, list[EventRow]]:
         row = actions.show(tx, server.id, request_id)
         if row is None:
             raise errors.NotFound(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from common import errors, states
 from common.json_types import JsonObject
 from common.models import Interface
+from common.store.rows import ServerRecord
 from common.store.servers import actions
 from common.store.servers.servers import loads
 from common.wire import from_wire
@@ -17,7 +18,6 @@ from compute_api.compute import action_waits
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import interfaces as view
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import FORMATS

@@ -6,11 +6,11 @@ from __future__ import annotations
 from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import KeypairRow
 from common.store.tenants import keypairs, quotas
 from compute_api.compute import key_material
 from compute_api.compute.request import Request
 from compute_api.compute.views import keypairs as view
-from compute_api.edge.rows import StoreRow
 
 _RULE = "os_compute_api:os-keypairs:"
 
@@ -68,7 +68,7 @@ def create(request: Request) -> JsonObject:
 
     limits = request.services.quota.source(request.context.project_id)
 
-    def work(tx: Connection) -> StoreRow:
+    def work(tx: Connection) -> KeypairRow:
         quotas.lock(tx, user_id)  # a user's key pairs are counted over all projects
         limit = limits(tx).of("key_pairs")
         if 0 <= limit <= keypairs.count(tx, user_id):

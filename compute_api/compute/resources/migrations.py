@@ -17,13 +17,12 @@ from common.models import Command, Control
 from common.store.engine import Connection
 from common.store.hosts import hosts
 from common.store.notifications import outbox
+from common.store.rows import ServerRecord, ShownMigrationRow
 from common.store.servers import actions, immediate_actions, migrations
 from common.store.tenants import flavors
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import migrations as view
 from compute_api.edge.microversions import Range
-from compute_api.edge.rows import StoreRow
 
 _API = "os_compute_api:"
 _PAGED, _QUEUED = Range("2.59"), Range("2.65")
@@ -63,7 +62,7 @@ def index(request: Request) -> JsonObject:
     if limit == 0:
         return {"migrations": []}
 
-    def work(tx: Connection) -> tuple[list[StoreRow], dict[str, int]]:
+    def work(tx: Connection) -> tuple[list[ShownMigrationRow], dict[str, int]]:
         rows = migrations.page(tx, limit=limit, **wanted)
         unsaid = {
             flavor["id"]
@@ -214,7 +213,7 @@ def _ask(
 
 
 def _control_command(
-    tx: Connection, move: StoreRow, control: Control
+    tx: Connection, move: ShownMigrationRow, control: Control
 ) -> tuple[str, Command] | None:
     """The source's host, and the command that steers the one that it has in hand; None: it has none
     yet."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from common import errors, states
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from common.store.servers import servers
 from compute_api.compute.host_queries import query_host
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import diagnostics as view
 
 _DIAGNOSTICS = next(row for row in states.ACTIONS if row.query == "diagnostics")

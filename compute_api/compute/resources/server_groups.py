@@ -6,11 +6,11 @@ from __future__ import annotations
 from common import errors, ids
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import ServerGroupRow
 from common.store.servers import server_groups
 from common.store.tenants import quotas
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.request import Request
-from compute_api.edge.rows import StoreRow
 
 _RULE = "os_compute_api:os-server-groups:"
 #: ``view`` is the list of the group's servers.
@@ -42,7 +42,7 @@ def index(request: Request) -> JsonObject:
     return {"server_groups": request.read(work)}
 
 
-def _find(tx: Connection, request: Request, group_id: str, operation: str) -> StoreRow:
+def _find(tx: Connection, request: Request, group_id: str, operation: str) -> ServerGroupRow:
     row = server_groups.show(tx, group_id, request.scope)
     request.require(_RULE + operation, {"project_id": row.project_id})
     return row
@@ -72,7 +72,7 @@ def create(request: Request) -> JsonObject:
     context, group = request.context, ids.new()
     limits = request.services.quota.source(context.project_id)
 
-    def work(tx: Connection) -> StoreRow:
+    def work(tx: Connection) -> ServerGroupRow:
         quotas.lock(tx, context.project_id)
         limit = limits(tx).of("server_groups")
         if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):

@@ -10,11 +10,11 @@ from urllib.parse import quote
 from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import ServerRecord
 from common.store.servers import servers
 from common.store.servers.servers import loads
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.rows import ServerRecord
 from compute_api.edge.response import ApiResponse
 
 MAX_TAGS = 50

@@ -18,6 +18,7 @@ from common.context import RequestContext
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import services
+from common.store.rows import MigrationRow, ServerRecord
 from common.store.servers import actions, migrations, servers
 from common.store.servers.servers import loads
 from common.store.tenants import flavors, quotas
@@ -28,11 +29,9 @@ from compute_api.compute.resources import destinations, server_disks
 from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.resources.destinations import Destination
 from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views.servers import ATTRIBUTES
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.rows import StoreRow
 from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
@@ -306,21 +305,22 @@ def _closing(check: Callable[[Connection, str], None] | None = None) -> Begin:
     return begin
 
 
-def _check_way_back(tx: Connection, request: Request, move: StoreRow) -> None:
+def _check_way_back(tx: Connection, request: Request, move: MigrationRow) -> None:
     """Who may not know hosts learns only which of the two it is."""
     known = request.allows(ATTRIBUTES)
-    if not services.is_up(tx, move.source_host):
-        host = f"Host {move.source_host}" if known else "The host"
+    source, dest = move.source_host or "", move.dest_host or ""
+    if not services.is_up(tx, source):
+        host = f"Host {source}" if known else "The host"
         raise errors.HostDown(
             f"{host} that the server came from is down; revert when it is up again, or confirm the "
             "resize: the host then removes what is left there when it is up again."
         )
-    if not services.is_up(tx, move.dest_host) and not services.are_dead(tx, move.dest_host):
-        host = f"Host {move.dest_host}" if known else "The host"
+    if not services.is_up(tx, dest) and not services.are_dead(tx, dest):
+        host = f"Host {dest}" if known else "The host"
         raise errors.HostDown(
             f"{host} that the server is on does not answer, and the server may run there. Revert "
             "when the host is up again, or when an administrator who is sure that it is off has "
             "forced it down: "
-            f"openstack compute service set --down {move.dest_host if known else 'HOST'} "
+            f"openstack compute service set --down {dest if known else 'HOST'} "
             "nova-compute"
         )

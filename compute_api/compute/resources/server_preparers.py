@@ -16,6 +16,7 @@ from typing import Any
 from common import errors, ids, states
 from common.clients.image import OWN_KEYS
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from common.store.servers import actions
 from common.store.servers.servers import loads
 from common.wire import to_wire
@@ -23,7 +24,6 @@ from compute_api.compute import passwords
 from compute_api.compute.request import Request
 from compute_api.compute.resources import destinations
 from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.rows import ServerRecord
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 

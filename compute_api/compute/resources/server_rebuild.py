@@ -13,6 +13,7 @@ from typing import Any
 from common import errors, models, states
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import ServerRecord
 from common.store.servers import actions, servers
 from common.store.servers.servers import loads
 from common.store.tenants import keypairs
@@ -23,7 +24,6 @@ from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
 from compute_api.compute.resources.servers import rebuilt
-from compute_api.compute.rows import ServerRecord
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
 

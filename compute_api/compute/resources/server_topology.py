@@ -7,11 +7,11 @@ from common.hardware.cpus import topology
 from common.hardware.specs import HardwareSpecs
 from common.json_types import JsonObject
 from common.models import AssignedNumaNode, Flavor, HardwareAssignment
+from common.store.rows import ServerRecord
 from common.store.servers import guests
 from common.store.servers.servers import loads
 from common.wire import from_wire
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 
 _ON_HOST = "compute:server:topology:host:index"
 

@@ -9,11 +9,11 @@ from typing import Any
 from common import errors, states
 from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.rows import ServerRecord
 from common.store.servers import actions, migrations, server_groups, servers
 from common.store.servers.servers import ServerFilters
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import servers as view
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true

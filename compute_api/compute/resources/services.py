@@ -10,23 +10,23 @@ from common import errors, ids
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
+from common.store.rows import HeardServiceRow
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.request import Request
 from compute_api.compute.views.servers import fraction
 from compute_api.edge.microversions import Range
-from compute_api.edge.rows import StoreRow
 from compute_api.edge.validation import is_true
 
 #: The zone of services that are no hosts for servers.
 INTERNAL = "internal"
 
 
-def state(row: StoreRow) -> str:
+def state(row: HeardServiceRow) -> str:
     """Up, as conductors see it, and not forced down."""
     return "up" if row.up and not row.forced_down else "down"
 
 
-def status(row: StoreRow) -> str:
+def status(row: HeardServiceRow) -> str:
     """Whether it takes new servers."""
     return "disabled" if row.disabled else "enabled"
 

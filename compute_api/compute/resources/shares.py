@@ -14,10 +14,10 @@ from functools import partial
 from common import errors, states
 from common.clients.shares import Share
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from common.store.servers import shares
 from compute_api.compute import action_waits
 from compute_api.compute.request import Request
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import shares as view
 
 ATTACH, DETACH = states.row("attach_share"), states.row("detach_share")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from common.json_types import JsonObject
 from common.store.hosts.aggregates import ZONE
+from common.store.rows import AggregateRow
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.rows import StoreRow
 
 #: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own
 #: yet.
@@ -29,13 +29,13 @@ FIELDS: tuple[Field, ...] = (
 
 
 def one(
-    row: StoreRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
+    row: AggregateRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
     """One aggregate's body."""
     return {"aggregate": render(visible_fields(fields, version), row, hosts)}
 
 
-def many(rows: list[StoreRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
+def many(rows: list[AggregateRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
     """The body of the list."""
     getters = visible_fields(FIELDS, version)
     return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}

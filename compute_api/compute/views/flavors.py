@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from common.json_types import JsonObject
+from common.store.rows import FlavorRow
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.links import Links
-from compute_api.edge.rows import StoreRow
 
 EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
 RULES = frozenset((EXTRA_SPECS,))
@@ -32,20 +32,20 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
-def one(row: StoreRow, links: Links, version: int, allowed: frozenset[str]) -> JsonObject:
+def one(row: FlavorRow, links: Links, version: int, allowed: frozenset[str]) -> JsonObject:
     """The body of a single flavor."""
     return {"flavor": render(visible_fields(FIELDS, version, allowed), row, links)}
 
 
 def many(
-    rows: list[StoreRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
+    rows: list[FlavorRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
 ) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
     return [render(getters, row, links) for row in rows]
 
 
-def access(row: StoreRow, projects: list[str]) -> JsonObject:
+def access(row: FlavorRow, projects: list[str]) -> JsonObject:
     """Who may use a flavor that is not public."""
     return {
         "flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]

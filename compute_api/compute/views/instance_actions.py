@@ -8,13 +8,12 @@ the same attempt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from common import states
 from common.json_types import JsonObject
+from common.store.rows import ActionRow, EventRow
 from compute_api.compute.fields import Field, render, visible_fields
 from compute_api.compute.views.servers import fraction, host_id
-from compute_api.edge.rows import StoreRow
 
 _API = "os_compute_api:os-instance-actions:"
 TRACES, DETAILS = _API + "events", _API + "events:details"
@@ -37,9 +36,9 @@ class ActionEvent:
     """One step of the journal: its first entry and, when it is over, its last. A step that was in
     hand when its action was ended by a later one has no last entry: it ended with its action."""
 
-    action: Any
-    begun: Any
-    ended: Any = None
+    action: ActionRow
+    begun: EventRow
+    ended: EventRow | None = None
 
     @property
     def cut_off(self) -> bool:
@@ -52,17 +51,17 @@ class ActionEvent:
         )
 
 
-def _finish(row: ActionEvent, view: Any) -> str | None:
+def _finish(row: ActionEvent, view: object) -> str | None:
     return fraction(row.action.finished_at if row.ended is None else row.ended.at)
 
 
-def _result(row: ActionEvent, view: Any) -> str | None:
+def _result(row: ActionEvent, view: object) -> str | None:
     if row.failed:
         return "Error"
     return None if row.ended is None else "Success"
 
 
-def _details(row: ActionEvent, view: Any) -> str | None:
+def _details(row: ActionEvent, view: object) -> str | None:
     source = row.action if row.ended is None else row.ended
     text: str | None = source.message if row.failed else None
     return text
@@ -89,13 +88,13 @@ EVENTS = (
 )
 
 
-def action(row: StoreRow, version: int) -> JsonObject:
+def action(row: ActionRow, version: int) -> JsonObject:
     """One action, without its events."""
     return render(visible_fields(FIELDS, version), row)
 
 
 def action_with_events(
-    row: StoreRow, journal: list[StoreRow], version: int, allowed: frozenset[str]
+    row: ActionRow, journal: list[EventRow], version: int, allowed: frozenset[str]
 ) -> JsonObject:
     """One action with what happened in it, newest first."""
     getters = visible_fields(EVENT_FIELDS, version, allowed)
@@ -106,7 +105,7 @@ def action_with_events(
     }
 
 
-def events(row: StoreRow, journal: list[StoreRow]) -> list[ActionEvent]:
+def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
     """The journal's entries as events, one for each attempt of a step."""
     found: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.json_types import JsonObject
+from common.store.rows import ShownMigrationRow
 from common.store.servers import migrations
 from compute_api.compute.fields import OMITTED, Field, render, visible_fields
 from compute_api.compute.links import Links
 from compute_api.compute.views.servers import fraction
-from compute_api.edge.rows import StoreRow
 
 #: Live migrations that are shown below their server, and can be found there.
 ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
@@ -32,16 +32,16 @@ class MigrationView:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def is_on_its_way(row: StoreRow) -> bool:
+def is_on_its_way(row: ShownMigrationRow) -> bool:
     """Is it a live migration that has not ended?"""
     return row.type == migrations.LIVE and row.status in ON_ITS_WAY
 
 
-def _host(column: str) -> Callable[[StoreRow, MigrationView], object]:
+def _host(column: str) -> Callable[[ShownMigrationRow, MigrationView], object]:
     return lambda row, view: getattr(row, column) if view.with_hosts else None
 
 
-def _number(column: str) -> Callable[[StoreRow, MigrationView], int | None]:
+def _number(column: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
     """As it was frozen into the server: a flavor that is gone keeps its number. Flavors that were
     frozen by earlier releases are looked up, as long as they are there."""
     return lambda row, view: (
@@ -49,12 +49,12 @@ def _number(column: str) -> Callable[[StoreRow, MigrationView], int | None]:
     )
 
 
-def _bytes(name: str) -> Callable[[StoreRow, MigrationView], int | None]:
+def _bytes(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
     """Nothing is null: the API has no zeros here."""
     return lambda row, view: (row.progress or {}).get(name) or None
 
 
-def _links(row: StoreRow, view: MigrationView) -> Any:
+def _links(row: ShownMigrationRow, view: MigrationView) -> Any:
     return (
         view.links.of(f"servers/{row.server_id}/migrations", str(row.id))
         if is_on_its_way(row)
@@ -101,12 +101,12 @@ BELOW_SERVER: tuple[Field, ...] = (
 )
 
 
-def many(rows: Sequence[StoreRow], view: MigrationView, version: int) -> list[JsonObject]:
+def many(rows: Sequence[ShownMigrationRow], view: MigrationView, version: int) -> list[JsonObject]:
     """The items of the list of all migrations."""
     getters = visible_fields(FIELDS, version)
     return [render(getters, row, view) for row in rows]
 
 
-def below_server(row: StoreRow, view: MigrationView, version: int) -> JsonObject:
+def below_server(row: ShownMigrationRow, view: MigrationView, version: int) -> JsonObject:
     """One migration below its server."""
     return render(visible_fields(BELOW_SERVER, version), row, view)

@@ -22,6 +22,7 @@ from common import states
 from common.hardware.options import OWN
 from common.instance_data import group_names
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord
 from common.store.servers.servers import HostFacts, loads
 from common.vault import Vault
 from compute_api.compute.fields import (
@@ -34,7 +35,6 @@ from compute_api.compute.fields import (
     visible_fields,
 )
 from compute_api.compute.links import Links
-from compute_api.compute.rows import ServerRecord
 from compute_api.compute.views import addresses
 
 log = logging.getLogger(__name__)

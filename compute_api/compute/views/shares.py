@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from common import states
 from common.json_types import JsonObject
+from common.store.rows import ServerRecord, ShareMappingRow
 from common.store.servers.shares import INACTIVE
-from compute_api.compute.rows import ServerRecord
-from compute_api.edge.rows import StoreRow
 
 #: What an attached share is while its guest runs.
 ACTIVE = "active"
 _RUNS = (states.RUNNING, states.POWER_PAUSED)
 
 
-def of(mapping: StoreRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
+def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
     """One; where it is mounted from is for admins."""
     status = (
         ACTIVE if mapping.status == INACTIVE and server.power_state in _RUNS else mapping.status

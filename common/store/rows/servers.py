@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about servers, what is done to them, where their guests are, and who sees their consoles."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sqlalchemy.engine import RowMapping
+
+from common.json_types import JsonObject
+
+
+class ServerRow(Protocol):
+    """One of ``servers``."""
+
+    id: str
+    project_id: str
+    user_id: str
+    name: str
+    hostname: str
+    description: str | None
+    fence: int
+    action: str | None
+    vm_state: str
+    task_state: str | None
+    power_state: int
+    progress: int
+    fault: JsonObject | None
+    locked: bool
+    locked_by: str | None
+    locked_reason: str | None
+    host: str | None
+    availability_zone: str | None
+    pinned_availability_zone: str | None
+    image_id: str | None
+    image: JsonObject | None
+    flavor: JsonObject
+    flavor_id: str
+    vcpus: int
+    memory_mb: int
+    disk_gb: int
+    key_name: str | None
+    key_data: str | None
+    user_data: str | None
+    config_drive: bool
+    meta: dict[str, str]
+    tags: list[str]
+    scheduler_hints: JsonObject
+    security_groups: list[str]
+    trusted_image_certificates: list[str] | None
+    access_ip_v4: str | None
+    access_ip_v6: str | None
+    disk_config: str
+    root_device_name: str | None
+    reservation_id: str
+    launch_index: int
+    deleted: int
+    created_at: int
+    updated_at: int
+    launched_at: int | None
+    terminated_at: int | None
+    deleted_at: int | None
+    shelved_image_id: str | None
+    shelved_at: int | None
+    soft_deleted_at: int | None
+    interfaces: list[JsonObject] | None
+    password: str | None
+    disks: JsonObject | None
+    shares: int
+
+
+class PlacedServerRow(ServerRow, Protocol):
+    """With what the guest on its host holds of it (models.HardwareAssignment), mostly None."""
+
+    assignment: JsonObject | None
+
+
+class ServerState(Protocol):
+    """Who has a server, and what it rests in: what decides whether an action may take it."""
+
+    project_id: str
+    user_id: str
+    fence: int
+    action: str | None
+    vm_state: str
+    task_state: str | None
+    locked: bool
+    locked_by: str | None
+    host: str | None
+    launched_at: int | None
+    shares: int
+
+
+class ServerKey(Protocol):
+    """Which server, and whose."""
+
+    id: str
+    project_id: str
+
+
+class ServerPlace(Protocol):
+    """Where a server is and which interfaces it has."""
+
+    id: str
+    host: str | None
+    interfaces: list[JsonObject] | None
+
+
+class ServerUserData(Protocol):
+    """A server's user data as it is kept."""
+
+    id: str
+    user_data: str
+
+
+class ServerRecord(Protocol):
+    """One server as its users see it (``store.servers``): JSON columns as their text."""
+
+    id: str
+    project_id: str
+    user_id: str
+    name: str
+    hostname: str
+    description: str | None
+    # who may change it, and its state
+    fence: int
+    action: str | None  #: that holds it
+    vm_state: str
+    task_state: str | None
+    power_state: int
+    progress: int
+    fault: str | None  #: JSON: code, message, details, created
+    locked: bool
+    locked_by: str | None
+    locked_reason: str | None
+    # where it is
+    host: str | None
+    availability_zone: str | None
+    pinned_availability_zone: str | None
+    # what it is made of
+    image_id: str | None
+    image: str | None  #: JSON: models.ImageRef
+    flavor: str  #: JSON: models.Flavor
+    flavor_id: str
+    vcpus: int
+    memory_mb: int
+    disk_gb: int
+    key_name: str | None
+    config_drive: bool
+    meta: str  #: JSON: a mapping of texts
+    tags: str  #: JSON: a sorted list
+    scheduler_hints: str  #: JSON
+    security_groups: str  #: JSON: a list of names
+    trusted_image_certificates: str | None
+    access_ip_v4: str | None
+    access_ip_v6: str | None
+    disk_config: str
+    root_device_name: str | None
+    reservation_id: str
+    launch_index: int
+    interfaces: str | None  #: JSON: a list of models.Interface
+    password: str | None  #: what the guest posted
+    disks: str | None  #: JSON: asked for beside its root disk
+    shares: int
+    # times in microseconds
+    created_at: int
+    updated_at: int
+    launched_at: int | None
+    terminated_at: int | None
+    # long columns, which a list leaves out
+    user_data: str | None
+    key_data: str | None
+
+
+class ServerFacts(Protocol):
+    """What a server's guest may know of it, and both hosts of its move."""
+
+    id: str
+    name: str
+    hostname: str
+    project_id: str
+    availability_zone: str | None
+    launch_index: int
+    meta: dict[str, str]
+    key_name: str | None
+    key_data: str | None
+    flavor: JsonObject
+    image: JsonObject | None
+    config_drive: bool
+    user_data: str | None
+    interfaces: list[JsonObject] | None
+    security_groups: list[str]
+    reservation_id: str
+    root_device_name: str | None
+    fence: int
+    password: str | None
+    disks: JsonObject | None
+    host: str | None
+    source_host: str | None
+    dest_host: str | None
+
+
+class ActionRow(Protocol):
+    """One of ``actions``."""
+
+    id: str
+    server_id: str
+    project_id: str
+    user_id: str
+    request_id: str
+    name: str
+    workflow: str
+    version: int
+    args: JsonObject
+    secrets: str | None
+    fence: int
+    state: str
+    phase: str
+    step: str | None
+    attempt: int
+    data: JsonObject
+    host: str | None
+    sent_at: int | None
+    sends: int
+    owner: str | None
+    lease_until: int | None
+    due_at: int | None
+    next_seq: int
+    message: str | None
+    created_at: int
+    updated_at: int
+    finished_at: int | None
+    failures: int
+    cause: str | None
+    verb: str | None
+
+    @property
+    def _mapping(self) -> RowMapping: ...
+
+
+class LockedActionRow(ActionRow, Protocol):
+    """With the time at which it was locked."""
+
+    locked_at: int
+
+
+class LostActionRow(ActionRow, Protocol):
+    """With whether the host of its command is declared dead."""
+
+    dead: bool
+
+
+class ReadingActionRow(ActionRow, Protocol):
+    """With the host that its command reads from."""
+
+    source: str | None
+
+
+class ActionInHandRow(ActionRow, Protocol):
+    """With its server's name and states (None: it is gone), and whether it is overdue."""
+
+    server: str | None
+    vm_state: str | None
+    task_state: str | None
+    overdue: bool
+
+
+class EventRow(Protocol):
+    """One of ``events``."""
+
+    action_id: str
+    seq: int
+    step: str
+    attempt: int
+    event: str
+    host: str | None
+    message: str | None
+    details: str | None
+    at: int
+
+
+class GuestRow(Protocol):
+    """One of ``guests``."""
+
+    server_id: str
+    host: str
+    fence: int
+    wanted: str
+    may_run: bool
+    changed_at: int
+    sent_at: int | None
+    assignment: JsonObject | None
+    holder: str | None
+    keeps_files: bool
+
+
+class DebtRow(GuestRow, Protocol):
+    """With whether its host can be reached."""
+
+    up: bool
+
+
+class MigrationRow(Protocol):
+    """One of ``migrations``."""
+
+    id: int
+    uuid: str
+    server_id: str
+    action_id: str
+    project_id: str
+    user_id: str
+    type: str
+    status: str
+    source_host: str | None
+    dest_host: str | None
+    old_flavor: JsonObject
+    new_flavor: JsonObject
+    was: str
+    requested_control: str | None
+    progress: JsonObject | None
+    created_at: int
+    updated_at: int
+
+
+class ShownMigrationRow(MigrationRow, Protocol):
+    """With what its hosts say of themselves."""
+
+    source_node: str | None
+    dest_node: str | None
+    dest_ip: str | None
+
+
+class RequestedControl(Protocol):
+    """What is asked of a live migration that is on its way."""
+
+    action_id: str
+    requested_control: str
+
+
+class ShareMappingRow(Protocol):
+    """One of ``share_mappings``."""
+
+    uuid: str
+    server_id: str
+    share_id: str
+    tag: str
+    status: str
+    protocol: str
+    export_location: str
+    access_to: str
+    created_at: int
+    updated_at: int
+
+
+class ConsoleTokenRow(Protocol):
+    """One of ``console_tokens``."""
+
+    hash: str
+    server_id: str
+    host: str
+    fence: int
+    kind: str
+    project_id: str
+    user_id: str
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    caller: str | None
+    browser: str | None
