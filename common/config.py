@@ -65,6 +65,10 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
                    help="Least severity that is logged."),
     ),
+    "log": (
+        cfg.StrOpt("format", default="text", choices=["text", "json"],
+                   help="Form of the log's lines, on standard error: for people, or one JSON object each."),
+    ),
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
                 help="SQLAlchemy URL of the database. SQLite is for one machine."),

@@ -236,6 +236,7 @@ class Command:
     session: int
     verb: str
     args: JsonObject = field(default_factory=dict)
+    request_id: str = ""  #: of the request that began the action; for the log
 
     @property
     def key(self) -> str:

@@ -34,7 +34,7 @@ def start(name: str) -> cfg.ConfigOpts:
     explanation."""
     os.umask(UMASK)
     conf = checked(name, config.load)
-    log.start(conf.log_level)
+    log.start(conf.log_level, conf.log.format)
     return conf
 
 
@@ -71,6 +71,7 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
     notify("STOPPING=1")
     threading.Timer(GRACE, os._exit, (0,)).start()
     close()
+    logging.shutdown()
     os._exit(0)  # threads of the messaging library may linger for minutes
 
 

@@ -25,6 +25,7 @@ from common.command_progress import CommandProgress
 from common.host_keys import OwnKeys
 from common.image_tickets import uses_image
 from common.json_types import JsonObject
+from common.log import event, request_id
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -183,15 +184,20 @@ class AgentProcess:
 
     def _carry_out(self, work: Work) -> Result | None:
         """The result; None when it could not be journalled: then the command is sent again."""
+        began, outer = time.monotonic(), request_id.set(work.command.request_id)
+        result = None
         try:
-            return verbs.run(self._journal, self._tools(work), work.command)
+            result = verbs.run(self._journal, self._tools(work), work.command)
         except Exception:
             log.exception(
                 "%s of server %s could not be journalled; see to the disk of state_dir",
                 work.command.verb,
                 work.command.server,
             )
-            return None
+        finally:
+            _log_command(work.command, result, time.monotonic() - began)
+            request_id.reset(outer)
+        return result
 
     def _tools(self, work: Work) -> verbs.Tools:
         def report_progress(progress: CommandProgress) -> None:
@@ -351,6 +357,23 @@ class AgentProcess:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return [thread for thread in self._threads if thread.is_alive()]
+
+
+def _log_command(command: Command, result: Result | None, seconds: float) -> None:
+    """A line for each command that is over; ``again``: nothing is reported, and a conductor sends
+    it again if it is still wanted."""
+    event(
+        log,
+        "command",
+        action=command.action,
+        step=command.step,
+        verb=command.verb,
+        event=result.status if result else "again",
+        ms=seconds * 1000,
+        server=command.server,
+        request=command.request_id,
+        why=result.error if result else None,
+    )
 
 
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:

@@ -8,11 +8,13 @@ two a conductor may be killed: the next sync of a host brings what was not sent.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from common.log import event
 from common.models import Command
 from common.store.engine import Connection, notification_settings
 from common.store.hosts import hosts
@@ -29,11 +31,12 @@ Sendings = dict[str, list[Command]]  #: commands by host
 
 
 class Written(NamedTuple):
-    """What is left to do after the commit: commands by host, and the lanes in which some action is
-    due."""
+    """What is left to do after the commit: commands by host, the lanes in which some action is due,
+    and what to log."""
 
     sendings: Sendings
     due: frozenset[str] = frozenset()
+    lines: tuple[tuple[str, dict[str, Any]], ...] = ()  #: of the log
 
 
 def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
@@ -62,7 +65,26 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
             for run in runs
             if run.head.get("state") == "due"
         ),
+        tuple(line for run in runs for line in _lines(run)),
     )
+
+
+def _lines(run: AnyRun) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the log tells of a run: each step that is over, and the action's end. Durations of what
+    a host did begin with its command, of other steps with the burst that took the action."""
+    row = run.action
+    micros = getattr(row, "locked_at", None)
+    about = {"action": row.id, "workflow": row.workflow}
+    whose = {"server": row.server_id, "request": row.request_id}
+    took = (time.monotonic() - run.began) * 1000
+    if row.state == "waiting" and row.sent_at and micros:
+        took = (micros - row.sent_at) / 1000
+    for told in run.events:
+        if told["event"] != "started":
+            step = {"step": told["step"], "event": told["event"], "host": told["host"]}
+            yield "step", {**about, **step, "ms": max(0.0, took), **whose, "why": told["message"]}
+    if micros and (state := run.head.get("state")) in ("done", "failed"):
+        yield "action", {**about, "state": state, "ms": (micros - row.created_at) / 1000, **whose}
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
@@ -78,6 +100,8 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
+    for what, parts in written.lines:
+        event(log, what, **parts)
     for lane in sorted(written.due):
         engine.wake(lane)
     for host, commands in written.sendings.items():

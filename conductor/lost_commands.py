@@ -102,7 +102,15 @@ def _made_again(
     assert command is not None
     verb, args = command(engine, run)
     return Command(
-        row.id, runner.name_in_key(row), row.attempt, server.id, row.fence, session, verb, args
+        row.id,
+        runner.name_in_key(row),
+        row.attempt,
+        server.id,
+        row.fence,
+        session,
+        verb,
+        args,
+        row.request_id,
     )
 
 

@@ -276,6 +276,7 @@ def _write(
                 selection=plan.selection,
                 problem=plan.problem,
                 cleanups=plan.cleanups,
+                began=plan.began,
                 woken=head.due_at != plan.action.due_at,
             )
             plan.copy_data_to(run)

@@ -10,6 +10,7 @@ collects what is to be written; ``conductor.runner`` writes it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -232,6 +233,7 @@ class Run(Generic[Args, Data]):
         default_factory=list
     )  #: for external services, see ``store.cleanups``
     is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too
+    began: float = field(default_factory=time.monotonic)  #: with this step; seconds
     ignored_refusal: str = ""  #: what a service said when it refused this step, which fails nothing
 
     @property
@@ -394,7 +396,15 @@ class Run(Generic[Args, Data]):
             (
                 host,
                 Command(
-                    self.action.id, step, self.attempt, self.server.id, self.fence, 0, verb, args
+                    self.action.id,
+                    step,
+                    self.attempt,
+                    self.server.id,
+                    self.fence,
+                    0,
+                    verb,
+                    args,
+                    self.action.request_id,
                 ),
             )
         )

@@ -15,6 +15,7 @@ from typing import Any
 import falcon
 
 from common import errors
+from compute_api.edge import access_log
 
 TEXT_TYPE = "text/plain; charset=UTF-8"
 #: What is said of an error of the framework, by status.
@@ -51,7 +52,7 @@ def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException
     log.error(
         "%s %r failed [%s]",
         req.method,
-        req.path,
+        access_log.shown(req.path),
         getattr(req.context, "request_id", "-"),
         exc_info=(type(problem), problem, problem.__traceback__),
     )
@@ -106,7 +107,9 @@ class TextFaults:
     def _failed(
         self, req: falcon.Request, resp: falcon.Response, problem: Exception, params: object
     ) -> None:
-        self._log.error("%s %.200r failed", req.method, req.path, exc_info=problem)
+        self._log.error(
+            "%s %.200r failed", req.method, access_log.shown(req.path), exc_info=problem
+        )
         raise falcon.HTTPInternalServerError(
             description="Unexpected error; the operator's log says more."
         )

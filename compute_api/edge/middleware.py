@@ -15,7 +15,7 @@ import falcon
 from common import errors, ids
 from common.context import RequestContext
 from common.json_types import JsonMapping
-from compute_api.edge import request_data
+from compute_api.edge import access_log, request_data
 
 #: Who asks for what needs no token.
 ANONYMOUS = RequestContext(user_id="", project_id="", roles=(), request_id="")
@@ -44,7 +44,13 @@ class RequestIds:
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
         """Called by falcon."""
-        req.context.request_id = ids.new_request()
+        req.context.request_id = access_log.begun(req.env, req.context)
+
+    def process_resource(
+        self, req: HttpRequest, resp: falcon.Response, resource: object, params: object
+    ) -> None:
+        """Called by falcon."""
+        req.env[access_log.ROUTE] = req.uri_template
 
     def process_response(
         self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
@@ -88,6 +94,7 @@ def authenticated_context(
         Unauthorized: nobody is confirmed. Forbidden: the token is of no project.
     """
     user, project = environ.get("HTTP_X_USER_ID", ""), environ.get("HTTP_X_PROJECT_ID", "")
+    given = environ.get("HTTP_X_OPENSTACK_REQUEST_ID", "")
     if environ.get("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
         raise errors.Unauthorized("The request you have made requires authentication.")
     if not project:
@@ -104,6 +111,7 @@ def authenticated_context(
         project_domain_id=environ.get("HTTP_X_PROJECT_DOMAIN_ID"),
         system_scope=environ.get("HTTP_OPENSTACK_SYSTEM_SCOPE"),
         remote_address=remote_address,
+        global_request_id=given if ids.is_request(given) else None,
     )
 
 

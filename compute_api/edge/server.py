@@ -15,10 +15,12 @@ from wsgiref.types import WSGIApplication
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
+from gunicorn.glogging import Logger
 from oslo_config import cfg
 
 from common.config import ConfigError
 from common.tls import Tls
+from compute_api.edge import access_log
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.worker import Worker
 
@@ -50,6 +52,16 @@ def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
         max_connections_per_address=own.connections_per_address,
         max_body_bytes=body + BODY_MARGIN_BYTES,
     )
+
+
+class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
+    """What gunicorn tells goes where all lines go, in the form of all (``common.log``)."""
+
+    def setup(self, cfg: Any) -> None:
+        """Called by gunicorn."""
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
 
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
@@ -84,6 +96,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "graceful_timeout": GRACE_SECONDS,
             "limit_request_line": 8190,
             "control_socket_disable": True,
+            "logger_class": ServerLog,
             "proc_name": name,
             "sendfile": False,
             "backlog": 2048,
@@ -105,7 +118,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     def load(self) -> WSGIApplication:
         """Called by gunicorn in each worker."""
         try:
-            return self._load()
+            return access_log.logged(self._load())
         except ConfigError as problem:
             raise AppImportError(
                 f"{self._name}: {problem}"

@@ -27,7 +27,7 @@ from common.clients.image import CHUNK
 from common.clients.own_images import OwnImages
 from common.image_tickets import Ticket, Tickets
 from common.json_types import JsonObject
-from compute_api.edge import request_data
+from compute_api.edge import access_log, request_data
 from compute_api.edge.faults import TextFaults
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class ImageGateway:
             raise errors.NotFound("There is nothing of that name here.")
         ticket = self._tickets.check(req.headers.get(TOKEN, ""))
         req.context.host = ticket.host
+        access_log.note(req.env, host=ticket.host)
         _admit(ticket, found[1], *kind)
         match kind:
             case "GET", False:

@@ -32,7 +32,7 @@ from common.instance_data import (
     find,
     text,
 )
-from compute_api.edge import request_data
+from compute_api.edge import access_log, request_data
 from compute_api.edge.faults import TEXT_TYPE, TextFaults
 from compute_api.edge.response import JSON_TYPE
 from compute_api.metadata.guest_cache import GuestCache, GuestRecord
@@ -62,6 +62,7 @@ class MetadataResource:
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Called by falcon."""
         identity = identify(req.headers, self._secret)
+        access_log.note(req.env, server=identity.server)
         wait, is_news = self._rate.take(identity.server)
         if is_news:
             logger.warning("server %r asks more often than [metadata] rate allows", identity.server)

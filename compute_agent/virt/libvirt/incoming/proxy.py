@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common.log import start as start_log
 from common.tls_socket import TlsSocket
 from compute_agent.virt.libvirt.incoming import rpc
 from compute_agent.virt.libvirt.incoming.filter import MOST, MOST_PLAIN, Filter, Refused
@@ -345,9 +346,7 @@ def _finder(uri: str) -> Callable[[str], bytes]:
 
 def main(settings: str) -> None:
     """The process: says on its output that it listens, or why not."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
-    )
+    start_log()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(
             number, signal.SIG_IGN

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line for each request, whoever answers it, without secrets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from wsgiref.util import FileWrapper, setup_testing_defaults
+
+import falcon
+import pytest
+
+from common import ids, log
+from common.context import RequestContext
+from compute_api.edge import access_log
+from compute_api.edge.middleware import HttpRequest, RequestIds
+
+CALLER = RequestContext(user_id="u1", project_id="p1", roles=(), request_id="")
+
+
+class Resource:
+    def on_get(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
+        req.context.caller = CALLER
+        logging.getLogger("compute_api.inside").warning("inside")
+        resp.text = "well"
+
+
+def app() -> Any:
+    made: Any = falcon.App(request_type=HttpRequest, middleware=[RequestIds("X-Id")])
+    made.add_route("/things/{token}", Resource())
+    return access_log.logged(made)
+
+
+def asked(
+    application: Any, path: str, headers: dict[str, str] | None = None, query: str = ""
+) -> tuple[str, dict[str, str], Iterable[bytes]]:
+    environ: dict[str, Any] = {"PATH_INFO": path, "QUERY_STRING": query}
+    setup_testing_defaults(environ)
+    environ |= {"REMOTE_ADDR": "10.0.0.9", **(headers or {})}
+    said: list[Any] = []
+    items = application(environ, lambda status, found: said.append((status, dict(found))))
+    return (*said[0], items)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    caplog.set_level(logging.INFO, access_log.__name__)
+    return lambda: [
+        record.parts  # type: ignore[attr-defined]
+        for record in caplog.records
+        if record.name == access_log.__name__
+    ]
+
+
+def test_a_line_says_who_asked_what_and_how_it_ended(
+    lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    given = ids.new_request()
+    status, headers, _ = asked(app(), "/things/1", {"HTTP_X_OPENSTACK_REQUEST_ID": given})
+    [line] = lines()
+    assert status == "200 OK" and 0 <= line.pop("ms") < 5000
+    assert line == {
+        "method": "GET",
+        "path": "/things/1",
+        "status": 200,
+        "user": "u1",
+        "project": "p1",
+        "request": headers["x-id"],
+        "given": given,
+        "client": "10.0.0.9",
+    }
+
+
+def test_a_client_names_no_user_and_no_other_request(
+    lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    forged = {"HTTP_X_USER_ID": "root", "HTTP_X_OPENSTACK_REQUEST_ID": "req-1\nforged"}
+    status, _, _ = asked(app(), "/nothing", forged)
+    [line] = lines()
+    assert status.startswith("404") and line["user"] == "" and line["given"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v2.1/os-console-auth-tokens/s3cr3t", "/v2.1/os-console-auth-tokens/***"),
+        ("/v2.1/p/os-console-auth-tokens//s3cr3t/more", "/v2.1/p/os-console-auth-tokens//***/more"),
+        ("/vnc?token=s3cr3t&x", "/vnc?token=***&x"),
+        ("/" + "a" * 1000, "/" + "a" * 399),
+    ],
+)
+def test_no_token_stands_in_a_path(
+    path: str, shown: str, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    asked(app(), path, query="token=s3cr3t")
+    assert [line["path"] for line in lines()] == [shown]
+
+
+def test_lines_of_handlers_name_the_request() -> None:
+    seen = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(log.request_id.get())
+
+    logger, keeper = logging.getLogger("compute_api.inside"), Keeper()
+    logger.addHandler(keeper)
+    try:
+        _, headers, _ = asked(app(), "/things/1")
+    finally:
+        logger.removeHandler(keeper)
+    assert seen == [headers["x-id"]] and not log.request_id.get()
+
+
+def test_what_fails_is_told_too(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    def broken(environ: Any, start_response: Any) -> Iterable[bytes]:
+        raise ValueError("no answer at all")
+
+    with pytest.raises(ValueError, match="no answer"):
+        asked(access_log.logged(broken), "/x")
+    assert [line["status"] for line in lines()] == [500]
+
+
+def streamed(kind: str) -> Callable[[], Iterable[bytes]]:
+    def generator() -> Iterator[bytes]:
+        yield b"one"
+
+    class File:
+        closed = False
+
+        def read(self, size: int = 0) -> bytes:
+            return b""
+
+        def close(self) -> None:
+            self.closed = True
+
+    return generator if kind == "generator" else lambda: FileWrapper(File())  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("kind", ["generator", "file"])
+def test_a_stream_is_told_when_it_ends(
+    kind: str, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    made = streamed(kind)()
+
+    def application(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return made
+
+    _, _, items = asked(access_log.logged(application), "/file")
+    list(items)
+    assert not lines()
+    items.close()  # type: ignore[attr-defined]
+    assert [line["status"] for line in lines()] == [200]
+    if isinstance(made, FileWrapper):
+        assert items is made and made.filelike.closed
