@@ -50,6 +50,19 @@ def kind_of(status: int) -> type[errors.Problem]:
     return REFUSALS.get(status, errors.Conflict)
 
 
+def require_answer(url: str, seconds: float = 2) -> None:
+    """Raises Unavailable unless a service answers at this URL; what it answers to nobody is its
+    own."""
+    import requests
+
+    try:
+        status = requests.get(url, timeout=seconds, allow_redirects=False).status_code
+    except requests.RequestException as problem:
+        raise errors.Unavailable("It does not answer; see that it runs.") from problem
+    if is_not_now(status):
+        raise errors.Unavailable(f"It answers {status}; see its log.")
+
+
 def wait_of(answer: Any) -> float:
     """The seconds that an answer's Retry-After asks for, within bounds."""
     told = str(answer.headers.get("Retry-After", "")).strip()

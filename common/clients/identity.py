@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from oslo_config import cfg
 
 from common import errors, tls
-from common.clients.http import Breaker, judged
+from common.clients.http import Breaker, judged, require_answer
 from common.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,11 @@ class IdentityClient:
             Unavailable: the identity service gives none now.
         """
         return str(self._access().auth_token)
+
+    def require_answer(self) -> None:
+        """Raises Unavailable unless the identity service answers, and lets our own user in."""
+        require_answer(self._conf.identity.auth_url)
+        self.token()
 
     def with_token(self, call: Callable[[str], T], who: str) -> T:
         """What the call answers to our token. One that ``who`` does not accept any more is given

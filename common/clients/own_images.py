@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from common import errors
+from common.clients.http import require_answer
 from common.clients.identity import IdentityClient
 from common.clients.image import Image, ImageClient
 
@@ -31,6 +32,10 @@ class OwnImages:
             identity,
             ImageClient(identity.image_url, cache_seconds=0, timeout=timeout),
         )
+
+    def require_answer(self) -> None:
+        """Raises Unavailable unless the image service answers."""
+        require_answer(self._identity.image_url())
 
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """What the call answers, given the client and our token.

@@ -24,7 +24,7 @@ from kombu.connection import Connection as KombuConnection
 from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
-from common import tls
+from common import errors, tls
 from common.config import ConfigError
 from common.json_types import JsonObject
 
@@ -86,6 +86,19 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
         return one(last, heartbeat, options)
 
     return connect
+
+
+def require_answer(connect: Connect) -> None:
+    """Raises Unavailable unless the broker lets us in."""
+    connection = connect(heartbeat=0)
+    try:
+        connection.default_channel  # noqa: B018  # connects
+    except BROKEN as problem:
+        raise errors.Unavailable(
+            "The broker does not answer, or refuses the user of transport_url."
+        ) from problem
+    finally:
+        connection.collect(socket_timeout=1)
 
 
 def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:

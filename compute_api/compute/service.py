@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 from wsgiref.types import WSGIApplication
 
@@ -48,7 +49,7 @@ def application(
     from common.clients.identity import IdentityClient
     from common.notifications.options import NotificationSettings
     from common.rpc import agent, conductor
-    from common.rpc.broker import opener
+    from common.rpc.broker import opener, require_answer
     from common.rpc.host_link import ControlSide
     from common.rpc.transport import Transport
     from common.store.engine import Store
@@ -57,7 +58,8 @@ def application(
     from common.vault import Vault
     from compute_api.compute import app, faults
     from compute_api.compute.dependencies import Services
-    from compute_api.edge import authentication
+    from compute_api.edge import authentication, health
+    from compute_api.edge.health import Dependency
 
     conf = conf or service.start("api")
     store = guarded(
@@ -87,7 +89,14 @@ def application(
         shares.ShareClient(identity.share_url, conf.share.timeout),
     )
     made = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
-    return authentication.authenticated(made, conf, faults.body)
+    needs = (
+        Dependency("database", store.now),
+        Dependency("identity", identity.require_answer),
+        Dependency("broker", partial(require_answer, opener(conf)), required=False),
+    )
+    return health.answered(
+        authentication.authenticated(made, conf, faults.body), health.Health(needs)
+    )
 
 
 def image_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> ImageClient:

@@ -18,10 +18,12 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import orjson
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from compute_api.console.browser_cookies import BrowserCookies
+from compute_api.edge.health import Health
 
 log = logging.getLogger(__name__)
 TYPES = {
@@ -52,7 +54,9 @@ class PageServer:
         public_url: str,
         browsers: BrowserCookies,
         allowed_origins: Iterable[str] = (),
+        health: Health | None = None,
     ) -> None:
+        self._health = health or Health(())
         own, self._browsers = origin(public_url), browsers
         self._origins = frozenset((own, *allowed_origins))
         self._files = {**_files(novnc), **_files(OWN_FOLDER)}
@@ -84,6 +88,8 @@ class PageServer:
             or "Sec-WebSocket-Key" in request.headers
         ):
             return self._websocket(path, request.headers)
+        if (found := self._health.answer(path)) is not None:
+            return self._said(HTTPStatus(found[0]), orjson.dumps(found[1]), "application/json")
         file = self._files.get(path)
         content = _content(file) if file is not None else None
         if file is None or content is None:
@@ -123,7 +129,9 @@ class PageServer:
                 "Content-Type": kind,
                 "Content-Length": str(len(content)),
                 "Connection": "close",
-                "Cache-Control": "no-store" if kind.startswith("text/html") else "no-cache",
+                "Cache-Control": "no-store"
+                if kind.startswith(("text/html", "application/json"))
+                else "no-cache",
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
                 "Content-Security-Policy": self._policy,

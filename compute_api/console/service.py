@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.console.token_check import TokenChecker, keystone
+from compute_api.edge.health import Dependency, Health
 from compute_api.edge.limits import origin
 
 log = logging.getLogger(__name__)
@@ -199,7 +201,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.broker_identities import CONSOLE
     from common.clients.identity import IdentityClient
     from common.rpc import agent
-    from common.rpc.broker import opener
+    from common.rpc.broker import opener, require_answer
     from common.rpc.host_link import ControlSide
     from common.store.engine import Store
     from common.store.hosts import host_keys
@@ -214,10 +216,18 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     browsers = BrowserCookies(
         store, options.public_url, options.allowed_origins, options.token_seconds
     )
-    pages = PageServer(Path(options.novnc), options.public_url, browsers, options.allowed_origins)
-    callers = TokenChecker(
-        Vault(conf.secret_key), keystone(IdentityClient(conf), conf.identity.auth_url)
+    identity = IdentityClient(conf)
+    health = Health(
+        (
+            Dependency("database", store.now),
+            Dependency("identity", identity.require_answer),
+            Dependency("broker", partial(require_answer, opener(conf))),
+        )
     )
+    pages = PageServer(
+        Path(options.novnc), options.public_url, browsers, options.allowed_origins, health
+    )
+    callers = TokenChecker(Vault(conf.secret_key), keystone(identity, conf.identity.auth_url))
     link = ControlSide(opener(conf), host_keys.of_all(store, conf), role=CONSOLE)
     sessions = ConsoleSessions(
         store,

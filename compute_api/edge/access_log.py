@@ -76,9 +76,11 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     path = environ.get("PATH_INFO", "")
     caller = getattr(environ.get(STATE), "caller", None)
     given = environ.get(GIVEN)
+    is_dull = path.startswith("/healthcheck") and status.startswith("200")
     log.event(
         logger,
         "request",
+        logging.DEBUG if is_dull else logging.INFO,
         method=environ["REQUEST_METHOD"],
         path=shown(environ.get("SCRIPT_NAME", "") + path),
         status=int(status[:3]),

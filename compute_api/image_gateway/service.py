@@ -26,9 +26,16 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from common.clients.identity import IdentityClient
     from common.clients.own_images import OwnImages
     from common.image_tickets import configured
+    from compute_api.edge import health
     from compute_api.image_gateway import app
 
-    return app.create(OwnImages(IdentityClient(conf)), configured(conf))
+    identity = IdentityClient(conf)
+    images = OwnImages(identity)
+    needs = (
+        health.Dependency("identity", identity.require_answer),
+        health.Dependency("image", images.require_answer),
+    )
+    return health.answered(app.create(images, configured(conf)), health.Health(needs))
 
 
 def limits(conf: cfg.ConfigOpts) -> ClientLimits:

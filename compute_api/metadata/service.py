@@ -17,8 +17,11 @@ from oslo_config import cfg
 from common import config, service, tls
 from common.clients import vendor_data
 from compute_api.edge.server import Server, limits
+from compute_api.metadata import proxy_headers
 
 logger = logging.getLogger(__name__)
+#: What proxies add to the requests of guests, which are told nothing of the cloud.
+OF_A_GUEST = "HTTP_" + proxy_headers.SERVER.replace("-", "_")
 
 _opened = ExitStack()
 
@@ -28,6 +31,7 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from common.store.engine import Store
     from common.store.version import guarded
     from common.vault import Vault
+    from compute_api.edge import health
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
     from compute_api.metadata.rate_limit import RateLimiter
@@ -42,7 +46,9 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
         own.cache_seconds,
         dynamic=vendor_data.configured(conf),
     )
-    return app.create(guests, own.proxy_shared_secret, RateLimiter(own.rate))
+    made = app.create(guests, own.proxy_shared_secret, RateLimiter(own.rate))
+    found = health.Health([health.Dependency("database", store.now)])
+    return health.answered(made, found, unless=OF_A_GUEST)
 
 
 def main() -> None:

@@ -22,15 +22,22 @@ _opened = ExitStack()
 
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
     """The WSGI application; call it in the process that will serve it."""
+    from common.clients.identity import IdentityClient
     from common.store.engine import Store
     from common.store.version import guarded
-    from compute_api.edge import authentication
+    from compute_api.edge import authentication, health
     from compute_api.placement import app, faults
 
     store = guarded(Store.opened(conf, pool=conf.placement.threads))
     _opened.callback(store.close)
     made = app.create(store, policy or configured(conf, "placement", PLACEMENT_RULES))
-    return authentication.authenticated(made, conf, faults.body)
+    needs = (
+        health.Dependency("database", store.now),
+        health.Dependency("identity", IdentityClient(conf).require_answer),
+    )
+    return health.answered(
+        authentication.authenticated(made, conf, faults.body), health.Health(needs)
+    )
 
 
 def _fault(status: int, text: str) -> object:

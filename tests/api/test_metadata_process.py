@@ -95,3 +95,11 @@ def test_requests_whole_and_broken(process: Process) -> None:
         answer = process.send(first, rest, ends)
         assert answer.startswith(f"HTTP/1.1 {status} "), (first[:80], rest[:80], answer[:300])
     assert [row.password for row in process.cloud.rows(schema.servers)] == ["abc"]
+
+
+def test_operators_are_told_of_its_health_and_guests_are_not(process: Process) -> None:
+    guest = process.send("GET /healthcheck/ready HTTP/1.1")
+    assert guest.startswith("HTTP/1.1 404 ") and "database" not in guest
+    process.head = ""
+    operator = process.send("GET /healthcheck/ready HTTP/1.1", "Host: x\r\n\r\n")
+    assert operator.startswith("HTTP/1.1 200 ") and '"database":{"status":"ok"' in operator

@@ -77,3 +77,14 @@ def test_nobody_is_believed_without_the_identity_service(url: str) -> None:
     ):
         status, body = get(f"{url}/resource_providers", **headers)
         assert (status, body["errors"][0]["status"]) == (wanted, wanted), headers
+
+
+def test_it_is_alive_but_not_ready_without_the_identity_service(url: str) -> None:
+    """The whole process: no token is asked for, and each dependency is named."""
+    assert get(f"{url}/healthcheck", **FORGED) == (200, {"status": "alive"})
+    status, body = get(f"{url}/healthcheck/ready")
+    assert (status, body["status"]) == (503, "not ready")
+    found = {name: one["status"] for name, one in body["dependencies"].items()}
+    assert found == {"database": "ok", "identity": "failed"}
+    assert get(f"{url}/healthcheck/other", **{"X-Auth-Token": "some"})[0] == 503
+    assert get(f"{url}/healthcheck/other")[0] == 401

@@ -5,6 +5,7 @@ there."""
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import socket
 import threading
@@ -464,6 +465,13 @@ def test_pages(world: World) -> None:
 def test_no_other_path_is_a_page_and_nothing_redirects(world: World, path: str) -> None:
     status, content, headers = world.get(path)
     assert status == 404 and b"secret" not in content and "Location" not in headers
+
+
+def test_it_says_that_it_is_alive(world: World) -> None:
+    status, content, headers = world.get("/healthcheck")
+    assert (status, content, headers["Cache-Control"]) == (200, b'{"status":"alive"}', "no-store")
+    assert json.loads(world.get("/healthcheck/ready")[1]) == {"status": "ready", "dependencies": {}}
+    assert world.get("/healthcheck/ready/")[0] == 404
 
 
 def test_noise_is_closed_and_serves_nobody(world: World) -> None:
