@@ -8,6 +8,7 @@ anyway.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import logging
 import os
@@ -21,7 +22,7 @@ from typing import IO, Any, TypeVar
 
 from oslo_config import cfg
 
-from common import config, log
+from common import __version__, config, log
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
@@ -30,12 +31,27 @@ T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
-    """Read the configuration and start logging; a wrong value ends the process with its
-    explanation."""
+    """Read the command line and the configuration, and start logging; a wrong value ends the
+    process with its explanation."""
+    path = command_line(name).parse_args().config
     os.umask(UMASK)
-    conf = checked(name, config.load)
+    conf = checked(name, lambda: config.load(path))
     log.start(conf.log_level, conf.log.format)
     return conf
+
+
+def command_line(name: str) -> argparse.ArgumentParser:
+    """What every process takes."""
+    parser = argparse.ArgumentParser(
+        prog=f"kilonova-{name}",
+        description=f"The {name.replace('-', ' ')} process of Kilonova; systemd starts it. "
+        "Everything else is configured in the file: kilonova config sample",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"default: $KILONOVA_CONF or {config.DEFAULT_FILE}"
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
 
 
 def checked(name: str, read: Callable[[], T]) -> T:

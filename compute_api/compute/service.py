@@ -39,9 +39,7 @@ _SHARED = (
 _opened = ExitStack()
 
 
-def application(
-    conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
-) -> WSGIApplication:
+def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
     """The WSGI application over the real services; call it in the process that will serve it.
     ``policy``: as this process's master has read it."""
     from common.broker_identities import API
@@ -61,7 +59,6 @@ def application(
     from compute_api.edge import authentication, health
     from compute_api.edge.health import Dependency
 
-    conf = conf or service.start("api")
     store = guarded(
         Store.opened(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf))
     )

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from common import errors
+from common import __version__, errors
 from common.broker_identities import ROLES
 
 #: The status of a program that a shell saw end by SIGPIPE.
@@ -344,6 +344,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--config", metavar="FILE", help="default: $KILONOVA_CONF or /etc/kilonova/kilonova.conf"
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     nouns = top.add_subparsers(required=True, metavar="COMMAND")
     made: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
     for words, (module, function, text) in COMMANDS.items():

@@ -454,10 +454,7 @@ def test_a_sleep_of_a_test_says_why_it_must_be(path: Path) -> None:
 def test_dependencies_are_what_is_imported() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    declared = {
-        line.split("==")[0].split("[")[0] for text in lines for line in text.split() if "==" in line
-    }
+    declared = declared_by("", *setup["options.extras_require"])
     roots = {module.split(".")[0] for path in sources(*PACKAGES) for module, _ in imports(path)}
     used = {
         plain(DISTRIBUTIONS.get(root, root))
@@ -470,6 +467,52 @@ def test_dependencies_are_what_is_imported() -> None:
     )
 
 
+#: An extra of setup.cfg -> what runs with nothing but that, and what does not belong to it there.
+EXTRAS = {
+    "agent": (("common", "compute_agent"), ("common/store/",)),
+    "conductor": (("common", "conductor", "scheduler"), ()),
+    "api": (("common", "compute_api"), ()),
+}
+#: Imported where an option or a URL asks for it: what has an extra of its own.
+BY_OPTION = {
+    ("common/clients/limits.py", "oslo-limit"),
+    ("common/store/connections.py", "psycopg"),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extra_brings_what_its_processes_import(extra: str) -> None:
+    folders, others = EXTRAS[extra]
+    needed = {
+        (name_of(path), plain(DISTRIBUTIONS.get(root, root)))
+        for path in sources(*folders)
+        if not name_of(path).startswith(others or "-")
+        for root in {module.split(".")[0] for module, _ in imports(path)}
+        if root not in sys.stdlib_module_names and root not in PACKAGES
+    }
+    brought = {plain(name) for name in declared_by("", extra)}
+    assert {one for one in needed if one[1] not in brought} == {
+        one for one in needed if one in BY_OPTION
+    }
+
+
+def declared_by(*names: str) -> set[str]:
+    """Distributions of these extras; "": what all processes need."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    found: set[str] = set()
+    for name in names:
+        text = (
+            setup["options.extras_require"][name] if name else setup["options"]["install_requires"]
+        )
+        for line in text.split():
+            if line.startswith("kilonova["):
+                found |= declared_by(line.removeprefix("kilonova[").rstrip("]"))
+            elif "==" in line:
+                found.add(line.split("==")[0].split("[")[0])
+    return found
+
+
 def plain(name: str) -> str:
     """The same for Foo.bar, foo-bar and foo_bar."""
     return name.lower().replace("_", "-").replace(".", "-")
@@ -477,7 +520,8 @@ def plain(name: str) -> str:
 
 def test_documents_mention_every_dependency() -> None:
     text = (ROOT / "docs/decisions/0002-dependencies.md").read_text()
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    for line in setup["options"]["install_requires"].split():
-        assert line.split("==")[0].split("[")[0] in text
+    roles = ("api", "conductor", "agent", "database", "postgresql", "mysql")
+    for name in declared_by("", *roles):
+        assert name in text
+    for role in roles:
+        assert f"*{role}*" in text
