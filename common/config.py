@@ -16,6 +16,7 @@ from pathlib import Path
 
 from oslo_config import cfg, types
 
+from common import config_file
 from common import host_options as hosts
 from common.host_options import like
 from common.json_types import JsonObject
@@ -23,7 +24,11 @@ from common.notifications import options as notifications
 from common.pci_aliases import PciAliases
 
 CONF = cfg.CONF
-DEFAULT_FILE = "/etc/kilonova/kilonova.conf"
+#: The file of each process, and of the agent, which shares none with the control plane.
+DEFAULT_FILE, AGENT_FILE = "/etc/kilonova/kilonova.conf", "/etc/kilonova/agent.conf"
+AGENT = "agent"
+#: Where a process keeps what must survive a restart: its unit's StateDirectory.
+STATE, AGENT_STATE = "/var/lib/kilonova", "/var/lib/kilonova-agent"
 
 
 class ConfigError(Exception):
@@ -48,8 +53,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "DEFAULT": (
         cfg.HostAddressOpt("host", default=socket.gethostname(), sample_default="the host's name",
                            help="Name of this host in the cloud; it must never change."),
-        cfg.StrOpt("state_dir", default="/var/lib/kilonova",
-                   help="Folder for what must survive a restart: journal, guests' disks, image cache."),
+        cfg.StrOpt("state_dir", default=STATE,
+                   help="Folder for what must survive a restart: journal, guests' disks, image cache; default of an "
+                        f"agent: {AGENT_STATE}."),
         cfg.StrOpt("secret_key", default="", secret=True,
                    help="Keeps passwords and user data in the database unreadable and signs what opens images for "
                         "hosts; any long random text, the same for all processes but agents. Several, separated by "
@@ -359,22 +365,20 @@ def register(conf: cfg.ConfigOpts = CONF) -> None:
         conf.register_opts(options, group=None if group == "DEFAULT" else group)
 
 
-def load(path: str | None = None) -> cfg.ConfigOpts:
+def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
     """Read the file and check every value.
 
-    The path is, in order: the argument, $KILONOVA_CONF, /etc/kilonova/kilonova.conf (when it
-    exists).
+    The path is, in order: the argument, $KILONOVA_CONF, the process's file in /etc/kilonova (when
+    it exists).
 
     Raises:
-        ConfigError: the file is missing or an option has a wrong value or is unknown in its
-        section.
+        ConfigError: the file is missing, an option has a wrong value, or the file says something
+        that nobody reads.
     """
     register()
-    path = (
-        path
-        or os.environ.get("KILONOVA_CONF")
-        or (DEFAULT_FILE if os.path.exists(DEFAULT_FILE) else None)
-    )
+    usual = AGENT_FILE if process == AGENT else DEFAULT_FILE
+    path = path or os.environ.get("KILONOVA_CONF") or (usual if os.path.exists(usual) else None)
+    CONF.set_default("state_dir", AGENT_STATE if process == AGENT else STATE)
     try:
         CONF(
             args=[],
@@ -392,6 +396,14 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
         ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
+    _check_names_and_limits(path)
+    return CONF
+
+
+def _check_names_and_limits(path: str | None) -> None:
+    """Is every line read by somebody, and do options go together? Raises ConfigError."""
+    if path and (refused := config_file.unknown(path, OPTIONS)):
+        raise ConfigError(refused)
     limits = CONF.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:
         raise ConfigError(
@@ -399,7 +411,6 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
             f"{limits.statement_timeout}: it must be less than half of it, or a statement that waits for "
             "two rows ends as if the server were dead"
         )
-    return CONF
 
 
 def vendor_data(conf: cfg.ConfigOpts) -> JsonObject:

@@ -134,8 +134,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         ),
         cfg.HostAddressOpt(
             "console_host",
-            default="127.0.0.1",
-            help="This host's address at which the console service reaches its guests' consoles.",
+            help="This host's address at which the console service reaches its guests' consoles; default: its own.",
         ),
         cfg.HostAddressOpt(
             "share_address",
@@ -212,7 +211,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt(
             "live_migration_inbound_addr",
             default="",
-            help="Address at which this host takes servers in; default: its own.",
+            help="Address at which other hosts reach this one, and where it takes servers in; default: the one "
+            "that it would leave by, by its default route.",
         ),
         cfg.IntOpt(
             "live_migration_bandwidth",

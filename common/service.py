@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
 
@@ -26,6 +26,9 @@ from common import __version__, config, log
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
+#: Status of a process that cannot run until its configuration is mended, as sysexits(3) has it. Its
+#: unit does not start it again.
+EX_CONFIG = 78
 UMASK = 0o077  #: what a process of ours makes is its user's alone
 T = TypeVar("T")
 
@@ -35,7 +38,7 @@ def start(name: str) -> cfg.ConfigOpts:
     process with its explanation."""
     path = command_line(name).parse_args().config
     os.umask(UMASK)
-    conf = checked(name, lambda: config.load(path))
+    conf = checked(name, lambda: config.load(path, name))
     log.start(conf.log_level, conf.log.format)
     return conf
 
@@ -48,10 +51,28 @@ def command_line(name: str) -> argparse.ArgumentParser:
         "Everything else is configured in the file: kilonova config sample",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help=f"default: $KILONOVA_CONF or {config.DEFAULT_FILE}"
+        "--config",
+        metavar="FILE",
+        help="default: $KILONOVA_CONF or "
+        + (config.AGENT_FILE if name == config.AGENT else config.DEFAULT_FILE),
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
+
+
+class Misconfigured(SystemExit):
+    """The end of a process whose configuration somebody has to mend; it has been said."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = EX_CONFIG
+
+
+def refuse(name: str, problem: object) -> NoReturn:
+    """End the process with one line, so that systemd does not start it again."""
+    text = f"kilonova-{name}: {problem}"
+    print(" ".join(text.split("\n")), file=sys.stderr, flush=True)
+    raise Misconfigured(text)
 
 
 def checked(name: str, read: Callable[[], T]) -> T:
@@ -59,7 +80,7 @@ def checked(name: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except config.ConfigError as problem:
-        sys.exit(f"kilonova-{name}: {problem}")
+        refuse(name, problem)
 
 
 def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]) -> None:

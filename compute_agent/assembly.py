@@ -12,20 +12,21 @@ import functools
 import socket
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from oslo_config import cfg
 
-from common import config, tls
+from common import config, service, tls
 from compute_agent import cpu_sets, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.transfer import client
 from compute_agent.transfer import service as transfer
 from compute_agent.virt.driver import Driver
 
-#: No host has this address; the way to it is the way to others.
-ELSEWHERE = ("192.0.2.1", 9)
+#: No host has these addresses; the way to them is the way to others.
+ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
@@ -35,7 +36,7 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
             return _memory_driver(conf)
         return _libvirt_driver(conf)
     except (config.ConfigError, ValueError) as problem:
-        sys.exit(f"kilonova-agent: {problem}")
+        service.refuse("agent", problem)
 
 
 def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
@@ -51,7 +52,9 @@ def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
         _cpus(conf, range(options.memory_vcpus)),
     )
     # As a process it has no storage that it could share or not, whatever its guests remember.
-    inventory = replace(inventory, facts={**inventory.facts, "diskless": True})
+    inventory = replace(
+        inventory, facts={**inventory.facts, "diskless": True}, host_ip=own_address(conf)
+    )
     state_file = Path(conf.state_dir) / "memory-guests.json"
     return MemoryDriver(
         MemoryHost(
@@ -125,15 +128,14 @@ def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
     """The listener for consoles, where the configuration says."""
     try:
-        proof = tls.protecting(
-            conf, "[agent] console_host", [conf.agent.console_host], listens=True
-        )
-        return Consoles(driver.console, conf.agent.console_host, tls=proof)
+        address = conf.agent.console_host or own_address(conf)
+        proof = tls.protecting(conf, "[agent] console_host", [address], listens=True)
+        return Consoles(driver.console, address, tls=proof)
     except config.ConfigError as problem:
-        sys.exit(f"kilonova-agent: {problem}")
+        service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
-            f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
+            f"kilonova-agent: [agent] console_host {address}: {problem}; give an address of this "
             "host that the console service reaches"
         )
 
@@ -142,14 +144,15 @@ def make_transfer(
     conf: cfg.ConfigOpts, driver: Driver
 ) -> tuple[transfer.TransferService, verbs.PeerOpener]:
     """The service that gives files to other hosts, and what reads theirs."""
-    options, address = conf.migration, own_address(conf)
+    options = conf.migration
     try:
+        address = own_address(conf)
         proof = _transfer_proof(conf, address)
         made = transfer.TransferService(
             driver, address, options.transfer_port, rate=options.transfer_rate, tls=proof
         )
     except config.ConfigError as problem:
-        sys.exit(f"kilonova-agent: {problem}")
+        service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
             f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
@@ -175,15 +178,22 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
 
 
 def own_address(conf: cfg.ConfigOpts) -> str:
-    """Where other hosts reach this one: as configured, or the address that it would leave by."""
+    """Where other hosts reach this one: as configured, or the address that it would leave by.
+
+    Raises:
+        ConfigError: this host has no way to others, and nobody has said that it needs none.
+    """
     if conf.migration.live_migration_inbound_addr:
         return str(conf.migration.live_migration_inbound_addr)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(ELSEWHERE)  # sends nothing
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    for family, elsewhere in ELSEWHERE.items():
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(elsewhere)  # sends nothing
+            return str(probe.getsockname()[0])
+    raise config.ConfigError(
+        "this host has no default route that would show its address: set [migration] "
+        "live_migration_inbound_addr to the address at which other hosts reach it, or to 127.0.0.1 where "
+        "it is the only one"
+    )
 
 
 def copies_at_a_time(workers: int) -> int:

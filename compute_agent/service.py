@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -382,7 +381,7 @@ def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
     try:
         return OwnKeys.read(Path(conf.agent.key_file or f"{conf.state_dir}/host.key"), conf.host)
     except ValueError as problem:
-        sys.exit(f"kilonova-agent: {problem}")
+        service.refuse("agent", problem)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:

@@ -10,7 +10,6 @@ while a round runs is the next round's list. Calls to a neighbour are made sever
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,8 +68,8 @@ SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
 NO_SECRET = (
-    "kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
-    "random text, the same for all conductors and on no other machine"
+    "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "
+    "same for all conductors and on no other machine"
 )
 T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
@@ -379,9 +378,9 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
 def _check(conf: cfg.ConfigOpts) -> None:
     """Ends the process where options do not go together."""
     if refused := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
-        sys.exit(f"kilonova-conductor: {refused}")
+        service.refuse("conductor", refused)
     if not conf.host_keys.command_secret:
-        sys.exit(NO_SECRET)
+        service.refuse("conductor", NO_SECRET)
     tls.of_url(conf, "[image_gateway] url", conf.image_gateway.url)
 
 

@@ -9,7 +9,6 @@ heartbeat this process writes nothing.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 
@@ -64,7 +63,7 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
             tuple(metrics) if conf.metrics.required else (),
         )
     except (filters.UnknownFilter, weighers.UnknownWeigher) as problem:
-        sys.exit(f"kilonova-scheduler: {problem}")
+        service.refuse("scheduler", problem)
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:

@@ -14,11 +14,13 @@ from typing import Any
 from wsgiref.types import WSGIApplication
 
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from oslo_config import cfg
 
 from common.config import ConfigError
+from common.service import EX_CONFIG
 from common.tls import Tls
 from compute_api.edge import access_log
 from compute_api.edge.limits import ClientLimits
@@ -123,3 +125,14 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             raise AppImportError(
                 f"{self._name}: {problem}"
             ) from problem  # which ends the master too
+
+    def run(self) -> None:
+        """Serve until a signal. What a worker finds wrong with the configuration ends the master as
+        it ends other processes."""
+        master = os.getpid()
+        try:
+            super().run()
+        except SystemExit as end:
+            if os.getpid() == master and end.code == Arbiter.APP_LOAD_ERROR:
+                raise SystemExit(EX_CONFIG) from end
+            raise

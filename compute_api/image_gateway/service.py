@@ -8,7 +8,6 @@ side by side.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from wsgiref.types import WSGIApplication
 
@@ -55,9 +54,9 @@ def main() -> None:
     """The console script kilonova-image-gateway."""
     conf = service.start("image-gateway")
     if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
-        sys.exit(
-            "kilonova-image-gateway: no ticket can be checked: set [image_gateway] ticket_secret, the same as "
-            "conductors have"
+        service.refuse(
+            "image-gateway",
+            "no ticket can be checked: set [image_gateway] ticket_secret, the same as conductors have",
         )
     own = conf.image_gateway
     proof = service.checked(

@@ -8,7 +8,6 @@ dynamic_targets."""
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import ExitStack
 from wsgiref.types import WSGIApplication
 
@@ -58,7 +57,7 @@ def main() -> None:
         vendor_data.static(conf)
         vendor_data.configured(conf)
     except config.ConfigError as problem:
-        sys.exit(f"kilonova-metadata: {problem}")
+        service.refuse("metadata", problem)
     if not conf.metadata.proxy_shared_secret:
         logger.warning(
             "no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "

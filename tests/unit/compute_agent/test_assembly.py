@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from oslo_config import cfg
 
-from common import config
+from common import config, service
+from common.config import ConfigError
 from common.models import Flavor, GuestSpec, NumaNode
 from compute_agent import assembly
 from compute_agent.virt.memory.script import QUIET
@@ -80,6 +82,24 @@ def test_a_console_address_of_another_machine_ends_the_process(load) -> None:
     conf = load("driver = memory", "console_host = 192.0.2.1", "[tls]", "allow_plain_text = true")
     with pytest.raises(SystemExit, match="console_host 192.0.2.1"):
         assembly.make_consoles(conf, assembly.make_driver(conf))
+
+
+def test_a_host_without_a_way_to_others_says_what_to_set(
+    load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = {socket.AF_INET: ("255.255.255.255", 9)}  # which needs a right that nobody asked for
+    monkeypatch.setattr(assembly, "ELSEWHERE", nowhere)
+    conf = load("driver = memory")
+    with pytest.raises(
+        ConfigError, match="no default route.*set .migration. live_migration_inbound"
+    ):
+        assembly.own_address(conf)
+    with pytest.raises(SystemExit, match="live_migration_inbound_addr") as ended:
+        assembly.make_driver(conf)
+    assert ended.value.code == service.EX_CONFIG
+    conf = load("driver = memory", migration=(HERE,))
+    assert assembly.own_address(conf) == "127.0.0.1"
+    assert assembly.make_driver(conf).inventory().host_ip == "127.0.0.1"
 
 
 HERE = "live_migration_inbound_addr = 127.0.0.1"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common import config, service
 from deploy.lint import HIGHEST_SCORE, INSTALLED, SCORES, _scored
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,3 +165,17 @@ def test_unit_starts_a_program_of_the_package(unit: Path) -> None:
 def test_agent_has_a_configuration_of_its_own_without_the_database() -> None:
     unit = ROOT / "deploy/systemd/kilonova-agent.service"
     assert "Environment=KILONOVA_CONF=/etc/kilonova/agent.conf" in lines(unit)
+
+
+OWN = [unit for unit in UNITS if "KILONOVA_CONF" in unit.read_text()]
+
+
+@pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
+def test_state_is_where_the_process_looks_for_it(unit: Path) -> None:
+    folder = config.AGENT_STATE if unit.stem == "kilonova-agent" else config.STATE
+    assert f"StateDirectory={folder.removeprefix('/var/lib/')}" in lines(unit)
+
+
+@pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
+def test_what_has_to_be_mended_first_is_not_started_again(unit: Path) -> None:
+    assert f"RestartPreventExitStatus={service.EX_CONFIG}" in lines(unit)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nobody would read in a configuration file is refused, with the nearest right name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import common.rpc  # noqa: F401  # before oslo.messaging
+from common import config, config_file
+
+
+@pytest.fixture
+def refusal(tmp_path: Path) -> Iterator[object]:
+    """What is said of a file with these lines; without its path; "" when it is taken."""
+
+    def load(*lines: str) -> str:
+        path = tmp_path / "kilonova.conf"
+        path.write_text("\n".join(lines) + "\n")
+        try:
+            config.load(str(path))
+        except config.ConfigError as problem:
+            assert str(problem).startswith(f"{path}:")
+            return str(problem).removeprefix(f"{path}:")
+        return ""
+
+    yield load
+    config.CONF.clear()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["[api]", "prot = 1"], "2: [api] has no option prot; the nearest is port"),
+        (["[databse]", "url = x"], "1: there is no section [databse]; the nearest is [database]"),
+        (
+            ["[DEFAULT]", "", "# a remark", "fencing_hook = /bin/true"],
+            "4: [DEFAULT] has no option fencing_hook; it belongs to [conductor]",
+        ),
+        (
+            ["[DEFAULT]", "trasport_url = rabbit://"],
+            "2: [DEFAULT] has no option trasport_url; the nearest is transport_url",
+        ),
+        (
+            ["[api]", "qqq = 1"],
+            "2: [api] has no option qqq; all are shown by: kilonova config sample",
+        ),
+        (
+            ["[oslo_messaging_rabbit]", "heartbeat_rat = 2"],
+            "2: [oslo_messaging_rabbit] has no option heartbeat_rat; the nearest is heartbeat_rate",
+        ),
+        (
+            ["[vendordata_dynamic_auth]", "auth_type = password", "usrname = x"],
+            "3: [vendordata_dynamic_auth] has no option usrname; the nearest is username",
+        ),
+        (
+            ["[api]", "a = 1", "[tls]", "b = 2"],
+            "2: [api] has no option a; all are shown by: kilonova config sample; 4: [tls] has no option "
+            "b; all are shown by: kilonova config sample",
+        ),
+    ],
+)
+def test_what_nobody_reads_is_refused(refusal, lines: list[str], said: str) -> None:
+    assert refusal(*lines) == said
+
+
+def test_many_are_counted(refusal) -> None:
+    assert refusal("[api]", *(f"q{number} = 1" for number in range(8))).endswith(" (and 3 more)")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            "[DEFAULT]",
+            "transport_url = rabbit://",
+            "[api]",
+            "public-url = http://here",
+            "port: 8774",
+        ],
+        [
+            "[oslo_limit]",
+            "auth_type = password",
+            "user_domain_name = Default",
+            "system_scope = all",
+        ],
+        [
+            "[oslo_limit]",
+            "endpoint_id = 1",
+            "timeout = 3",
+            "valid_interfaces = x",
+            "auth-url = http://x",
+        ],
+        ["[vendordata_dynamic_auth]", "auth_type = v3token", "token = x"],
+        ["[vendordata_dynamic_auth]", "auth_section = elsewhere", "[elsewhere]", "username = x"],
+        ["[scheduler]", "isolated_hosts = a,", "  b"],
+    ],
+)
+def test_what_somebody_reads_is_taken(refusal, lines: list[str]) -> None:
+    assert refusal(*lines) == ""
+
+
+def test_options_of_oslo_messaging_are_those_of_its_release() -> None:
+    from oslo_messaging import opts
+
+    named = {group or "DEFAULT": options for group, options in opts.list_opts()}
+    for section, names in config_file.LIBRARIES.items():
+        older = {old.name for option in named[section] for old in option.deprecated_opts}
+        assert {option.dest for option in named[section]} | (older & names) == names
+
+
+def test_lines_have_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "one.conf"
+    path.write_text("host = a\n[scheduler]\n# b\nisolated_hosts = c,\n    d\n\n[api]\nport = 1\n")
+    assert config_file.lines(str(path)) == [
+        config_file.Line("DEFAULT", "host", "a", 1),
+        config_file.Line("scheduler", "isolated_hosts", "c,\nd", 4),
+        config_file.Line("api", "port", "1", 8),
+    ]
+
+
+def test_an_agent_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "agent.conf"
+    path.write_text("")
+    found = [str(config.load(str(path), process).state_dir) for process in ("agent", "api")]
+    config.CONF.clear()
+    assert found == [config.AGENT_STATE, config.STATE]
