@@ -17,7 +17,7 @@ import ipaddress
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from common import errors, local_disks
 from common.hardware import hardware
@@ -109,8 +109,31 @@ def group_names(interfaces: Iterable[JsonObject], asked: Iterable[JsonObject]) -
     )
 
 
+class GuestFacts(Protocol):
+    """What a guest is made of, as its server's row has it, JSON columns read."""
+
+    id: str
+    project_id: str
+    name: str
+    hostname: str
+    availability_zone: str | None
+    launch_index: int
+    meta: dict[str, str]
+    key_name: str | None
+    key_data: str | None
+    flavor: JsonObject
+    image: JsonObject | None
+    config_drive: bool
+    user_data: str | None
+    interfaces: list[JsonObject] | None
+    security_groups: list[JsonObject]
+    reservation_id: str
+    root_device_name: str | None
+    disks: JsonObject | None
+
+
 def guest_spec(
-    row: Any,
+    row: GuestFacts,
     fence: int,
     image: ImageRef | None = None,
     *,
@@ -119,7 +142,7 @@ def guest_spec(
     admin_pass: str = "",
     boot_roles: Sequence[str] = (),
 ) -> GuestSpec:
-    """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another
+    """The guest of a server's row; with ``image`` made of another
     than its own.
     ``boot_roles``: of who asked for the server."""
     keys = (

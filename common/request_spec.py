@@ -7,11 +7,21 @@ Pure. The conductor makes it of a server that is being placed (``conductor.claim
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict, Unpack
 
 from common import hardware
 from common.json_types import JsonMapping
 from common.models import Flavor, ImageRef, RequestSpec
+
+
+class SpecOptions(TypedDict, total=False):
+    """Fields of ``RequestSpec`` that may be left out."""
+
+    availability_zone: str | None
+    force_host: str | None
+    requested_host: str | None
+    excluded: list[str]
+    is_rebuild: bool
 
 
 def of(
@@ -21,7 +31,7 @@ def of(
     image: ImageRef | None = None,
     *,
     hints: JsonMapping | None = None,
-    **more: Any,
+    **more: Unpack[SpecOptions],
 ) -> RequestSpec:
     """The request for one server of this flavor and image.
 
@@ -29,8 +39,7 @@ def of(
         server: its id, or any text for one that is not made.
         image: None for one that boots from no image.
         hints: scheduler hints as the user gave them; the server group is the one that they name.
-        more: other fields of ``RequestSpec``: availability_zone, force_host, requested_host,
-        excluded, is_rebuild.
+        more: other fields of ``RequestSpec``.
     Raises:
         BadRequest: flavor or image ask for what no host can carry out.
     """

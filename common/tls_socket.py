@@ -65,7 +65,7 @@ class TlsSocket:
         nothing."""
         return self._when_possible(lambda: self._sock.recv(size))
 
-    def send(self, data: Any) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         """As of a socket."""
         return self._when_possible(lambda: self._sock.send(data))
 

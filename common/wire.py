@@ -17,13 +17,13 @@ import typing
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 
 T = TypeVar("T")
 _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
 
 
-def to_wire(record: Any) -> Any:
+def to_wire(record: object) -> JsonValue:
     """A record, or a list or dictionary of them, as plain data."""
     if isinstance(record, _PLAIN):  # a StrEnum is a str
         return record

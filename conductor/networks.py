@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors
 from common.action_args import ActionArgs, NetworkArgs
@@ -455,7 +454,7 @@ def has_ports(run: AnyRun) -> bool:
     return run.server.interfaces is not None
 
 
-def plug_step(condition: Callable[[Any], bool]) -> Step[ActionArgs, PortData]:
+def plug_step(condition: Callable[[AnyRun], bool]) -> Step[ActionArgs, PortData]:
     """The step of a guest that was started paused."""
     return Step(
         "plug",

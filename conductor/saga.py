@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast
 
 from common import errors
 from common.action_args import ActionArgs
@@ -208,6 +208,15 @@ def _default(kind: Any) -> JsonObject:
     return dict(to_wire(kind()))
 
 
+class Known(TypedDict, total=False):
+    """What a burst has found out before its transaction."""
+
+    selection: Selection | None
+    problem: StepFailed | None
+    cleanups: list[JsonObject]
+    woken: bool
+
+
 @dataclass
 class Run(Generic[Args, Data]):
     """One action within one transaction: what is known of it, and what will be written."""
@@ -268,11 +277,11 @@ class Run(Generic[Args, Data]):
         """The server's place changes: whoever acts under the old fence is refused from now on."""
         self.head["fence"] = self.changes["fence"] = self.fence + 1
 
-    def set(self, **values: Any) -> None:
+    def set(self, **values: object) -> None:
         """Change the server."""
         self.changes.update(values)
 
-    def set_migration(self, **values: Any) -> None:
+    def set_migration(self, **values: object) -> None:
         """Change the record of the migration."""
         self.migration_changes.update(values)
 
@@ -301,7 +310,7 @@ class Run(Generic[Args, Data]):
         """What was sealed when the action was accepted."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
-    def continue_at(self, step: str | None, **head: Any) -> None:
+    def continue_at(self, step: str | None, **head: object) -> None:
         """A conductor should go on at this step, at once."""
         self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, **head)
 
@@ -321,7 +330,9 @@ class Run(Generic[Args, Data]):
         """This step definitely failed."""
         self.problem = StepFailed(text, details, retryable, status, reason)
 
-    def add_cleanup(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
+    def add_cleanup(
+        self, kind: str, target: str, why: str, place: str = "", **args: object
+    ) -> None:
         """An external service has this still to remove, or to put right; the action goes on without
         it."""
         self.cleanups.append(
@@ -338,7 +349,7 @@ class Run(Generic[Args, Data]):
 
     @contextmanager
     def cleanup_on_failure(
-        self, kind: str, target: str, place: str = "", **args: Any
+        self, kind: str, target: str, place: str = "", **args: object
     ) -> Iterator[None]:
         """Calls that clean up at an external service, after the pivot or on the way back. What it
         refuses, or does not answer for too long, is written down as a pending cleanup."""
@@ -539,7 +550,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         raise LookupError(f"{self.name} has no step {step} in this release")
 
     def run(
-        self, action: ActionRow, server: PlacedServerRow, **more: Any
+        self, action: ActionRow, server: PlacedServerRow, **more: Unpack[Known]
     ) -> Run[WorkflowArgs, WorkflowData]:
         """An action of this workflow, as its row has it.
 

@@ -13,11 +13,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from common import errors
+from common.json_types import JsonValue
+
+if TYPE_CHECKING:
+    from keystoneauth1.session import Session
+    from requests import PreparedRequest, Response
 
 log = logging.getLogger(__name__)
 FAILURES, PAUSE = 3, 2.0
@@ -63,7 +68,40 @@ def require_answer(url: str, seconds: float = 2) -> None:
         raise errors.Unavailable(f"It answers {status}; see its log.")
 
 
-def wait_of(answer: Any) -> float:
+class RequestOptions(TypedDict, total=False):
+    """How keystoneauth asks; ``connect_retries``: 1 unless said otherwise."""
+
+    headers: Mapping[str, str]
+    params: Mapping[str, str]
+    json: object
+    data: object
+    stream: bool
+    timeout: float | tuple[float, float]
+    connect_retries: int
+
+
+class HttpAnswer(Protocol):
+    """What is read of an answer; requests' own is one."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def content(self) -> bytes: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def json(self) -> JsonValue: ...
+
+    def iter_content(self, size: int, /) -> Iterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+
+def wait_of(answer: HttpAnswer) -> float:
     """The seconds that an answer's Retry-After asks for, within bounds."""
     told = str(answer.headers.get("Retry-After", "")).strip()
     return min(float(told), MAX_WAIT_SECONDS) if told.isascii() and told.isdigit() else 0.0
@@ -97,15 +135,15 @@ class Breaker:
                 self._open_until = self.monotonic() + PAUSE
 
 
-def judged(session: Any, refusal: Callable[[str], str]) -> Any:
+def judged(session: Session, refusal: Callable[[str], str]) -> Session:
     """keystoneauth's session that asks no plain URL for which there is a ``refusal``, not even
     after a redirection or where a catalogue has one."""
     from keystoneauth1.session import TCPKeepAliveAdapter
     from requests.exceptions import ConnectionError as Refused
 
     class Judge(TCPKeepAliveAdapter):
-        def send(self, request: Any, *arguments: Any, **more: Any) -> Any:
-            if why := refusal(request.url):
+        def send(self, request: PreparedRequest, *arguments: Any, **more: Any) -> Response:
+            if why := refusal(request.url or ""):
                 log.error("%s", why)
                 raise Refused(why)
             return super().send(request, *arguments, **more)
@@ -138,10 +176,9 @@ class Http:
         url: str,
         token: str,
         *,
-        headers: Mapping[str, str] | None = None,
-        refusal: Callable[[Any], bool] = lambda answer: False,
-        **more: Any,
-    ) -> Any:
+        refusal: Callable[[HttpAnswer], bool] = lambda answer: False,
+        **more: Unpack[RequestOptions],
+    ) -> HttpAnswer:
         """The answer, unless its status means "not now"; also then, where it is a ``refusal`` in
         spite of its status.
 
@@ -154,10 +191,10 @@ class Http:
         if self.breaker.is_open():
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.")
         try:
-            answer = self._http().request(
+            answer: HttpAnswer = self._http().request(
                 url,
                 method,
-                headers={"X-Auth-Token": token, **(headers or {})},
+                headers={"X-Auth-Token": token, **more.pop("headers", {})},
                 raise_exc=False,
                 log=False,
                 authenticated=False,

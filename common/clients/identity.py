@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oslo_config import cfg
 
 from common import errors, tls
 from common.clients.http import Breaker, judged, require_answer
 from common.config import ConfigError
+
+if TYPE_CHECKING:
+    from keystoneauth1.access import AccessInfo
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,15 +59,18 @@ class IdentityClient:
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, wait: float = WAIT, fetch: Callable[[], Any] | None = None
+        self,
+        conf: cfg.ConfigOpts,
+        wait: float = WAIT,
+        fetch: Callable[[], AccessInfo] | None = None,
     ) -> None:
         tls.of_neighbours(conf)
         self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
         self._lock, self._breaker = threading.Lock(), Breaker()
-        self._known: Any = None
+        self._known: AccessInfo | None = None
         self._complained: set[str] = set()
         self._known_since = 0.0
-        self._coming: tuple[float, Future[Any]] | None = (
+        self._coming: tuple[float, Future[AccessInfo]] | None = (
             None  # since when a new one is being fetched
         )
 
@@ -84,7 +90,7 @@ class IdentityClient:
     def roles(self) -> list[str]:
         """Of our user, as its token says; empty where that is not known now."""
         with self._lock:
-            return sorted(self._known.role_names) if self._known is not None else []
+            return sorted((self._known.role_names or ()) if self._known is not None else ())
 
     def described(self) -> str:
         """Our user with its project and roles, for those who have to give it more."""
@@ -154,7 +160,7 @@ class IdentityClient:
             found = self._named(self._access(fresh=True), kind)
         return found
 
-    def _named(self, access: Any, kind: str) -> str | None:
+    def _named(self, access: AccessInfo, kind: str) -> str | None:
         """What the catalogue says."""
         from keystoneauth1 import exceptions
 
@@ -187,7 +193,7 @@ class IdentityClient:
             ) from problem
 
     # --- one token for all ---
-    def _access(self, fresh: bool = False) -> Any:
+    def _access(self, fresh: bool = False) -> AccessInfo:
         """The token that is known; else the one that is being fetched, if it comes in a moment."""
         with self._lock:
             known = self._known if not fresh else None
@@ -209,7 +215,7 @@ class IdentityClient:
         except Exception as problem:
             raise errors.Unavailable(NO_TOKEN) from problem
 
-    def _get(self, future: Future[Any]) -> None:
+    def _get(self, future: Future[AccessInfo]) -> None:
         """Fetch a token, and hand it to all that wait for it."""
         try:
             found = self._fetch()
@@ -220,14 +226,14 @@ class IdentityClient:
             self._come(found)
             future.set_result(found)
 
-    def _come(self, found: Any) -> None:
+    def _come(self, found: AccessInfo | None) -> None:
         self._breaker.heard(answered=found is not None)
         with self._lock:
             self._coming = None
             if found is not None:
                 self._known, self._known_since = found, time.monotonic()
 
-    def _log_in(self) -> Any:
+    def _log_in(self) -> AccessInfo:
         from keystoneauth1 import session
         from keystoneauth1.identity import v3
 

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 from urllib.parse import quote, urlencode
 
 from common import errors
-from common.clients.http import Http, kind_of
+from common.clients.http import Http, HttpAnswer, RequestOptions, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
 
@@ -333,10 +333,12 @@ class ImageClient:
     def _base(self) -> str:
         return self._http.base().removesuffix("/v2")
 
-    def _get(self, path: str, token: str, stream: bool = False) -> Any:
+    def _get(self, path: str, token: str, stream: bool = False) -> HttpAnswer:
         return self._send("GET", path, token, stream=stream)
 
-    def _send(self, method: str, path: str, token: str, **more: Any) -> Any:
+    def _send(
+        self, method: str, path: str, token: str, **more: Unpack[RequestOptions]
+    ) -> HttpAnswer:
         return self._http.send(method, self._base() + path, token, **more)
 
 
@@ -345,7 +347,7 @@ class Data:
     many there will be; None where the service does not say. One that breaks off raises
     Unavailable."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: HttpAnswer) -> None:
         self._answer = answer
         told = answer.headers.get("Content-Length", "")
         self.size = (
@@ -400,7 +402,7 @@ def _is(there: JsonMapping, record: JsonMapping) -> bool:
     return all(str(there.get(key)) == str(value) for key, value in record.items())
 
 
-def _check_seen(answer: Any) -> None:
+def _check_seen(answer: HttpAnswer) -> None:
     """As ``_check``, for a request that only reads an image."""
     if answer.status_code == 403:
         raise errors.Forbidden(
@@ -425,7 +427,7 @@ _WORDS: dict[type[errors.Problem], str] = {
 }
 
 
-def _check(answer: Any) -> None:
+def _check(answer: HttpAnswer) -> None:
     """Raises what a status other than success means, with the service's words."""
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)

@@ -18,9 +18,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from oslo_config import cfg
 
@@ -45,9 +45,13 @@ NOT_SYSTEM = (
 class Reader(Protocol):
     """The part of oslo.limit's enforcer that reads; None asks for all resources."""
 
-    def get_registered_limits(self, resources_to_check: Any) -> list[tuple[str, int]]: ...
+    def get_registered_limits(
+        self, resources_to_check: Collection[str] | None
+    ) -> list[tuple[str, int]]: ...
 
-    def get_project_limits(self, project_id: str, resource_names: Any) -> list[tuple[str, int]]: ...
+    def get_project_limits(
+        self, project_id: str, resource_names: Collection[str] | None
+    ) -> list[tuple[str, int]]: ...
 
 
 class UnifiedLimits:
@@ -196,5 +200,4 @@ def _through_oslo() -> Reader:
     session: Any = enforcer.connection.session
     if not session.auth.get_access(session).system_scoped:
         raise ConfigError(NOT_SYSTEM)
-    reader: Reader = enforcer
-    return reader
+    return cast(Reader, enforcer)  # which takes None for all resources too

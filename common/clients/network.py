@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlencode
 
 from common import errors
-from common.clients.http import Http, kind_of
+from common.clients.http import Http, HttpAnswer, RequestOptions, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 
@@ -140,7 +139,7 @@ class NetworkClient:
             else []
         )
 
-    def ports(self, token: str, **filters: Any) -> list[JsonObject]:
+    def ports(self, token: str, **filters: object) -> list[JsonObject]:
         """The ports that have all these values."""
         return self._all(token, "ports", filters)
 
@@ -304,10 +303,16 @@ class NetworkClient:
         return dict(answer.json()) if answer.content else {}
 
     def _answer(
-        self, method: str, path: str, token: str, body: JsonObject | None = None, **more: Any
-    ) -> Any:
-        more |= {} if body is None else {"json": body}
-        return self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
+        self,
+        method: str,
+        path: str,
+        token: str,
+        body: JsonObject | None = None,
+        refusal: Callable[[HttpAnswer], bool] = lambda answer: False,
+    ) -> HttpAnswer:
+        more: RequestOptions = {} if body is None else {"json": body}
+        url = f"{self._http.base()}/v2.0{path}"
+        return self._http.send(method, url, token, refusal=refusal, **more)
 
 
 def _parts(filters: JsonMapping) -> Iterable[JsonMapping]:
@@ -327,7 +332,7 @@ def _parts(filters: JsonMapping) -> Iterable[JsonMapping]:
         yield {**filters, long: filters[long][start : start + AT_ONCE]}
 
 
-def refusal_of(answer: Any) -> errors.Problem:
+def refusal_of(answer: HttpAnswer) -> errors.Problem:
     """What the service refuses, with its words."""
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

@@ -11,10 +11,10 @@ binding: the guest arrives just as well, only its frames come later.
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 from common import errors
+from common.clients.http import HttpAnswer
 from common.clients.network import NetworkClient, refusal_of
 from common.json_types import JsonObject
 
@@ -104,7 +104,7 @@ def _path(port_id: str, *host: str) -> str:
     return "/".join([f"/ports/{port_id}/bindings", *(quote(one, safe="") for one in host)])
 
 
-def _cannot_bind(answer: Any) -> bool:
+def _cannot_bind(answer: HttpAnswer) -> bool:
     """Is it the host that is wrong, not the service? Neutron says so with status 500."""
     try:
         return bool(answer.json()["NeutronError"]["type"] == "PortBindingError")

@@ -9,7 +9,6 @@ service's to say.
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 from common.clients.network import NetworkClient
@@ -20,7 +19,7 @@ class Records(NetworkClient):
     """A client that also makes, changes and removes. Every method raises what the service refuses
     with: BadRequest, Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
 
-    def records(self, token: str, noun: str, **filters: Any) -> list[JsonObject]:
+    def records(self, token: str, noun: str, **filters: object) -> list[JsonObject]:
         """Those that have all these values."""
         return self._all(token, noun, filters)
 

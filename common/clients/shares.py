@@ -12,11 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from common import errors
-from common.clients.http import Http, kind_of
+from common.clients.http import Http, HttpAnswer, kind_of
 from common.json_types import JsonObject
 
 NAME = "shared file system service"
@@ -163,7 +162,7 @@ class ShareClient:
         return dict(answer.json()) if answer.content else {}
 
 
-def _refusal_of(answer: Any) -> errors.Problem:
+def _refusal_of(answer: HttpAnswer) -> errors.Problem:
     """What the service refuses, with its words."""
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from oslo_config import cfg
@@ -32,7 +32,10 @@ from oslo_config import cfg
 from common import config, errors, tls
 from common.clients.http import Breaker
 from common.config import ConfigError
-from common.json_types import JsonMapping, JsonObject
+from common.json_types import JsonMapping, JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from keystoneauth1.session import Session
 
 log = logging.getLogger(__name__)
 GROUP = "vendordata_dynamic_auth"
@@ -69,7 +72,7 @@ class Dynamic:
     def __init__(
         self,
         targets: Iterable[Target],
-        session: Any,
+        session: Session,
         *,
         connect: float = 5,
         read: float = 5,
@@ -88,7 +91,7 @@ class Dynamic:
         """
         return {target.name: self._answer(target, facts) for target in self._targets}
 
-    def _answer(self, target: Target, facts: JsonMapping) -> Any:
+    def _answer(self, target: Target, facts: JsonMapping) -> JsonValue:
         try:
             return self._ask(target, json.dumps(facts).encode())
         except _Refused as problem:
@@ -104,7 +107,7 @@ class Dynamic:
                 ) from problem
             return {}
 
-    def _ask(self, target: Target, body: bytes) -> Any:
+    def _ask(self, target: Target, body: bytes) -> JsonValue:
         """Its answer, waited for no longer than both time-outs; what has not ended by then ends by
         itself."""
         if target.breaker.is_open():
@@ -112,7 +115,7 @@ class Dynamic:
         until = time.monotonic() + self._connect + self._read
         if not self._free.acquire(timeout=self._connect):
             raise _Refused(f"{AT_ONCE} calls of this process have not been answered yet")
-        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        box: queue.SimpleQueue[JsonValue] = queue.SimpleQueue()
         threading.Thread(
             target=self._call, args=(target, body, until, box), daemon=True, name="vendor data"
         ).start()
@@ -126,7 +129,9 @@ class Dynamic:
             raise found
         return found
 
-    def _call(self, target: Target, body: bytes, until: float, box: queue.SimpleQueue[Any]) -> None:
+    def _call(
+        self, target: Target, body: bytes, until: float, box: queue.SimpleQueue[JsonValue]
+    ) -> None:
         """In a thread of its own."""
         try:
             box.put(understood(self._post(target, body, until)))
@@ -165,7 +170,7 @@ class Dynamic:
         return found
 
 
-def understood(answer: bytes) -> Any:
+def understood(answer: bytes) -> JsonValue:
     """The JSON of an answer that a guest can be given; {} for an empty one. Raises _Refused."""
     if not answer.strip():
         return {}
@@ -181,13 +186,14 @@ def understood(answer: bytes) -> Any:
     return found
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """Levels of lists and objects, no further than what is allowed and one."""
-    level, depth = [value], 0
+    level: list[object] = [value]
+    depth = 0
     while level and depth <= MOST_DEPTH:
         nested = [one for one in level if isinstance(one, (dict, list))]
         level = [
@@ -253,7 +259,7 @@ def _target(text: str) -> Target:
     return Target(name, url)
 
 
-def _session(conf: cfg.ConfigOpts) -> Any:
+def _session(conf: cfg.ConfigOpts) -> Session:
     from keystoneauth1 import exceptions, loading, session
 
     loading.register_auth_conf_options(conf, GROUP)

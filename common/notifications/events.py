@@ -11,7 +11,7 @@ the step:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Protocol
 
 from common import states
 from common.json_types import JsonObject
@@ -133,6 +133,12 @@ def about(workflow: str, args: JsonObject) -> JsonObject:
     return found
 
 
-def request(row: Any) -> dict[str, str]:
+class Asked(Protocol):
+    """An action's row, or one that is to be written."""
+
+    def __getitem__(self, column: str, /) -> str: ...
+
+
+def request(row: Asked) -> dict[str, str]:
     """Who asked for an action, by its row."""
     return {"id": row["request_id"], "user": row["user_id"], "project": row["project_id"]}

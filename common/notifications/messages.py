@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from common.json_types import JsonMapping, JsonObject
 from common.notifications import compute_task, instance, legacy, nouns
@@ -60,7 +60,16 @@ PAYLOADS: dict[
 ] = {"instance": (_instance, _older_instance), "compute_task": (_task, _older_task)}
 
 
-def messages(row: Any, form: str) -> list[Message]:
+class Told(Protocol):
+    """A row of the outbox."""
+
+    id: int
+    event: str
+    publisher: str
+    body: JsonObject
+
+
+def messages(row: Told, form: str) -> list[Message]:
     """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent
     again."""
     newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun, _older_noun))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from common import errors
 from common.host_keys import Purpose
@@ -56,7 +56,7 @@ def serve(link: HostSide, agent: AgentApi) -> None:
     )
 
 
-def commands_of(said: Iterable[Any]) -> list[Command]:
+def commands_of(said: Iterable[JsonObject]) -> list[Command]:
     """Those of them that can be read: one that cannot holds up no other. It is sent again, and its
     action looked at by whoever reads the log."""
     found = []

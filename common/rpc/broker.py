@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import oslo_messaging
 from kombu import exceptions
@@ -41,6 +41,7 @@ BROKEN = (
     OSError,
 )
 Connection = Any  #: kombu's, which declares no types
+Channel = Any  #: of such a connection
 Connect = Callable[..., Connection]
 Take = Callable[[bytes], None]
 
@@ -143,10 +144,27 @@ def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:
         tls.protecting(conf, "transport_url", [host.hostname for host in parsed.hosts], off=off)
 
 
-def address_of(conf: cfg.ConfigOpts) -> Any:
+class BrokerUser(Protocol):
+    """One host of a broker, and who we are there."""
+
+    hostname: str
+    port: int | None
+    username: str
+    password: str
+
+
+class BrokerAddress(Protocol):
+    """Where a broker is."""
+
+    hosts: list[BrokerUser]
+    virtual_host: str | None
+
+
+def address_of(conf: cfg.ConfigOpts) -> BrokerAddress:
     """The broker that is configured: hosts, virtual_host."""
     oslo_messaging.get_rpc_transport(conf)  # connects nothing: makes known the option
-    return oslo_messaging.TransportURL.parse(conf)
+    address: BrokerAddress = oslo_messaging.TransportURL.parse(conf)
+    return address
 
 
 def own_exchange(conf: cfg.ConfigOpts) -> str:
@@ -192,7 +210,7 @@ class Listener:
     messages."""
 
     def __init__(
-        self, connect: Connect, name: str, declare: Callable[[Any], dict[str, Take]]
+        self, connect: Connect, name: str, declare: Callable[[Channel], dict[str, Take]]
     ) -> None:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()

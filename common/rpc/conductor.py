@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar, cast
 from common import errors
 from common.broker_identities import HEARTBEATS, REPORTS
 from common.host_keys import NotGenuine
+from common.json_types import JsonObject
 from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
 from common.rpc.agent import commands_of
 from common.rpc.host_link import ControlSide, HostSide
@@ -77,7 +78,7 @@ def _of(host: str, said: Said) -> Said:
 def read_answer(said: dict[str, object]) -> SyncAnswer:
     """A conductor's answer, without those of its commands that cannot be read."""
     answer = from_wire(SyncAnswer, {**said, "commands": []})
-    return replace(answer, commands=commands_of(cast("list[object]", said.get("commands", []))))
+    return replace(answer, commands=commands_of(cast("list[JsonObject]", said.get("commands", []))))
 
 
 class ConductorClient:

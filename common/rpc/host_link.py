@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
@@ -41,8 +40,8 @@ from common.broker_identities import (
     host_queue,
 )
 from common.host_keys import HostKey, Keys, NotGenuine, Purpose
-from common.json_types import JsonObject
-from common.rpc.broker import Connect, Listener, Sender
+from common.json_types import JsonObject, JsonValue
+from common.rpc.broker import Channel, Connect, Listener, Sender
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ COMPLAIN_SECONDS = 60.0
 SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
 STALE_SECONDS = 5.0  #: longer than a host waits for an answer
-Method = Callable[..., Any]
+Method = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Header:
 
 
 def pack(
-    key: HostKey, method: str, content: Any, number: str = "", answer_to: str = ""
+    key: HostKey, method: str, content: object, number: str = "", answer_to: str = ""
 ) -> tuple[Header, bytes]:
     """A message: its header, and its bytes."""
     header = Header(
@@ -153,17 +152,17 @@ class _Questions:
     """Those that were sent and have no answer yet."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[Header, Future[Any]]] = {}
+        self._waiting: dict[str, tuple[Header, Future[JsonObject]]] = {}
 
-    def put(self, header: Header) -> Future[Any]:
-        future: Future[Any] = Future()
+    def put(self, header: Header) -> Future[JsonObject]:
+        future: Future[JsonObject] = Future()
         self._waiting[header.id] = header, future
         return future
 
     def drop(self, header: Header) -> None:
         self._waiting.pop(header.id, None)
 
-    def answered(self, header: Header, content: Any) -> None:
+    def answered(self, header: Header, content: JsonObject) -> None:
         """An answer counts when it is of the host that was asked, under the key of the question."""
         asked, future = self._waiting.get(header.id, (None, None))
         if asked is None or future is None:
@@ -189,7 +188,7 @@ class _Side(ABC):
         self._listener: Listener | None = None
 
     @abstractmethod
-    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
         """The queues that it reads, and what takes in their messages."""
 
     def _listening(self) -> Listener:
@@ -200,7 +199,7 @@ class _Side(ABC):
 
     def _asked(
         self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]
-    ) -> Any:
+    ) -> JsonValue:
         """What they answer, once answers can be heard and the question is sent. Raises NoAnswer,
         Problem."""
         until, (header, body) = time.monotonic() + timeout, message
@@ -239,7 +238,7 @@ class HostSide(_Side):
         self._methods.update(methods)
         self._listening()
 
-    def ask(self, door: str, method: str, content: JsonObject, timeout: float) -> Any:
+    def ask(self, door: str, method: str, content: JsonObject, timeout: float) -> JsonValue:
         """Ask the conductors, at one of their doors: REPORTS, HEARTBEATS.
 
         Raises:
@@ -255,7 +254,7 @@ class HostSide(_Side):
             ),
         )
 
-    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
         queue = host_queue(self._prefix, self._host)
         channel.queue_declare(
             queue,
@@ -340,7 +339,7 @@ class ControlSide(_Side):
 
     def call(
         self, host: str, method: str, purpose: Purpose, content: JsonObject, timeout: float
-    ) -> Any:
+    ) -> JsonValue:
         """Ask a host.
 
         Raises:
@@ -354,7 +353,7 @@ class ControlSide(_Side):
             lambda body: self._asking.send("", host_queue(self._prefix, host), body, timeout),
         )
 
-    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
         heard = exchange(self._prefix)
         _ensure_exchange(channel, heard)
         own = answers_queue(self._prefix, self._role, self._name)
@@ -372,7 +371,7 @@ class ControlSide(_Side):
         self._opened(body, lambda header, content: self._questions.answered(header, content))
 
     def _take(self, door: str, body: bytes) -> None:
-        def take(header: Header, content: Any) -> None:
+        def take(header: Header, content: JsonObject) -> None:
             method = self._doors[door].get(header.method)
             if method is None or header.purpose != Purpose.COMMAND:
                 raise NotGenuine(f"{header.method} is not asked there")
@@ -383,7 +382,7 @@ class ControlSide(_Side):
 
         self._opened(body, take)
 
-    def _opened(self, body: bytes, take: Callable[[Header, Any], None]) -> None:
+    def _opened(self, body: bytes, take: Callable[[Header, JsonObject], None]) -> None:
         try:
             take(*unpack(self._keys, body))
         except NotGenuine as problem:
@@ -417,7 +416,7 @@ class ControlSide(_Side):
         self._answering.close()
 
 
-def _ensure_exchange(channel: Any, name: str) -> None:
+def _ensure_exchange(channel: Channel, name: str) -> None:
     """Who may not make it, as the API, waits until a conductor has."""
     with channel.connection.channel() as probe:
         try:

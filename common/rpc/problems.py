@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from common import errors
-from common.json_types import JsonMapping, JsonObject
+from common.json_types import JsonMapping, JsonObject, JsonValue
 
 log = logging.getLogger(__name__)
 
 
 def answered(
-    function: Callable[..., Any], arguments: JsonMapping, *passes: type[Exception]
+    function: Callable[..., object], arguments: JsonMapping, *passes: type[Exception]
 ) -> JsonObject:
     """What the function returned or raised; exceptions of the kinds in ``passes`` are the
     caller's."""
@@ -30,7 +29,7 @@ def answered(
         return {"problem": "Problem", "text": errors.Problem().text}
 
 
-def result(answer: Any) -> Any:
+def result(answer: JsonObject) -> JsonValue:
     """What ``answered`` was given, or raises the Problem: its class and text are the same, other
     attributes are not."""
     if isinstance(answer, dict) and "problem" in answer:

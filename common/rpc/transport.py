@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import oslo_messaging
@@ -24,7 +24,7 @@ from oslo_config import cfg
 
 from common import errors
 from common.broker_identities import CALLS, CONDUCTOR, reply_queue
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 from common.rpc.broker import protect
 from common.rpc.problems import answered, result
 
@@ -79,7 +79,7 @@ class Transport:
         self._opener: threading.Thread | None = None
         self._mends_from = 0.0
 
-    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+    def cast(self, topic: str, method: str, server: str | None = None, **arguments: object) -> bool:
         """Send and forget; False when the broker or the queue is not there."""
         try:
             self._sent(
@@ -96,8 +96,8 @@ class Transport:
         method: str,
         server: str | None = None,
         timeout: float = 10,
-        **arguments: Any,
-    ) -> Any:
+        **arguments: object,
+    ) -> JsonValue:
         """Ask and wait.
 
         Raises:
@@ -155,7 +155,7 @@ class Transport:
             self._transport, target, timeout=timeout, retry=retry, transport_options=self._options
         )
 
-    def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
+    def serve(self, topic: str, server: str, methods: Mapping[str, Callable[..., object]]) -> None:
         """Answer these methods on the topic, from threads of the library's pool."""
         endpoint = type(
             "Endpoint", (), {name: _answering(function) for name, function in methods.items()}
@@ -191,13 +191,13 @@ def _has_dead_channel(problem: BaseException | None) -> bool:
     return False
 
 
-def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
+def _answering(function: Callable[..., object]) -> Callable[..., object]:
     """An endpoint method whose Problems travel back as plain data."""
 
-    def method(self: object, context: JsonObject, **arguments: Any) -> Any:
+    def method(self: object, context: JsonObject, **arguments: object) -> JsonObject:
         return answered(function, arguments)
 
-    exposed: Callable[..., Any] = oslo_messaging.expose(method)
+    exposed: Callable[..., object] = oslo_messaging.expose(method)
     return exposed
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from oslo_config import cfg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
@@ -42,7 +43,7 @@ class ConnectionLimits:
     idle: int = 10
 
     @classmethod
-    def of(cls, options: Any, unhurried: bool = False) -> ConnectionLimits:
+    def of(cls, options: cfg.ConfigOpts.GroupAttr, unhurried: bool = False) -> ConnectionLimits:
         """As [database] says; ``unhurried``: a statement may take any time."""
         return cls(
             options.connect_timeout,
@@ -89,7 +90,7 @@ def trouble(problem: DBAPIError) -> Trouble:
     return _SQLSTATES.get(str(getattr(original, "sqlstate", None)), Trouble.OTHER)
 
 
-def protection(conf: Any) -> Tls | None:
+def protection(conf: cfg.ConfigOpts) -> Tls | None:
     """What protects the connections to the database that is configured. Raises ConfigError: they
     may not be plain."""
     url = sa.make_url(conf.database.url)
@@ -108,7 +109,9 @@ def protection(conf: Any) -> Tls | None:
     )
 
 
-def connect_arguments(url: URL, limits: ConnectionLimits, tls: Tls | None = None) -> dict[str, Any]:
+def connect_arguments(
+    url: URL, limits: ConnectionLimits, tls: Tls | None = None
+) -> dict[str, object]:
     """What each new connection to a server is opened with; it counts for more than what the URL
     says."""
     if url.get_backend_name() == "postgresql":
@@ -123,7 +126,7 @@ def connect_arguments(url: URL, limits: ConnectionLimits, tls: Tls | None = None
     }
 
 
-def _proving_postgresql(tls: Tls) -> dict[str, Any]:
+def _proving_postgresql(tls: Tls) -> dict[str, object]:
     own = {"sslcert": tls.cert, "sslkey": tls.key} if tls.cert else {}
     return {
         "sslmode": "verify-full",
@@ -134,7 +137,7 @@ def _proving_postgresql(tls: Tls) -> dict[str, Any]:
     }
 
 
-def _proving_mariadb(url: URL, tls: Tls) -> dict[str, Any]:
+def _proving_mariadb(url: URL, tls: Tls) -> dict[str, object]:
     if url.get_driver_name() == "pymysql":
         own = {"ssl_cert": tls.cert, "ssl_key": tls.key} if tls.cert else {}
         return {
@@ -159,7 +162,7 @@ def _greeting_of_mariadb(limits: ConnectionLimits) -> str:
     )
 
 
-def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, Any]:
+def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, object]:
     settings = {
         "lock_timeout": limits.lock,
         "statement_timeout": limits.statement,
@@ -170,7 +173,7 @@ def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, Any]:
         given if isinstance(given, str) else " ".join(given),
         *(f"-c {name}={seconds * 1000}" for name, seconds in settings.items()),
     ]
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "connect_timeout": limits.connect,
         "options": " ".join(filter(None, options)),
         "keepalives": 1,

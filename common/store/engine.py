@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
+from oslo_config import cfg
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL, Connection, Row
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -36,7 +37,7 @@ from common.store.connections import (
     sqlite_engine,
     trouble,
 )
-from common.store.rows import Numbered
+from common.store.rows import Numbered, Values
 from common.tls import Tls
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "update_grouped",
 ]
 T = TypeVar("T")
+Statement = TypeVar("Statement", bound=sa.Select[Any])
 ATTEMPTS = 8
 PATIENCE = 9.0  #: seconds after which a transaction is not tried again
 AT_ONCE = 1.0  #: a connection that breaks sooner had broken while it was idle
@@ -130,7 +132,7 @@ class Store:
     @classmethod
     def opened(
         cls,
-        conf: Any,
+        conf: cfg.ConfigOpts,
         pool: int = 8,
         unhurried: bool = False,
         notifications: NotificationSettings | None = None,
@@ -315,7 +317,7 @@ def notification_settings(tx: Connection) -> NotificationSettings | None:
     return notifications
 
 
-def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
+def for_update(statement: Statement) -> Statement:
     """Lock the selected rows until the transaction ends (SQLite's writers are alone anyway)."""
     return statement.with_for_update()
 
@@ -333,7 +335,7 @@ def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
     return look
 
 
-def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> bool:
+def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
     """Insert a row unless its key exists; returns whether it did not."""
     done = tx.execute(
         _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
@@ -351,7 +353,7 @@ def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
 def insert_many(
     tx: Connection,
     table: sa.Table,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Values],
     *times: str,
     ignore: bool = False,
 ) -> None:
@@ -375,11 +377,11 @@ def insert_many(
 
 
 def update_grouped(
-    tx: Connection, table: sa.Table, key: sa.Column[Any], changes: dict[Any, dict[str, Any]]
+    tx: Connection, table: sa.Table, key: sa.Column[str], changes: Mapping[str, Values]
 ) -> None:
     """Update many rows by key, one statement for each distinct set of values (a batch mostly has
     one)."""
-    groups: dict[str, tuple[dict[str, Any], list[Any]]] = {}
+    groups: dict[str, tuple[Values, list[str]]] = {}
     for row, values in changes.items():
         same = repr([(name, _shown(values[name])) for name in sorted(values)])
         groups.setdefault(same, (values, []))[1].append(row)

@@ -8,8 +8,8 @@ meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -19,11 +19,11 @@ class SortOrder:
     """One sort key. A nullable column is compared as its type's smallest value, since databases
     disagree on where NULL stands."""
 
-    column: sa.ColumnElement[Any]
+    column: sa.ColumnElement[object]
     descending: bool = False
 
     @property
-    def value(self) -> sa.ColumnElement[Any]:
+    def value(self) -> sa.ColumnElement[object]:
         if isinstance(
             self.column.type, sa.Boolean
         ):  # which databases compare, but the library does not
@@ -34,17 +34,17 @@ class SortOrder:
         return sa.func.coalesce(self.column, empty)
 
     @property
-    def clause(self) -> sa.ColumnElement[Any]:
+    def clause(self) -> sa.ColumnElement[object]:
         return self.value.desc() if self.descending else self.value.asc()
 
-    def beyond(self, value: Any) -> sa.ColumnElement[bool]:
+    def beyond(self, value: object) -> sa.ColumnElement[bool]:
         later: sa.ColumnElement[bool] = (
             self.value < value if self.descending else self.value > value
         )
         return later
 
 
-def after(order: list[SortOrder], values: list[Any]) -> sa.ColumnElement[bool]:
+def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[bool]:
     """The condition for rows that come after the one with these key values."""
     choices = []
     for index, key in enumerate(order):

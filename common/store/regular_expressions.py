@@ -10,7 +10,7 @@ same.
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, CursorResult
@@ -20,6 +20,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors, patterns
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _NO_PATTERN = {"2201B", "1139"}  # what PostgreSQL and MariaDB say of a wrong regular expression
 _MAX_STEPS = 100_000  # a few milliseconds
 
@@ -42,7 +44,7 @@ def _bounded_mariadb(element: Any, compiler: SQLCompiler, **more: Any) -> str:
     return f"CONCAT('(*LIMIT_MATCH={_MAX_STEPS})', {compiler.process(element.clauses, **more)})"
 
 
-def matches(field: str, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnElement[bool]:
     """The pattern matches somewhere in the column. Run such queries with ``fetch``.
 
     Raises:
@@ -55,7 +57,7 @@ def matches(field: str, column: sa.ColumnElement[Any], pattern: str) -> sa.Colum
     return column.regexp_match(_Bounded(sa.literal(pattern, sa.Text())))
 
 
-def fetch(tx: Connection, query: sa.Select[Any]) -> CursorResult[Any]:
+def fetch(tx: Connection, query: sa.Select[*Ts]) -> CursorResult[*Ts]:
     """Run a query that may hold a regular expression of a user's.
 
     Raises:

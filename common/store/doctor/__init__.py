@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import states
 from common.clock import SECOND, iso
+from common.json_types import JsonMapping
 from common.store.doctor import placement
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
@@ -305,7 +305,7 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
     return sorted(findings)
 
 
-def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Finding]:
+def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
     """The ports of servers, as the network service has them, against the records.
 
     Finds a port of no server, one that its server does not know, an interface without a port, and a

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors, hardware
+from common.json_types import JsonObject
 from common.models import Device, Flavor, HardwareAssignment, NumaNode
 from common.store.doctor.finding import Finding
 from common.store.hosts import services
@@ -140,7 +140,7 @@ def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
     }
 
 
-Flavors = Mapping[tuple[str, str], dict[str, Any]]
+Flavors = Mapping[tuple[str, str], JsonObject]
 
 
 def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
@@ -154,7 +154,7 @@ def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
 
 
 def _exact(
-    server: ServerRow, flavor: dict[str, Any], host: str, amounts: Mapping[str, int]
+    server: ServerRow, flavor: JsonObject, host: str, amounts: Mapping[str, int]
 ) -> Iterator[Finding]:
     try:
         wanted = hardware.resources(from_wire(Flavor, flavor), _properties(server))
@@ -228,7 +228,7 @@ def _assignments(
             yield from _beyond(host, held, numa_nodes, devices)
 
 
-def _needs_assignment(server: ServerRow, flavor: dict[str, Any]) -> bool:
+def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
     try:
         return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_assignment
     except errors.BadRequest:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -22,7 +21,7 @@ from common.store.engine import for_update, is_there, now
 from common.store.hosts import zones as zones_of
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
-from common.store.rows import AggregateRow
+from common.store.rows import AggregateRow, Values
 from common.store.schema import aggregate_hosts, aggregates, guests, servers
 
 ZONE = zones_of.KEY
@@ -298,14 +297,14 @@ def _hosts(tx: Connection, number: int) -> list[str]:
 def _told(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
     """Tell of a change of a locked aggregate, before and after it."""
 
-    def picture() -> dict[str, Any] | None:
+    def picture() -> Values | None:
         row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()
         return {**row, "hosts": _hosts(tx, number)} if row else None
 
     return outbox.around(tx, f"aggregate.{verb}", str(number), picture)
 
 
-def _write(tx: Connection, number: int, **values: Any) -> None:
+def _write(tx: Connection, number: int, **values: object) -> None:
     tx.execute(
         sa.update(aggregates).where(aggregates.c.id == number).values(**values, updated_at=now())
     )

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
+from common.json_types import JsonMapping
 from common.models import ImageRef
 from common.notifications.events import Notice
 from common.store.engine import for_update, notification_settings
@@ -69,7 +70,7 @@ def settle(tx: Connection) -> list[FailedImage]:
 
 def _tell(tx: Connection) -> None:
     requests: dict[str, dict[str, list[Row[Any]]]] = defaultdict(lambda: defaultdict(list))
-    marks: dict[str, Mapping[str, Any]] = {}
+    marks: dict[str, JsonMapping] = {}
     gone: list[Pair] = []
     for row in tx.execute(for_update(_ALL)):
         mark = row.image.get(MARK)
@@ -94,7 +95,7 @@ def _tell(tx: Connection) -> None:
 
 
 def _notices(
-    tx: Connection, mark: Mapping[str, Any], over: Mapping[str, list[Row[Any]]], left: int
+    tx: Connection, mark: JsonMapping, over: Mapping[str, list[Row[Any]]], left: int
 ) -> list[Notice]:
     """``left``: hosts that are not done yet. Of an aggregate that is gone nothing is told."""
     try:

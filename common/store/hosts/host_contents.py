@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,14 +23,13 @@ from common.context import RequestContext
 from common.models import Flavor, ImageRef
 from common.store.engine import moment
 from common.store.hosts import services
+from common.store.rows import Values
 from common.store.schema import actions as actions_table
 from common.store.schema import allocations, events, guests, hosts, providers, servers
 from common.store.schema import migrations as moves_table
 from common.store.servers import actions, migrations
 from common.store.servers.guests import ABSENT
 from common.wire import from_wire
-
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

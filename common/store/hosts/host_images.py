@@ -9,12 +9,12 @@ host that has not fetched an image does it when the first server needs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
+from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
 from common.store.engine import for_update, insert_many, notification_settings, now
 from common.store.hosts.services import COMPUTE
@@ -32,7 +32,7 @@ def ask(
     tx: Connection,
     hosts: Sequence[str],
     images: Sequence[ImageRef],
-    mark: Mapping[str, Any] | None = None,
+    mark: JsonMapping | None = None,
 ) -> None:
     """These hosts shall have these images; one that was asked before is told again at once.
     ``mark``: what is kept beside each image, for ``cached_images``."""
@@ -80,7 +80,7 @@ def _is_due() -> sa.ColumnElement[bool]:
     return sa.and_(late, sa.or_(_C.error.is_(None), _C.error != ""))
 
 
-def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[dict[str, Any]]]:
+def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObject]]:
     """Mark those of these rows as told that nobody else has told meanwhile; host -> images, as
     records of the wire."""
     here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
@@ -91,7 +91,7 @@ def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[dict[str,
             .order_by(_C.host, _C.image_id)
         )
     ).all()
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[JsonObject]] = {}
     for row in taken:
         found.setdefault(row.host, []).append(row.image)
     tx.execute(

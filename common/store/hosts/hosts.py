@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.json_types import JsonObject
 from common.models import HostInventory
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import aggregates, services
 from common.store.placement import allocations, inventories
 from common.store.placement.providers import of_host
-from common.store.rows import ServiceRow
+from common.store.rows import ServiceRow, Values
 from common.store.schema import (
     actions,
     aggregate_hosts,
@@ -75,7 +75,7 @@ def open_session(
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
     booted = row.boot_id != boot_id
     session = 1 + secrets.randbelow(_SESSIONS_MOST)
-    values: dict[str, Any] = {"session": session, "boot_id": boot_id, "newest_exchange": 0}
+    values: Values = {"session": session, "boot_id": boot_id, "newest_exchange": 0}
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
@@ -145,7 +145,7 @@ def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
     )
 
 
-def _facts(inventory: HostInventory) -> dict[str, Any]:
+def _facts(inventory: HostInventory) -> Values:
     return {
         "hypervisor_type": inventory.hypervisor_type,
         "hypervisor_version": inventory.hypervisor_version,
@@ -185,7 +185,7 @@ def waited_for(tx: Connection) -> set[str]:
     return set(tx.scalars(_WAITED_FOR))
 
 
-def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
     """What each of these hosts says of itself, with its ``cpu_info``."""
     return {
         row.name: {**(row.facts or {}), "cpu_info": row.cpu_info}
@@ -284,7 +284,7 @@ def list_all(
     pattern: str | None = None,
     after: int | None = None,
     limit: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down,
     up), their inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures``
     (builds that failed there in a row) with ``failed_at``; three statements a thousand hosts.
@@ -341,7 +341,7 @@ def list_all(
 _AT_ONCE = 1000  # keys in one statement
 
 
-def _add_stock(tx: Connection, found: list[dict[str, Any]]) -> None:
+def _add_stock(tx: Connection, found: list[JsonObject]) -> None:
     stock = _stock(tx, [host["provider_id"] for host in found])
     counts = _counts(tx, [host["name"] for host in found])
     for host in found:

@@ -253,7 +253,7 @@ def is_up(tx: Connection, host: str) -> bool:
     return row is not None and bool(row.up) and not row.forced_down
 
 
-def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
+def set_state(tx: Connection, uuid: str, **changes: object) -> None:
     """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service; the provider of a
     host says it by a trait, so that it can be asked for as any other.
 

@@ -11,14 +11,13 @@ is nothing to do any more.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
 from common.store.engine import insert_many, now
-from common.store.rows import CleanupRow, ServerRow
+from common.store.rows import CleanupRow, ServerRow, Values
 from common.store.schema import cleanups, servers
 
 #: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that
@@ -39,7 +38,7 @@ LEASE = 300 * SECOND  #: longer than one round of tries takes
 LONGEST_WHY = 1000
 
 
-def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
+def add(tx: Connection, rows: Sequence[Values]) -> None:
     """Remember what is to be done, at once for the first time: each row has kind, target, place,
     args, server_id, project_id and why. What is known already stays as it is."""
     insert_many(

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from common import states
 from common.clock import SECOND
@@ -24,12 +24,14 @@ from common.notifications import events
 from common.notifications.events import COMPUTE, Notice
 from common.notifications.options import OFF, VM_AND_TASK_STATE
 from common.store.engine import insert_ignore, insert_many, notification_settings, now
-from common.store.rows import NotificationRow, ServerState
+from common.store.rows import NotificationRow, ServerState, Values
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers
 
 LEASE = 30 * SECOND
 LATE = 300 * SECOND  #: a notification that has waited so long will not go by itself
 SENDER = "notifications"  #: the name of the lease
+#: What something looks like that is no server.
+Picture = RowMapping | Mapping[str, object]
 _S = servers.c
 _KEY = (keypairs.c.user_id == _S.user_id, keypairs.c.name == _S.key_name)
 #: What payloads say of a server. Never what is secret: user data, passwords.
@@ -122,7 +124,7 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
     insert_many(tx, notifications, rows, "created_at")
 
 
-def begun(tx: Connection, rows: Iterable[dict[str, Any]], was: ServerState | None = None) -> None:
+def begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
     """These actions have taken their servers; ``was``: the only one's server before."""
     settings = notification_settings(tx)
     if settings is None:
@@ -195,7 +197,7 @@ def done(
     add(tx, found)
 
 
-def tell(tx: Connection, key: str, picture: Mapping[Any, Any] | None, *names: str) -> None:
+def tell(tx: Connection, key: str, picture: Picture | None, *names: str) -> None:
     """Write what has happened to something that is no server; nothing when there is no picture of
     it."""
     if picture is not None:
@@ -204,7 +206,7 @@ def tell(tx: Connection, key: str, picture: Mapping[Any, Any] | None, *names: st
 
 @contextmanager
 def around(
-    tx: Connection, name: str, key: str, take: Callable[[], Mapping[Any, Any] | None]
+    tx: Connection, name: str, key: str, take: Callable[[], Picture | None]
 ) -> Iterator[None]:
     """Tell NAME.start with a picture from before the block, and NAME.end with one from after it;
     when it is gone then, with the same one. Nothing is asked where nothing is told."""

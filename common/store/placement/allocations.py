@@ -26,6 +26,7 @@ from common.hardware import Hardware
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts import services, zones
+from common.store.rows import Values
 from common.store.schema import (
     allocations,
     consumers,
@@ -236,7 +237,7 @@ def claim(
         )
 
 
-def _rows(provider: int, consumer: str, amounts: Mapping[str, int]) -> list[dict[str, Any]]:
+def _rows(provider: int, consumer: str, amounts: Mapping[str, int]) -> list[Values]:
     return [
         {"provider_id": provider, "consumer_id": consumer, "resource_class": name, "used": amount}
         for name, amount in amounts.items()
@@ -255,7 +256,7 @@ def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
 
 def _kept(
     tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
-) -> list[dict[str, Any]]:
+) -> list[Values]:
     """What the migration holds where the consumer was: all that it had; of one that stays, what it
     needs no more and would need again on its way back. Returns the rows that are new."""
     assert request.leaves is not None
@@ -342,7 +343,7 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
     for row in _lock(tx, sorted({host for host, _ in verdicts})):
         told = [verdict for host, verdict in verdicts if host == row.host]
         failures = 0 if 0 in told else max(0, row.failures - sum(told))
-        values: dict[str, Any] = {"failures": failures}
+        values: Values = {"failures": failures}
         if failures == 0:
             values["failed_at"] = None
         elif -1 in told:

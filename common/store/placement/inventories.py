@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import os_resource_classes
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.json_types import JsonMapping
 from common.store.rows import InventoryRow, ProviderRow, Values
 from common.store.schema import aggregate_hosts, aggregates, allocations, inventories, providers
 
@@ -31,7 +31,7 @@ RATIOS = {
 
 
 #: Of a class made by hand, where nothing else is said.
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, float] = {
     "reserved": 0,
     "min_unit": 1,
     "max_unit": 2**31 - 1,
@@ -140,7 +140,7 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
             )
 
 
-def capacity(row: InventoryRow | Mapping[str, Any]) -> int:
+def capacity(row: InventoryRow | JsonMapping) -> int:
     """What can be given out of an inventory, in whole units."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
@@ -167,7 +167,7 @@ def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str],
 def put(
     tx: Connection,
     provider: ProviderRow,
-    wanted: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, JsonMapping],
     whole: bool = True,
 ) -> None:
     """Let a locked and touched provider have these classes, and with ``whole`` no others.
@@ -236,7 +236,7 @@ def _place(resource_class: str) -> tuple[int, str]:
     return known.index(resource_class) if resource_class in known else len(known), resource_class
 
 
-def _by_hand(provider: ProviderRow, row: InventoryRow, values: Mapping[str, Any]) -> dict[str, Any]:
+def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> Values:
     """What is set by hand of a class that the host reports."""
     for name in ("total", "min_unit", "max_unit", "step_size"):
         if values.get(name, getattr(row, name)) != getattr(row, name):
@@ -244,7 +244,7 @@ def _by_hand(provider: ProviderRow, row: InventoryRow, values: Mapping[str, Any]
                 f"{row.resource_class}: {name} is {getattr(row, name)}, as the host {provider.host} reports it; only "
                 "reserved and allocation_ratio can be set by hand."
             )
-    made: dict[str, Any] = {}
+    made: Values = {}
     for name, own in (("reserved", "set_reserved"), ("allocation_ratio", "set_ratio")):
         if name not in values:
             made[own] = None
@@ -253,7 +253,7 @@ def _by_hand(provider: ProviderRow, row: InventoryRow, values: Mapping[str, Any]
     return made or {"set_reserved": row.set_reserved}
 
 
-def _settled(row: InventoryRow, ratio: float | None, used: int) -> dict[str, Any]:
+def _settled(row: InventoryRow, ratio: float | None, used: int) -> Values:
     values: Values = {"reserved": row.reserved, "allocation_ratio": row.allocation_ratio}
     if row.host_ratio is not None:
         values["reserved"] = row.set_reserved if row.set_reserved is not None else row.host_reserved

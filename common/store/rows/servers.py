@@ -46,7 +46,7 @@ class ServerRow(Protocol):
     meta: dict[str, str]
     tags: list[str]
     scheduler_hints: JsonObject
-    security_groups: list[str]
+    security_groups: list[JsonObject]
     trusted_image_certificates: list[str] | None
     access_ip_v4: str | None
     access_ip_v6: str | None
@@ -189,7 +189,7 @@ class ServerFacts(Protocol):
     config_drive: bool
     user_data: str | None
     interfaces: list[JsonObject] | None
-    security_groups: list[str]
+    security_groups: list[JsonObject]
     reservation_id: str
     root_device_name: str | None
     fence: int

@@ -5,7 +5,7 @@ understands alike."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Text
 from sqlalchemy.dialects import mysql
@@ -32,29 +32,38 @@ class Unreadable(str):
     beside it."""
 
 
-class Json(TypeDecorator[Any]):
+class Json(TypeDecorator[object]):
     """A JSON document kept as text, the same on every database."""
 
     impl = LongText
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: object, dialect: Dialect) -> str | None:
         if value is None or isinstance(value, Unreadable):
             return value
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> object:
         try:
             return None if value is None else json.loads(value)
         except ValueError:
             return Unreadable(value)
 
 
-def uuid_column(name: str, **more: Any) -> Column[str]:
+class ColumnOptions(TypedDict, total=False):
+    """What more a column may be."""
+
+    primary_key: bool
+    nullable: bool
+    unique: bool
+    index: bool
+
+
+def uuid_column(name: str, **more: Unpack[ColumnOptions]) -> Column[str]:
     """A uuid as text."""
     return Column(name, String(36), **more)
 
 
-def time_column(name: str, **more: Any) -> Column[int]:
+def time_column(name: str, **more: Unpack[ColumnOptions]) -> Column[int]:
     """Microseconds since the epoch by the database's clock."""
     return Column(name, BigInteger, **more)

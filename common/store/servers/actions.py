@@ -32,6 +32,7 @@ from common.store.rows import (
     PlacedServerRow,
     ServerKey,
     ServerState,
+    Values,
 )
 from common.store.schema import actions, events, guests, heartbeats, servers, services
 
@@ -40,7 +41,6 @@ ENDED = ("done", "failed", "superseded")
 LONG_LEASE = 60 * SECOND  #: the same, where it calls a neighbour
 STUCK = "stuck"
 LIVE = ("due", "waiting", STUCK)
-Values = dict[str, Any]
 CommandOf = tuple[
     str, str, str, int
 ]  #: which command of an action: its id, phase, step and attempt

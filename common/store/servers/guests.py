@@ -11,7 +11,6 @@ so the two can always be compared.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,14 +19,14 @@ from common import states
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts.services import COMPUTE
 from common.store.placement import allocations
-from common.store.rows import DebtRow, GuestRow, ServerKey
+from common.store.rows import DebtRow, GuestRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
 
 RUNNING, STOPPED, ABSENT, KEPT, ARRIVING = "running", "stopped", "absent", "kept", "arriving"
 HERE = (RUNNING, STOPPED)  #: the guest of the place where the server is
 
 
-def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
+def add(tx: Connection, rows: Sequence[Values]) -> None:
     """New guests of placements that were just claimed: each row has server_id, host, fence, and its
     assignment where it holds particular parts of the host, until the row goes."""
     base = {
@@ -49,7 +48,7 @@ def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) 
     )
 
 
-def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: Any) -> None:
+def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: object) -> None:
     """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes``
     may be may_run, holder, fence and keeps_files."""
     tx.execute(
@@ -84,7 +83,7 @@ def add_debt(
     change = sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)
     if host is not None:
         change = change.where(guests.c.host == host)
-    values: dict[str, Any] = {
+    values: Values = {
         "wanted": ABSENT,
         "fence": fence,
         "changed_at": now(),

@@ -8,7 +8,6 @@ action that is done, so that os-instance-actions shows it; none of them waits fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,12 +15,11 @@ from common import errors, ids, states
 from common.context import RequestContext
 from common.store.engine import Connection, now
 from common.store.notifications import outbox
-from common.store.rows import ServerState
+from common.store.rows import ServerState, Values
 from common.store.schema import actions as actions_table
 from common.store.schema import servers
 from common.store.servers import actions, migrations
 
-Values = dict[str, Any]
 OWNER, ADMIN = "owner", "admin"
 
 

@@ -29,6 +29,7 @@ from common.store.rows import (
     RequestedControl,
     ServerKey,
     ShownMigrationRow,
+    Values,
 )
 from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
@@ -53,7 +54,6 @@ FINISHED = "finished"  #: moved, and to be confirmed or reverted
 OPEN = (*IN_PROGRESS, FINISHED)
 #: Statuses in which a live migration can be aborted, and in which its end can be forced.
 ABORTABLE, QUEUED = ("running",), ("queued", "preparing")
-Values = dict[str, Any]
 
 
 # --- beginning and ending ---

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -17,7 +16,7 @@ from sqlalchemy.engine import Connection
 from common import errors, ids
 from common.store.engine import for_update, is_there, notification_settings, now
 from common.store.notifications import outbox
-from common.store.rows import ServerGroupRow
+from common.store.rows import ServerGroupRow, Values
 from common.store.schema import guests, server_group_members, server_groups, servers
 
 AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
@@ -79,7 +78,7 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGro
     return row
 
 
-def create(tx: Connection, values: dict[str, Any]) -> ServerGroupRow:
+def create(tx: Connection, values: Values) -> ServerGroupRow:
     """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made
     one."""
     group = values.get("id") or ids.new()

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections import namedtuple
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -33,6 +33,7 @@ from common.store.schema import Json, heartbeats, hosts, idempotency_keys, serve
 from common.wire import from_wire, to_wire
 
 C = servers.c
+T = TypeVar("T")
 
 
 def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
@@ -62,7 +63,7 @@ _TOLD = ("addresses", "mtu", "label", "active", "groups")
 #: The API's names of what servers can be sorted and filtered by. Names that have no column here are
 #: those of things that no server has: sorting by them changes nothing, filtering by them finds
 #: nothing.
-COLUMNS: dict[str, sa.Column[Any]] = {
+COLUMNS: Mapping[str, sa.Column[object]] = {
     "access_ip_v4": C.access_ip_v4,
     "access_ip_v6": C.access_ip_v6,
     "auto_disk_config": C.disk_config,
@@ -329,7 +330,7 @@ def update(tx: Connection, server_id: str, values: Values) -> None:
         outbox.add(tx, [Notice("instance.update", server_id, about=renamed)])
 
 
-def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any:
+def change_json(tx: Connection, server_id: str, column: str, change: Callable[[T], T]) -> T:
     """Lock the server, replace its ``meta`` or ``tags`` by ``change(old)``, and return the new
     value.
 
@@ -341,7 +342,7 @@ def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any
     ).first()
     if old is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    new = change(old[0])
+    new = change(cast(T, old[0]))
     update(tx, server_id, {column: new})
     return new
 

@@ -11,7 +11,6 @@ one too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,12 +19,11 @@ from common import errors, states
 from common.clock import SECOND
 from common.store.engine import now
 from common.store.notifications import outbox
-from common.store.rows import ActionInHandRow, ActionRow, LockedActionRow, PlacedServerRow
+from common.store.rows import ActionInHandRow, ActionRow, LockedActionRow, PlacedServerRow, Values
 from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
     STUCK,
-    Values,
     append,
     lock,
     lock_servers,
@@ -197,7 +195,9 @@ def _held(
     return row, server
 
 
-def _leave(tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: Any) -> None:
+def _leave(
+    tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: object
+) -> None:
     """Change the server, which does not show any more that this action is stuck."""
     if server is None:
         return

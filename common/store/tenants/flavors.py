@@ -9,7 +9,6 @@ vanish freely. A flavor that is not public is seen by admins and by the projects
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,11 +19,11 @@ from common.store.engine import insert_ignore, is_there, notification_settings, 
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
-from common.store.rows import FlavorRow
+from common.store.rows import FlavorRow, Values
 from common.store.schema import flavor_access, flavors
 
 #: What the API calls the columns when it sorts.
-SORT_KEYS: dict[str, sa.ColumnElement[Any]] = {
+SORT_KEYS: dict[str, sa.ColumnElement[object]] = {
     "created_at": flavors.c.created_at,
     "description": flavors.c.description,
     "ephemeral_gb": flavors.c.ephemeral_gb,
@@ -112,7 +111,7 @@ def numbers(tx: Connection, flavorids: Iterable[str]) -> dict[str, int]:
     return {row.flavorid: row.id for row in found}
 
 
-def create(tx: Connection, values: dict[str, Any]) -> FlavorRow:
+def create(tx: Connection, values: Values) -> FlavorRow:
     """Insert a flavor.
 
     Raises:
@@ -133,7 +132,7 @@ def create(tx: Connection, values: dict[str, Any]) -> FlavorRow:
     return show(tx, values["flavorid"])
 
 
-def _taken(values: dict[str, Any], same_id: bool) -> errors.Conflict:
+def _taken(values: Values, same_id: bool) -> errors.Conflict:
     if same_id:
         return errors.Conflict(f"Flavor with ID {values['flavorid']} already exists.")
     return errors.Conflict(f"Flavor with name {values['name']} already exists.")

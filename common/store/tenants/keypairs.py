@@ -6,8 +6,6 @@ Called by the API. A server copies the public key when it is created.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
@@ -15,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from common import errors
 from common.store.engine import is_there, now
 from common.store.notifications import outbox
-from common.store.rows import KeypairRow
+from common.store.rows import KeypairRow, Values
 from common.store.schema import keypairs
 
 #: Was this new row committed?
@@ -65,7 +63,7 @@ def count(tx: Connection, user_id: str) -> int:
     )
 
 
-def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> KeypairRow:
+def create(tx: Connection, values: Values, imported: bool = True) -> KeypairRow:
     """Insert {user_id, name, type, fingerprint, public_key}. ``imported``: else we made it.
 
     Raises:

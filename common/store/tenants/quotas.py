@@ -23,6 +23,7 @@ from sqlalchemy.engine import Connection
 from common import errors, hardware
 from common.models import Flavor
 from common.store.engine import insert_ignore
+from common.store.rows import Values
 from common.store.schema import migrations, projects, quotas, server_groups, servers
 from common.store.servers.migrations import OPEN
 from common.store.servers.servers import loads
@@ -263,7 +264,7 @@ def server_groups_used(tx: Connection, project_id: str) -> int:
 def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -> None:
     """Set limits of a project ('*': of the class), or of a user in it."""
     for resource, limit in values.items():
-        key: dict[str, Any] = {"project_id": project_id, "user_id": user_id, "resource": resource}
+        key: Values = {"project_id": project_id, "user_id": user_id, "resource": resource}
         same = [quotas.c[name] == value for name, value in key.items()]
         if not tx.execute(sa.update(quotas).where(*same).values(hard_limit=limit)).rowcount:
             insert_ignore(tx, quotas, {**key, "hard_limit": limit})
