@@ -28,21 +28,24 @@ from common.wire import from_wire
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+#: Hypervisor and its version, and the texts of cpu_info and facts.
+HostKind = tuple[str, int, str | None, str | None]
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
 
 
-class Shared(Generic[T]):
+class Shared(Generic[K, T]):
     """Values that many hosts have in common, each made once and known by its number; 0 is what
     nobody has yet."""
 
-    def __init__(self, make: Callable[[Any], T], nothing: T) -> None:
+    def __init__(self, make: Callable[[K], T], nothing: T) -> None:
         self._make = make
         self._nothing = nothing
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[K, int] = {}
         self.values: list[T] = [nothing]
 
-    def number(self, key: Hashable) -> int:
+    def number(self, key: K) -> int:
         """The number of what is made of the key."""
         number = self._numbers.get(key)
         if number is None:
@@ -113,10 +116,10 @@ class Columns:
             name: np.zeros(0, np.int64)
             for name in ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")
         }
-        self.facts: Shared[JsonMapping] = Shared(_facts, {})
-        self.traits: Shared[frozenset[str]] = Shared(_names, frozenset())
-        self.numa_nodes: Shared[Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
-        self.gear: Shared[Sequence[Device]] = Shared(partial(_records, Device), ())
+        self.facts: Shared[HostKind, JsonMapping] = Shared(_facts, {})
+        self.traits: Shared[str, frozenset[str]] = Shared(_names, frozenset())
+        self.numa_nodes: Shared[str, Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
+        self.gear: Shared[str, Sequence[Device]] = Shared(partial(_records, Device), ())
         self.held: dict[str, list[HardwareAssignment]] = {}
         self.images: dict[int, dict[str, int]] = {}  # provider -> image -> servers
         self.images_moved = True  # since fill_images
@@ -239,7 +242,7 @@ class Columns:
             ("numa_nodes", self.numa_nodes, read["numa_nodes"]),
             ("gear", self.gear, read["devices"]),
         ):
-            numbers: Shared[Any] = shared
+            numbers: Shared[str, Any] = shared
             self.own[name][at] = [
                 numbers.number(text) if text and text != "[]" else 0 for text in texts
             ]
@@ -352,14 +355,14 @@ class Columns:
             ("numa_nodes", self.numa_nodes),
             ("gear", self.gear),
         ):
-            numbers: Shared[Any] = cast("Shared[Any]", shared)
+            numbers: Shared[str, Any] = cast("Shared[str, Any]", shared)
             self.own[name] = numbers.forget(self.own[name])
         base.facts = self.facts.values
         base.traits = TraitMasks(self.traits.values, self.own["traits"])
         base.parts = cast("dict[int, Parts]", HostParts(self))
 
 
-def _facts(key: tuple[str, int, str | None, str | None]) -> JsonMapping:
+def _facts(key: HostKind) -> JsonMapping:
     kind, version, cpu_info, facts = key
     return {
         **_mapping(facts),

@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.json_types import JsonObject
 from compute_agent.sandbox import landlock
@@ -103,7 +102,7 @@ class Helpers:
         files: Sequence[int],
         limits: HelperLimits,
         context: VerbContext | None = None,
-        **arguments: Any,
+        **arguments: object,
     ) -> HelperResult:
         """Have a function of ours, ``module:name``, called with these open files; its answer is
         JSON in the output. Raises Cancelled, OSError."""

@@ -71,7 +71,7 @@ def _is_public(req: ComputeHttpRequest) -> bool:
     return req.context.is_public
 
 
-class ComputeEndpoint(Endpoint[Route]):
+class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
     """One path of the Compute API. gone: the methods that were removed from the API: 410, whatever
     is asked."""
 

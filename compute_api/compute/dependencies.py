@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.clients.image import Image
 from common.clients.shares import Share
@@ -70,7 +70,7 @@ class TenantNetworks(Protocol):
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]: ...
 
-    def ports(self, token: str, **filters: Any) -> list[JsonObject]: ...
+    def ports(self, token: str, **filters: object) -> list[JsonObject]: ...
 
     def port(self, token: str, port_id: str) -> JsonObject: ...
 
@@ -83,7 +83,7 @@ class TenantNetworks(Protocol):
     def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
 
     # what users could do there themselves; a noun is a collection's name in the service's URLs
-    def records(self, token: str, noun: str, **filters: Any) -> list[JsonObject]: ...
+    def records(self, token: str, noun: str, **filters: object) -> list[JsonObject]: ...
 
     def record(self, token: str, noun: str, record_id: str) -> JsonObject: ...
 

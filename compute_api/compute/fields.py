@@ -49,7 +49,7 @@ class VisibleFields:
     those that may be left out."""
 
     plain: tuple[str, ...]
-    values: Callable[[Any], Iterable[Any]]
+    values: Callable[[object], Iterable[object]]
     made: tuple[tuple[str, Get], ...]
     optional: tuple[tuple[str, Get], ...]
 
@@ -84,7 +84,7 @@ def visible_fields(
     )
 
 
-def _reader(attributes: list[str]) -> Callable[[Any], Iterable[Any]]:
+def _reader(attributes: list[str]) -> Callable[[object], Iterable[object]]:
     if len(attributes) < 2:
         return lambda row: [getattr(row, name) for name in attributes]
     return operator.attrgetter(*attributes)
@@ -95,7 +95,7 @@ def rules(fields: tuple[Field, ...]) -> frozenset[str]:
     return frozenset(field.rule for field in fields if field.rule)
 
 
-def render(view_in_force: VisibleFields, row: Any, view: Any = None) -> JsonObject:
+def render(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
     """One row as a body."""
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
     for name, get in view_in_force.made:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from common import errors, states
 from common.clock import SECOND, parse
@@ -64,7 +63,13 @@ class Request(ApiRequest):
             if not waits:
                 raise
 
-    def begin(self, begin: Callable[..., str], rows: Any, server_id: str, **named: Any) -> str:
+    def begin(
+        self,
+        begin: Callable[..., str],
+        rows: states.Action | Sequence[states.Action],
+        server_id: str,
+        **named: object,
+    ) -> str:
         """Let an action take a server, by ``actions.begin`` or one that is called alike; returns
         its id."""
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)

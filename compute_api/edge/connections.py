@@ -15,7 +15,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -23,9 +23,10 @@ from typing import Any
 from gunicorn.config import Config
 from gunicorn.http.errors import ParseException
 
+from common.tls_socket import TlsSocket
 from compute_api.edge.limits import ClientLimits, origin
 from compute_api.edge.request_buffer import RequestBuffer
-from compute_api.edge.response_buffer import FULL_BYTES, ResponseBuffer
+from compute_api.edge.response_buffer import FULL_BYTES, ClientSocket, ResponseBuffer
 
 log = logging.getLogger(__name__)
 ACCEPT_BATCH, READ_BYTES = (
@@ -53,7 +54,9 @@ class ClientConnection:
     """One connection. Belongs to the thread of ``ClientConnections``; ``incoming`` and ``answer``
     to who answers it meanwhile."""
 
-    def __init__(self, sock: Any, peer: Any, tag: Any, clients: ClientConnections) -> None:
+    def __init__(
+        self, sock: ClientSocket, peer: object, tag: Hashable, clients: ClientConnections
+    ) -> None:
         self.sock, self.peer, self.tag = sock, peer, tag
         self.key = (tag, origin(peer))
         self.incoming = RequestBuffer(clients.config, peer, clients.limits.max_body_bytes)
@@ -80,15 +83,15 @@ class ClientConnections:
         begin: Callable[[ClientConnection], None],
         go_on: Callable[[ClientConnection], None],
         refuse: Callable[[int, str], bytes],
-        secure: Callable[[socket.socket], Any] | None = None,
+        secure: Callable[[socket.socket], TlsSocket] | None = None,
     ) -> None:
         self._secure = secure
         self.selector, self.config, self.limits, self.defer = selector, config, limits, defer
         self._begin, self._go_on, self._refuse = begin, go_on, refuse
         self._most = min(limits.max_connections, _descriptors() - SPARE_DESCRIPTORS)
-        self._clients: dict[Any, dict[ClientConnection, None]] = {}
+        self._clients: dict[Hashable, dict[ClientConnection, None]] = {}
         self._count = self._held = 0
-        self._streaming: Counter[Any] = Counter()  # by address
+        self._streaming: Counter[Hashable] = Counter()  # by address
         self._turns: list[ClientConnection] = []
         self._next_check = 0.0
         self.is_ending = False
@@ -97,7 +100,7 @@ class ClientConnections:
         return self._count
 
     # --- coming ---
-    def accept(self, listener: socket.socket, tag: Any = None) -> None:
+    def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
         """Take who knocks."""
         for _ in range(ACCEPT_BATCH):
             try:
@@ -417,7 +420,7 @@ class ClientConnections:
 class BodyStream:
     """The rest of a body that is too long to be waited for, read by the thread that takes it in."""
 
-    def __init__(self, sock: Any, limits: ClientLimits) -> None:
+    def __init__(self, sock: ClientSocket, limits: ClientLimits) -> None:
         self._sock, self._limits = sock.dup(), limits
         self._begun, self._read = time.monotonic(), 0
 

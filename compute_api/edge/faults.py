@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import falcon
 
@@ -58,7 +58,17 @@ def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException
     )
 
 
-def answered_with(app: Any, handle: Callable[..., None]) -> None:
+class FaultyApp(Protocol):
+    """What of falcon's application answers what is raised in it."""
+
+    def add_error_handler(
+        self, exception: type[Exception], handler: Callable[..., None], /
+    ) -> None: ...
+
+    def set_error_serializer(self, serializer: Callable[..., None], /) -> None: ...
+
+
+def answered_with(app: FaultyApp, handle: Callable[..., None]) -> None:
     """Let a function answer everything that is raised in an application."""
     app.add_error_handler(Exception, handle)
     app.add_error_handler(falcon.HTTPError, handle)  # falcon has one of its own for these
@@ -86,7 +96,7 @@ class TextFaults:
         self._log, self._refusal = log, refusal
         self._with_title, self._hides_missing = with_title, hides_missing
 
-    def install(self, app: Any) -> None:
+    def install(self, app: FaultyApp) -> None:
         """Answer everything that is raised in this application."""
         app.set_error_serializer(self._serialize)
         app.add_error_handler(Exception, self._failed)

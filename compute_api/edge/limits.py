@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class ClientLimits:
     max_held_bytes: int = 128 * 1024 * 1024  #: that all clients together may make us keep
 
 
-def origin(peer: Any) -> str:
+def origin(peer: object) -> str:
     """What counts as one address: the network of an IPv6 address, for who has one has all of it."""
     host = peer[0] if isinstance(peer, tuple) else str(peer)
     if ":" not in host:

@@ -8,7 +8,7 @@ taken for it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import falcon
 
@@ -34,6 +34,9 @@ class HttpRequest(falcon.Request):
 
     context_type = RequestState
     context: RequestState  # type: ignore[assignment]  # falcon's declaration is of its own bag of attributes
+
+
+RequestT = TypeVar("RequestT", bound=HttpRequest)
 
 
 class RequestIds:
@@ -71,13 +74,13 @@ class BodySizes:
         request_data.check_length(req, self._max_bytes)
 
 
-class Authentication:
+class Authentication(Generic[RequestT]):
     """Who asks; 401 for nobody, except for what is public."""
 
-    def __init__(self, is_public: Callable[[Any], bool]) -> None:
+    def __init__(self, is_public: Callable[[RequestT], bool]) -> None:
         self._is_public = is_public
 
-    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+    def process_request(self, req: RequestT, resp: falcon.Response) -> None:
         """Called by falcon."""
         if not self._is_public(req):
             req.context.caller = authenticated_context(

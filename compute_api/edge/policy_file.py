@@ -11,13 +11,14 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import yaml
 from oslo_policy import policy
+from oslo_policy._checks import BaseCheck
 
 from common.config import ConfigError
 from common.json_types import JsonMapping, JsonObject
@@ -39,11 +40,15 @@ SOMEBODY: JsonObject = {
 }
 
 
+#: Checks in a text, or oslo.policy's older form: alternatives, each a check or a list of checks.
+FileCheck = str | list["FileCheck"]
+
+
 @dataclass(frozen=True, slots=True)
 class FileRule:
     """What a file says of a rule: who may, in oslo.policy's language, and in which line."""
 
-    check: Any
+    check: FileCheck
     line: int
 
 
@@ -53,8 +58,8 @@ class IsAdmin(policy.Check):
 
     def __call__(
         self,
-        target: Any,
-        creds: MutableMapping[str, Any],
+        target: Mapping[str, object],
+        creds: MutableMapping[str, object],
         enforcer: policy.Enforcer,
         current_rule: str | None = None,
     ) -> bool:
@@ -63,9 +68,9 @@ class IsAdmin(policy.Check):
         return bool(is_admin) == (self.match.lower() == "true")
 
 
-def parsed(name: str, check: Any) -> Any:
+def parsed(name: str, check: FileCheck) -> BaseCheck:
     """A rule as oslo.policy evaluates it."""
-    return policy.RuleDefault(name, check).check
+    return policy.RuleDefault(name, cast(str, check)).check  # a list does as well
 
 
 def read(path: str) -> dict[str, FileRule]:
@@ -115,7 +120,7 @@ def _rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode,
         yield key, FileRule(check, lines[key.value])
 
 
-def _value(node: yaml.Node) -> Any:
+def _value(node: yaml.Node) -> FileCheck:
     """A rule's text, or oslo.policy's older form: a list of alternatives, each a check or a list of
     checks."""
     if isinstance(node, yaml.SequenceNode):
@@ -123,10 +128,10 @@ def _value(node: yaml.Node) -> Any:
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"
     if not is_text or not node.value and node.style not in ("'", '"'):
         raise ValueError('who may is a text in quotes: "!" for nobody, "@" for everybody')
-    return node.value
+    return str(node.value)
 
 
-def words(check: Any) -> list[str]:
+def words(check: FileCheck | BaseCheck) -> list[str]:
     """The single checks of a rule, in order, without what joins them."""
     if isinstance(check, list):
         return [word for part in check for word in words(part)]
@@ -134,7 +139,7 @@ def words(check: Any) -> list[str]:
     return [word for word in found if word and word.lower() not in ("and", "or", "not")]
 
 
-def _check(check: Any) -> None:
+def _check(check: FileCheck) -> None:
     """Raises ValueError for what oslo.policy does not understand: of that it keeps other words, or
     cannot evaluate it for anybody."""
     wanted = words(check)
@@ -152,12 +157,13 @@ def _check(check: Any) -> None:
             if kind in ("http", "https"):
                 match % defaultdict(str)
             elif kind not in ("rule", "is_admin"):
-                parsed("", word)(defaultdict(str), SOMEBODY, None)
+                evaluate: Callable[..., object] = parsed("", word)
+                evaluate(defaultdict(str), SOMEBODY, None)
         except Exception as problem:
             raise ValueError(f"{word!r} cannot be evaluated: {problem}") from problem
 
 
-def references(check: Any) -> list[str]:
+def references(check: FileCheck) -> list[str]:
     """The rules that a rule refers to."""
     found = (word.partition(":") for word in words(check))
     return [

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common.context import RequestContext
+from common.json_types import JsonValue
 from common.store.engine import Connection, Store
 from compute_api.edge.policy import Policy
 
@@ -27,7 +28,7 @@ class ApiRequest:
     store: Store
     policy: Policy
     query: Query
-    body: Any = field(default=None)  #: as its schema has it
+    body: JsonValue = field(default=None)  #: as its schema has it
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
         """May the caller do this (to that)?"""

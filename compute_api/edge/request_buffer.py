@@ -48,7 +48,7 @@ class RequestBuffer:
     """The requests of one connection, one after the other. ``most``: the bytes of a body that are
     waited for."""
 
-    def __init__(self, config: Config, peer: Any, most: int) -> None:
+    def __init__(self, config: Config, peer: object, most: int) -> None:
         self._config, self._peer, self._most = config, peer, most
         self._count = self._searched = 0
         self._chunks: ChunkedBody | None = None

@@ -6,7 +6,6 @@ Must stay true: no more than allowed is ever read, and a broken request is a 400
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 from urllib.parse import parse_qsl
 
 import falcon
@@ -15,6 +14,7 @@ from falcon.typing import ReadableIO
 from gunicorn.http.errors import ParseException
 
 from common import errors
+from common.json_types import JsonValue
 
 MAX_PARAMETERS = 200
 MAX_DEPTH = 32
@@ -54,7 +54,7 @@ def stream_of(req: falcon.Request) -> ReadableIO:
     return req.stream if is_chunked else req.bounded_stream
 
 
-def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], str]) -> Any:
+def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], str]) -> JsonValue:
     """The body as JSON, of which never more than ``most`` bytes are read.
 
     Args:

@@ -13,7 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from common.tls_socket import TlsSocket
+
 GATHERED_BYTES = 64 * 1024  #: bytes that are sent together
+ClientSocket = socket.socket | TlsSocket
 FULL_BYTES = 1024 * 1024  #: bytes above which whoever makes the answer shall pause
 
 
@@ -21,7 +24,7 @@ class ResponseBuffer:
     """Of one connection. ``wait`` is called, in any thread, when something begins to wait for the
     client."""
 
-    def __init__(self, sock: socket.socket, wait: Callable[[], None]) -> None:
+    def __init__(self, sock: ClientSocket, wait: Callable[[], None]) -> None:
         self._sock, self._wait = sock, wait
         self._lock = threading.Lock()
         self._gathered: list[bytes] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import falcon
 
@@ -22,7 +22,7 @@ class ApiRoute:
 
     method: str
     path: str
-    handler: Callable[..., Any]
+    handler: Callable[..., object]
     policy: str  #: the rule asked for before the handler runs; empty: the handler asks
     since: str = "0.0"
     until: str | None = None  #: included; None: the last version
@@ -37,6 +37,7 @@ class ApiRoute:
 
 
 RouteT = TypeVar("RouteT", bound=ApiRoute)
+RequestT = TypeVar("RequestT", bound=falcon.Request)
 
 
 def by_path(routes: Iterable[RouteT]) -> dict[str, list[RouteT]]:
@@ -47,7 +48,7 @@ def by_path(routes: Iterable[RouteT]) -> dict[str, list[RouteT]]:
     return found
 
 
-class Endpoint(Generic[RouteT]):
+class Endpoint(Generic[RouteT, RequestT]):
     """One path: among its rows the method and the microversion choose, and the row says the
     rest."""
 
@@ -56,7 +57,7 @@ class Endpoint(Generic[RouteT]):
         for method in methods:
             setattr(self, f"on_{method.lower()}", self.serve)
 
-    def serve(self, req: Any, resp: falcon.Response, **params: str) -> None:
+    def serve(self, req: RequestT, resp: falcon.Response, **params: str) -> None:
         """Called by falcon for each of the methods."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from typing import Any
 import jsonschema_rs
 
 from common import clock, errors, ids, patterns
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 from compute_api.edge.microversions import number
 
 Document = JsonObject
@@ -194,7 +194,7 @@ class Schema:
         if not self.is_valid(value):
             raise errors.BadRequest(self._reason(value))
 
-    def pruned(self, value: Any) -> Any:
+    def pruned(self, value: JsonValue) -> JsonValue:
         """The value without keys that are unknown to the schema."""
         return _pruned(self.document, value)
 
@@ -226,7 +226,7 @@ class Schema:
         )
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: JsonValue) -> JsonValue:
     """The value with the secrets in it left out."""
     if isinstance(value, dict):
         return {key: "***" if key in _SECRET else _masked(item) for key, item in value.items()}
@@ -239,7 +239,7 @@ def _short(value: object, quote: bool = True) -> str:
 
 
 @functools.cache
-def format_checker() -> Any:
+def format_checker() -> object:
     """What jsonschema knows our formats by."""
     import jsonschema
 
@@ -249,7 +249,7 @@ def format_checker() -> Any:
     return checker
 
 
-def _pruned(schema: Document, value: Any) -> Any:
+def _pruned(schema: Document, value: JsonValue) -> JsonValue:
     if isinstance(value, list) and "items" in schema:
         return [_pruned(schema["items"], item) for item in value]
     if isinstance(value, dict) and "anyOf" in schema:

@@ -12,9 +12,9 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Protocol
 
 import orjson
 from gunicorn.http import wsgi
@@ -78,7 +78,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.wait_for_and_dispatch_events(timeout=patience)
         self.clients.close_late()
 
-    def accept(self, listener: Any) -> None:
+    def accept(self, listener: socket.socket) -> None:
         """Called by gunicorn's poller."""
         self.clients.accept(listener, listener.getsockname())
 
@@ -154,15 +154,27 @@ def refusal(status: int, body: object) -> bytes:
     ).encode() + content
 
 
+class WsgiResponse(Protocol):
+    """What is asked of gunicorn's."""
+
+    headers_sent: bool
+
+    def write(self, item: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+    def should_close(self) -> bool: ...
+
+
 class PendingResponse:
     """An answer while it is made."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: WsgiResponse) -> None:
         self.response = response
-        self.items: Any = iter(())
-        self._whole: Any = None
+        self.items: Iterator[bytes] = iter(())
+        self._whole: Iterable[bytes] = ()
 
-    def take(self, whole: Any) -> None:
+    def take(self, whole: Iterable[bytes]) -> None:
         """What the application returned."""
         self._whole, self.items = whole, iter(whole)
 

@@ -72,7 +72,7 @@ class PlacementVersions:
         resp.append_header("Vary", HEADER.lower())
 
 
-class PlacementEndpoint(Endpoint[PlacementRoute]):
+class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
     """One path of the placement service; every method is answered in its words."""
 
     def __init__(self, rows: list[PlacementRoute], store: Store, policy: Policy) -> None:

@@ -4,8 +4,6 @@ takes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from compute_api.edge.validation import Document, VersionedSchema, strict
 
 MAX_INT = 2**31 - 1
@@ -72,7 +70,7 @@ def integer(minimum: int) -> Document:
     }
 
 
-def record(properties: Document, required: tuple[str, ...] = (), **more: Any) -> Document:
+def record(properties: Document, required: tuple[str, ...] = (), **more: object) -> Document:
     """An object with these keys and no others."""
     return {
         "type": "object",
@@ -97,7 +95,7 @@ def repeated(content: Document | None = None, most: int | None = None) -> Docume
 COUNT: Document = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 
 
-def query(properties: Document | None = None, **more: Any) -> Document:
+def query(properties: Document | None = None, **more: object) -> Document:
     """A query with these parameters; others are ignored until a version is strict."""
     return {"type": "object", "properties": properties or {}, "additionalProperties": True, **more}
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import cast
 
 import orjson
 
@@ -59,7 +59,7 @@ class ServerView:
     hosts: dict[str, HostFacts] = field(default_factory=dict)  #: by name, for admins
     groups: list[str] = field(default_factory=list)  #: of the one server shown
     vault: Vault | None = None  #: decrypts user data
-    made: dict[tuple[str, str | None], Any] = field(
+    made: dict[tuple[str, str | None], object] = field(
         default_factory=dict
     )  #: parts that several servers have
 
@@ -142,8 +142,7 @@ def _image_link(image_id: str, view: ServerView) -> JsonObject:
     key = ("image", image_id)
     if key not in view.made:
         view.made[key] = {"id": image_id, "links": [view.links.bookmark("images", image_id)]}
-    made: JsonObject = view.made[key]
-    return made
+    return cast(JsonObject, view.made[key])
 
 
 def _image_with_properties(row: ServerRecord, view: ServerView) -> object:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from gunicorn.config import Config
@@ -194,7 +194,7 @@ class MetadataListeners:
             client.out.sendall(self._answer_to(client))
             client.out.flush()
         except OSError as error:
-            LOG.info("%s in %s broke off: %s", client.peer[0], client.tag, error)
+            LOG.info("%s in %s broke off: %s", _address_of(client), client.tag, error)
         except Exception:
             LOG.exception("a guest's request failed unexpectedly")
         finally:
@@ -202,8 +202,8 @@ class MetadataListeners:
 
     def _answer_to(self, client: ClientConnection) -> bytes:
         """The whole answer to a guest's request."""
-        request, address = client.incoming.request, str(client.peer[0])
-        port = self._ports.get((client.tag, address))
+        request, address = client.incoming.request, _address_of(client)
+        port = self._ports.get((str(client.tag), address))
         if port is None:
             return plain_answer(404, "No server has this address here.")
         if request.method not in READ_METHODS + WRITE_METHODS:
@@ -258,6 +258,11 @@ def _response(status: int, kind: str, length: str, content: bytes) -> bytes:
         f"HTTP/1.1 {status} {phrase}\r\nServer: metadata\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
     ).encode("latin-1") + content
+
+
+def _address_of(client: ClientConnection) -> str:
+    host, *_ = cast("tuple[str, int]", client.peer)
+    return host
 
 
 def _target(uri: str) -> str:
