@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 from oslo_config import cfg
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.engine import URL, Connection, Row
+from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.compiler import compiles
@@ -43,7 +43,6 @@ from common.tls import Tls
 __all__ = [
     "Connection",
     "ConnectionLimits",
-    "Row",
     "Store",
     "for_update",
     "insert_ignore",

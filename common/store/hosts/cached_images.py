@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import errors, ids
 from common.json_types import JsonMapping
@@ -24,7 +23,7 @@ from common.notifications.events import Notice
 from common.store.engine import for_update, notification_settings
 from common.store.hosts import aggregates, host_images
 from common.store.notifications import outbox
-from common.store.rows import AggregateRow, FailedImage
+from common.store.rows import AggregateRow, FailedImage, MarkedImage
 from common.store.schema import host_images as table
 
 MARK, EVENT = "asked_for", "aggregate.cache_images"
@@ -69,7 +68,7 @@ def settle(tx: Connection) -> list[FailedImage]:
 
 
 def _tell(tx: Connection) -> None:
-    requests: dict[str, dict[str, list[Row[Any]]]] = defaultdict(lambda: defaultdict(list))
+    requests: dict[str, dict[str, list[MarkedImage]]] = defaultdict(lambda: defaultdict(list))
     marks: dict[str, JsonMapping] = {}
     gone: list[Pair] = []
     for row in tx.execute(for_update(_ALL)):
@@ -95,7 +94,7 @@ def _tell(tx: Connection) -> None:
 
 
 def _notices(
-    tx: Connection, mark: JsonMapping, over: Mapping[str, list[Row[Any]]], left: int
+    tx: Connection, mark: JsonMapping, over: Mapping[str, list[MarkedImage]], left: int
 ) -> list[Notice]:
     """``left``: hosts that are not done yet. Of an aggregate that is gone nothing is told."""
     try:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import numa
 from common.clock import SECOND
@@ -26,7 +25,7 @@ from common.hardware import Hardware
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts import services, zones
-from common.store.rows import Values
+from common.store.rows import LockedProvider, Values
 from common.store.schema import (
     allocations,
     consumers,
@@ -311,7 +310,7 @@ def _hosts(
     return locked
 
 
-def _lock(tx: Connection, names: Sequence[str]) -> list[Row[Any]]:
+def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
     """Lock the providers of these hosts in ascending order, and say that they changed."""
     query = (
         sa.select(
@@ -324,7 +323,7 @@ def _lock(tx: Connection, names: Sequence[str]) -> list[Row[Any]]:
         .where(providers.c.host.in_(names))
         .order_by(providers.c.id)
     )
-    rows = list(tx.execute(for_update(query)))
+    rows: list[LockedProvider] = list(tx.execute(for_update(query)))
     touch(tx, (row.id for row in rows))
     return rows
 

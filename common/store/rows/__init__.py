@@ -20,6 +20,7 @@ from common.store.rows.hosts import (
     FailedImage,
     HeardServiceRow,
     HostActionRow,
+    MarkedImage,
     ServiceRow,
 )
 from common.store.rows.notifications import (
@@ -29,6 +30,7 @@ from common.store.rows.placement import (
     ConsumerAllocation,
     Holding,
     InventoryRow,
+    LockedProvider,
     ProviderAllocation,
     ProviderRow,
 )
@@ -82,6 +84,8 @@ __all__ = [
     "InventoryRow",
     "KeypairRow",
     "LockedActionRow",
+    "LockedProvider",
+    "MarkedImage",
     "LostActionRow",
     "MigrationRow",
     "NotificationRow",

@@ -62,6 +62,16 @@ class AskedImage(Protocol):
     image: JsonObject
 
 
+class MarkedImage(Protocol):
+    """An image that a host was asked for, and whether that is too long ago."""
+
+    host: str
+    image_id: str
+    image: JsonObject
+    error: str | None
+    late: bool
+
+
 class FailedImage(Protocol):
     """An image that a host was asked for in vain, and why."""
 

@@ -24,6 +24,16 @@ class ProviderRow(Protocol):
     failed_at: int | None
 
 
+class LockedProvider(Protocol):
+    """A host's provider, locked, with its failed builds and the time of the lock."""
+
+    id: int
+    host: str
+    failures: int
+    failed_at: int | None
+    at: int
+
+
 class InventoryRow(Protocol):
     """One of ``inventories``."""
 
