@@ -12,8 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.json_types import JsonObject
 from common.log import event
 from common.models import Command
 from common.store.engine import Connection, notification_settings
@@ -36,7 +37,7 @@ class Written(NamedTuple):
 
     sendings: Sendings
     due: frozenset[str] = frozenset()
-    lines: tuple[tuple[str, dict[str, Any]], ...] = ()  #: of the log
+    lines: tuple[tuple[str, JsonObject], ...] = ()  #: of the log
 
 
 def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
@@ -69,7 +70,7 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     )
 
 
-def _lines(run: AnyRun) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject]]:
     """What the log tells of a run: each step that is over, and the action's end. Durations of what
     a host did begin with its command, of other steps with the burst that took the action."""
     row = run.action
@@ -79,10 +80,10 @@ def _lines(run: AnyRun) -> Iterator[tuple[str, dict[str, Any]]]:
     took = (time.monotonic() - run.began) * 1000
     if row.state == "waiting" and row.sent_at and micros:
         took = (micros - row.sent_at) / 1000
-    for told in run.events:
-        if told["event"] != "started":
-            step = {"step": told["step"], "event": told["event"], "host": told["host"]}
-            yield "step", {**about, **step, "ms": max(0.0, took), **whose, "why": told["message"]}
+    for one in run.events:
+        if one["event"] != "started":
+            step = {"step": one["step"], "event": one["event"], "host": one["host"]}
+            yield "step", {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
     if micros and (state := run.head.get("state")) in ("done", "failed"):
         yield "action", {**about, "state": state, "ms": (micros - row.created_at) / 1000, **whose}
 

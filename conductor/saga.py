@@ -215,6 +215,7 @@ class Known(TypedDict, total=False):
     problem: StepFailed | None
     cleanups: list[JsonObject]
     woken: bool
+    began: float
 
 
 @dataclass

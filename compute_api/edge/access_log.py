@@ -56,7 +56,7 @@ def logged(application: WSGIApplication) -> WSGIApplication:
     return entry
 
 
-def begun(environ: WSGIEnvironment, state: Any) -> str:
+def begun(environ: WSGIEnvironment, state: object) -> str:
     """The id of this request; ``state`` will know its caller."""
     environ[STATE] = state
     return environ.get(REQUEST) or ids.new_request()

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import orjson
 
 from common import errors
+from common.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 ALIVE, READY = "/healthcheck", "/healthcheck/ready"
@@ -54,7 +54,7 @@ class Health:
         self._found: dict[str, str] = {}
         self._fresh_until = float("-inf")
 
-    def answer(self, path: str) -> tuple[int, dict[str, Any]] | None:
+    def answer(self, path: str) -> tuple[int, JsonObject] | None:
         """Status and body for one of the two paths; None for another one."""
         if path == ALIVE:
             return 200, {"status": "alive"}

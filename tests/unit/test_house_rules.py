@@ -10,7 +10,6 @@ longer needed.
 from __future__ import annotations
 
 import ast
-import configparser
 import os
 import re
 import subprocess
@@ -73,6 +72,7 @@ ANY = {
     "common/json_types.py: JsonValue": "a schema or a service defines it",
     "common/rpc/broker.py: Connection": "kombu declares no types",
     "common/rpc/broker.py: Channel": "kombu declares no types",
+    "compute_api/edge/server.py: ServerLog.setup": "gunicorn declares no types",
     "compute_agent/virt/libvirt/connection.py: Connection.ask": "libvirt declares no types",
     "compute_agent/virt/libvirt/connection.py: Connection.on": "libvirt declares no types",
     "compute_agent/virt/libvirt/connection.py: Connection.mark": "fields of a record, by name",
@@ -156,37 +156,6 @@ MOUNTS = {
     "compute_agent/sandbox/lockdown.py": "nothing: it forbids these system calls",
 }
 COMMANDS = "deploy/"  # commands wait for processes, in the foreground
-
-#: Declared in setup.cfg and imported by nobody here, and why it is needed all the same.
-NOT_IMPORTED = {
-    "nova": "its schemas are read in an environment of its own",
-    "tempest": "judges the API in an environment of its own: a command",
-    "python-novaclient": "judges the API in an environment of its own: its functional suite",
-    "oslotest": "what openstacksdk's functional suite needs beside openstacksdk",
-    "psycopg": "SQLAlchemy loads it by the URL's name",
-    "PyMySQL": "SQLAlchemy loads it by the URL's name",
-    "mysqlclient": "SQLAlchemy loads it by the URL's name",
-    "python-openstackclient": "the operator's and the tests' client: a command",
-    "osc-placement": "adds the placement service to the client, which finds it by itself",
-    "setuptools": "builds the editable installation without a network",
-    "uv": "installs the others",
-    "gabbi": "tests",
-    "hypothesis": "tests",
-    "openstacksdk": "imported as openstack",
-    "pytest": "tests",
-    "pytest-timeout": "tests",
-    "pytest-xdist": "tests",
-    "import-linter": "lint",
-    "mypy": "lint",
-    "ruff": "lint",
-}
-#: The name of a distribution where it differs from the package that is imported.
-DISTRIBUTIONS = {
-    "libvirt": "libvirt-python",
-    "re2": "google-re2",
-    "argon2": "argon2-cffi",
-    "yaml": "PyYAML",
-}
 
 
 def sources(*folders: str) -> list[Path]:
@@ -528,79 +497,3 @@ def test_a_sleep_of_a_test_says_why_it_must_be(path: Path) -> None:
             if token.type == tokenize.COMMENT
         }
     assert [line for line in sorted(slept) if not {line, line - 1} & said] == []
-
-
-def test_dependencies_are_what_is_imported() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    declared = declared_by("", *setup["options.extras_require"])
-    roots = {module.split(".")[0] for path in sources(*PACKAGES) for module, _ in imports(path)}
-    used = {
-        plain(DISTRIBUTIONS.get(root, root))
-        for root in roots - sys.stdlib_module_names - set(PACKAGES)
-    }
-    known = {plain(name) for name in declared}
-    assert used - known - {"openstack"} == set(), "imported and not declared in setup.cfg"
-    assert known - used - {plain(name) for name in NOT_IMPORTED} == set(), (
-        "declared in setup.cfg, imported by nobody"
-    )
-
-
-#: An extra of setup.cfg -> what runs with nothing but that, and what does not belong to it there.
-EXTRAS = {
-    "agent": (("common", "compute_agent"), ("common/store/",)),
-    "conductor": (("common", "conductor", "scheduler"), ()),
-    "api": (("common", "compute_api"), ()),
-}
-#: Imported where an option or a URL asks for it: what has an extra of its own.
-BY_OPTION = {
-    ("common/clients/limits.py", "oslo-limit"),
-    ("common/store/connections.py", "psycopg"),
-}
-
-
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_extra_brings_what_its_processes_import(extra: str) -> None:
-    folders, others = EXTRAS[extra]
-    needed = {
-        (name_of(path), plain(DISTRIBUTIONS.get(root, root)))
-        for path in sources(*folders)
-        if not name_of(path).startswith(others or "-")
-        for root in {module.split(".")[0] for module, _ in imports(path)}
-        if root not in sys.stdlib_module_names and root not in PACKAGES
-    }
-    brought = {plain(name) for name in declared_by("", extra)}
-    assert {one for one in needed if one[1] not in brought} == {
-        one for one in needed if one in BY_OPTION
-    }
-
-
-def declared_by(*names: str) -> set[str]:
-    """Distributions of these extras; "": what all processes need."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    found: set[str] = set()
-    for name in names:
-        text = (
-            setup["options.extras_require"][name] if name else setup["options"]["install_requires"]
-        )
-        for line in text.split():
-            if line.startswith("kilonova["):
-                found |= declared_by(line.removeprefix("kilonova[").rstrip("]"))
-            elif "==" in line:
-                found.add(line.split("==")[0].split("[")[0])
-    return found
-
-
-def plain(name: str) -> str:
-    """The same for Foo.bar, foo-bar and foo_bar."""
-    return name.lower().replace("_", "-").replace(".", "-")
-
-
-def test_documents_mention_every_dependency() -> None:
-    text = (ROOT / "docs/decisions/0002-dependencies.md").read_text()
-    roles = ("api", "conductor", "agent", "database", "postgresql", "mysql")
-    for name in declared_by("", *roles):
-        assert name in text
-    for role in roles:
-        assert f"*{role}*" in text
