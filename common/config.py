@@ -18,6 +18,7 @@ from oslo_config import cfg, types
 
 from common import config_file
 from common import host_options as hosts
+from common.credentials import CredentialSource
 from common.host_options import like
 from common.json_types import JsonObject
 from common.notifications import options as notifications
@@ -103,7 +104,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("cert_file", default="",
                    help="PEM file with this process's certificate: for the names and addresses at which others reach "
                         "it. Agents, metadata service, image gateway and console service need one."),
-        cfg.StrOpt("key_file", default="", help="PEM file with its key, without a password."),
+        cfg.StrOpt("key_file", default="", help="PEM file with its key, without a password; default: cert_file."),
         cfg.BoolOpt("allow_plain_text", default=False,
                     help="Whether connections to other machines may be plain text where TLS is not set up; otherwise "
                          "that is refused at start. Loopback addresses need neither."),
@@ -386,23 +387,47 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
             default_config_files=[path] if path else [],
             default_config_dirs=[],
         )
+        given = _take_credentials()
         for group, options in OPTIONS.items():
             section = CONF if group == "DEFAULT" else CONF[group]
             for option in options:
-                section[option.dest]
+                _read(section, group, option.dest)
     except cfg.ConfigFilesNotFoundError as problem:
         raise ConfigError(
             f"There is no configuration file {path}. Make one with: kilonova config sample"
         ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
-    _check_names_and_limits(path)
+    _check_names_and_limits(path, given)
     return CONF
 
 
-def _check_names_and_limits(path: str | None) -> None:
-    """Is every line read by somebody, and do options go together? Raises ConfigError."""
+def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
+    """Convert a value. Raises cfg.Error: it is wrong."""
+    try:
+        section[name]
+    except ValueError as problem:  # of a credential; those of files are cfg's
+        raise cfg.Error(f"credential {group}.{name}: {problem}") from problem
+
+
+def _take_credentials() -> set[str]:
+    """Let the values of systemd's credentials be read where nobody else gives one; their names."""
+    try:
+        source = CredentialSource()
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"a credential of systemd cannot be read: {problem}") from problem
+    if CONF._sources:
+        CONF.reload_config_files()  # which forgets what the last one said
+    CONF._sources[:] = [source]  # its own way to add one is an option of the file
+    return set(source.values)
+
+
+def _check_names_and_limits(path: str | None, given: set[str]) -> None:
+    """Is every line and credential read by somebody, and do options go together? Raises
+    ConfigError."""
     if path and (refused := config_file.unknown(path, OPTIONS)):
+        raise ConfigError(refused)
+    if refused := config_file.refused_credentials(path, given, OPTIONS):
         raise ConfigError(refused)
     limits = CONF.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:

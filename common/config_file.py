@@ -135,7 +135,7 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
 
     ``options``: ours, by section."""
     parsed = _parsed(path)
-    known = {section: set(map(_name, listed)) for section, listed in options.items()}
+    known = {section: _names(listed) for section, listed in options.items()}
     for section, names in LIBRARIES.items():
         known.setdefault(section, set()).update(names)
     logins = {line.value for line in parsed.found if line.option == "auth_section"} | LOGINS.keys()
@@ -146,13 +146,31 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
     return f"{path}:" + "; ".join(told[:MOST_TOLD]) + more if told else ""
 
 
+def refused_credentials(
+    path: str | None, given: Iterable[str], options: Mapping[str, Iterable[cfg.Opt]]
+) -> str:
+    """What is wrong with systemd's credentials of these names; "" when nothing is. Names of other
+    sections are somebody else's."""
+    said = {(line.section, line.option): line for line in lines(path)} if path else {}
+    for section, name in (name.split(".") for name in sorted(given)):
+        names = _names(options.get(section, ())) | LIBRARIES.get(section, set())
+        if names and name not in names:
+            return f"credential {section}.{name}: there is no such option{_nearest(name, sorted(names), '{}')}"
+        if (section, name) in said:
+            return (
+                f"{path}:{said[section, name].number}: [{section}] {name} is a credential of systemd too: take "
+                "one of the two away"
+            )
+    return ""
+
+
 def _told(parsed: _Lines, known: Mapping[str, set[str]], logins: set[str]) -> Iterator[str]:
     sections = sorted({*known, *logins})
     for section, number in parsed.sections.items():
         if section not in known:
             yield f"{number}: there is no section [{section}]{_nearest(section, sections, '[{}]')}"
     for line in parsed.found:
-        if line.section not in known or line.option.replace("-", "_") in known[line.section]:
+        if line.section not in known or line.option in known[line.section]:
             continue
         homes = [section for section in sorted(known) if line.option in known[section]]
         hint = (
@@ -170,8 +188,9 @@ def _nearest(name: str, names: list[str], form: str) -> str:
     return "; all are shown by: kilonova config sample"
 
 
-def _name(option: cfg.Opt) -> str:
-    return str(option.dest)
+def _names(options: Iterable[cfg.Opt]) -> set[str]:
+    """As oslo.config finds them in a file."""
+    return {str(name) for option in options for name in (option.dest, option.name)}
 
 
 def _login(section: str, found: Iterable[Line]) -> set[str]:
@@ -189,6 +208,5 @@ def _login(section: str, found: Iterable[Line]) -> set[str]:
         *loading.get_adapter_conf_options(),
         *loading.get_auth_common_conf_options(),
     ]
-    names = {name for option in taken for name in (_name(option), option.name.replace("-", "_"))}
-    older = {str(old.name).replace("-", "_") for option in taken for old in option.deprecated_opts}
-    return names | older | LOGINS.get(section, frozenset())
+    older = {str(old.name) for option in taken for old in option.deprecated_opts}
+    return _names(taken) | older | LOGINS.get(section, frozenset())

@@ -73,9 +73,10 @@ def opened(
 
 def of(conf: cfg.ConfigOpts) -> Tls | None:
     """The files of [tls]; None: TLS is not used. Raises ConfigError."""
-    cert, key, ca = conf.tls.cert_file, conf.tls.key_file, conf.tls.ca_file
-    if bool(cert) != bool(key):
-        raise ConfigError("[tls] cert_file and key_file belong together: set both or none")
+    cert, ca = conf.tls.cert_file, conf.tls.ca_file
+    key = conf.tls.key_file or cert
+    if key and not cert:
+        raise ConfigError("[tls] cert_file and key_file belong together: set cert_file too")
     if cert and not ca:
         raise ConfigError(
             "[tls] cert_file is set and ca_file is not: set it to the authority that signs the "

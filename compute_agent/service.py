@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from oslo_config import cfg
@@ -28,7 +29,7 @@ from common.log import event, request_id
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
-from common.rpc.broker import opener
+from common.rpc.broker import look_in, opener
 from common.rpc.host_link import HostSide
 from compute_agent import assembly, machine, verbs
 from compute_agent.consoles import Consoles
@@ -375,11 +376,15 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
     )
 
 
+def _key_file(conf: cfg.ConfigOpts) -> Path:
+    return Path(conf.agent.key_file or f"{conf.state_dir}/host.key")
+
+
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
     """The keys of this host. Without them no conductor accepts its messages, so the agent does not
     start."""
     try:
-        return OwnKeys.read(Path(conf.agent.key_file or f"{conf.state_dir}/host.key"), conf.host)
+        return OwnKeys.read(_key_file(conf), conf.host)
     except ValueError as problem:
         service.refuse("agent", problem)
 
@@ -390,6 +395,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     keys = _keys(conf)
+    with suppress(errors.Unavailable):  # a broker that is away is waited for
+        where = f"transport_url in {_key_file(conf)}" if keys.transport_url else "transport_url"
+        look_in(conf, keys.transport_url or None, where)
     link = HostSide(opener(conf, keys.transport_url or None), keys, conf.host)
     agent = Agent(
         conf.host,

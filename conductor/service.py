@@ -16,11 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import errors, image_tickets, service, tls
+from common import access, errors, image_tickets, service, tls
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
@@ -384,9 +384,37 @@ def _check(conf: cfg.ConfigOpts) -> None:
     tls.of_url(conf, "[image_gateway] url", conf.image_gateway.url)
 
 
+def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    """What the engine has from the configuration and uses each time anew."""
+    own = conf.conductor
+    return {
+        "batch": own.batch,
+        "max_attempts": own.max_attempts,
+        "shutdown_timeout": conf.agent.shutdown_timeout,
+        "host_silence": own.host_silence,
+        "share_timeout": conf.share.apply_timeout,
+        "vif_plugging_timeout": conf.network.vif_plugging_timeout,
+        "vif_plugging_is_fatal": conf.network.vif_plugging_is_fatal,
+        "failed_build_limit": FailedBuildLimit(
+            conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause
+        ),
+        "default_zone": conf.scheduler.default_availability_zone,
+        "reclaim_interval": conf.reclaim_instance_interval,
+        "shelved_offload_time": conf.shelved_offload_time,
+        "resize_confirm_window": own.resize_confirm_window,
+        "allow_resize_to_same_host": own.allow_resize_to_same_host,
+        "fence_host": fencing_hook.hook(own.fencing_hook, own.fencing_timeout),
+        "evacuation": EvacuationPolicy(conf.ha.after, conf.ha.max_hosts)
+        if conf.ha.evacuate
+        else None,
+        "lease_micros": {Lane.FENCING: actions.LONG_LEASE + own.fencing_timeout * SECOND},
+    }
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     _check(conf)
+    access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     settings = NotificationSettings.of(conf)
     store = guarded(Store.opened(conf, notifications=settings))
@@ -401,29 +429,12 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         Clock(),
         messages,
         owner,
-        batch=conf.conductor.batch,
-        max_attempts=conf.conductor.max_attempts,
-        shutdown_timeout=conf.agent.shutdown_timeout,
-        host_silence=conf.conductor.host_silence,
         images=ImageService(identity),
         call_pool=calls,
         networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),
         shares=ShareService(identity, conf.share.timeout),
-        share_timeout=conf.share.apply_timeout,
-        vif_plugging_timeout=conf.network.vif_plugging_timeout,
         vault=Vault(conf.secret_key),
-        vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal,
-        failed_build_limit=FailedBuildLimit(
-            conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause
-        ),
-        default_zone=conf.scheduler.default_availability_zone,
-        reclaim_interval=conf.reclaim_instance_interval,
-        shelved_offload_time=conf.shelved_offload_time,
-        resize_confirm_window=conf.conductor.resize_confirm_window,
-        allow_resize_to_same_host=conf.conductor.allow_resize_to_same_host,
-        fence_host=fencing_hook.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
-        evacuation=EvacuationPolicy(conf.ha.after, conf.ha.max_hosts) if conf.ha.evacuate else None,
-        lease_micros={Lane.FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND},
+        **_engine_options(conf),
     )
 
     def settle_in(tx: Connection) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from common import errors, service
+from common import access, errors, service
 from common.broker_identities import SCHEDULER
 from common.clock import Clock
 from common.models import Explanation, RequestSpec, Selection
@@ -82,6 +82,7 @@ def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
+    access.require(conf, access.DATABASE, access.BROKER)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
     store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
 READ = 30.0  # seconds that the identity service has to answer
+LOOK = 5.0  # seconds that it has when a process starts
 WAIT = (
     2.0  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
 )
@@ -73,6 +74,28 @@ class IdentityClient:
         self._coming: tuple[float, Future[AccessInfo]] | None = (
             None  # since when a new one is being fetched
         )
+
+    def look_in(self) -> None:
+        """Get a token.
+
+        Raises:
+            ConfigError: the identity service knows no such user, password or project, or is not
+            there.
+            Unavailable: it does not answer.
+        """
+        from keystoneauth1 import exceptions
+
+        own = self._conf.identity
+        try:
+            self._come(self._log_in(LOOK))
+        except (exceptions.Unauthorized, exceptions.NotFound) as problem:
+            what = "username, password, project_name" if problem.http_status == 401 else "auth_url"
+            raise ConfigError(
+                f"[identity] {what}: {own.auth_url} answers {problem.http_status} to user {own.username} of "
+                f"project {own.project_name}, domain {own.domain}. Set what the identity service knows"
+            ) from problem
+        except exceptions.ClientException as problem:
+            raise errors.Unavailable(f"{NO_TOKEN} {problem}") from problem
 
     def image_url(self) -> str:
         """The image service's URL ([image] endpoint, else from the catalogue).
@@ -233,7 +256,7 @@ class IdentityClient:
             if found is not None:
                 self._known, self._known_since = found, time.monotonic()
 
-    def _log_in(self) -> AccessInfo:
+    def _log_in(self, timeout: float = READ) -> AccessInfo:
         from keystoneauth1 import session
         from keystoneauth1.identity import v3
 
@@ -248,7 +271,7 @@ class IdentityClient:
         )
         return password.get_access(
             judged(
-                session.Session(timeout=READ),
+                session.Session(timeout=timeout),
                 partial(
                     tls.refusal_of_neighbour,
                     self._conf,

@@ -102,6 +102,36 @@ def require_answer(connect: Connect) -> None:
         connection.collect(socket_timeout=1)
 
 
+def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transport_url") -> None:
+    """Open a connection to the broker, and close it. ``option``: where its URL stands.
+
+    Raises:
+        ConfigError: the broker refuses the name, the password or the virtual host.
+        Unavailable: it does not answer.
+    """
+    connection = opener(conf, url)(heartbeat=0)
+    try:
+        connection.default_channel  # noqa: B018  # connects
+    except BROKEN as problem:
+        refused = _refusal(problem)
+        if refused is None:
+            raise errors.Unavailable(f"The broker does not answer: {problem}") from problem
+        said = " ".join(str(refused).split())
+        raise ConfigError(
+            f"{option}: the broker refuses {connection.userid}: {said}. Give the name, password and "
+            "virtual host that it knows, or let it know these"
+        ) from problem
+    finally:
+        connection.collect(socket_timeout=1)
+
+
+def _refusal(problem: BaseException | None) -> BaseException | None:
+    """What AMQP says of a name, password (403) or virtual host (530), among the causes of this."""
+    while problem is not None and getattr(problem, "reply_code", None) not in (403, 530):
+        problem = problem.__cause__ or problem.__context__
+    return problem
+
+
 def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:
     """Let [oslo_messaging_rabbit] have the files of [tls], for oslo.messaging and for ``opener``;
     what an operator has set there counts for more.

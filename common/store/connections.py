@@ -90,6 +90,24 @@ def trouble(problem: DBAPIError) -> Trouble:
     return _SQLSTATES.get(str(getattr(original, "sqlstate", None)), Trouble.OTHER)
 
 
+#: MariaDB's numbers and SQLite's codes of what stays refused until somebody mends the URL or the
+#: server.
+_REFUSED = {1044, 1045, 1049, 1130, 1698}
+_SQLITE_REFUSED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM}
+
+
+def is_refusal(problem: DBAPIError) -> bool:
+    """Was a connection refused for its name, password or database? PostgreSQL has no code for that:
+    there, whether a password was asked for, which is after the server was found to be well."""
+    original = problem.orig
+    if isinstance(original, sqlite3.Error):
+        return original.sqlite_errorcode & 0xFF in _SQLITE_REFUSED
+    tried = getattr(original, "pgconn", None)
+    if tried is not None:
+        return bool(tried.used_password or tried.needs_password)
+    return bool(original is not None and original.args and original.args[0] in _REFUSED)
+
+
 def protection(conf: cfg.ConfigOpts) -> Tls | None:
     """What protects the connections to the database that is configured. Raises ConfigError: they
     may not be plain."""

@@ -28,10 +28,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
+from common.config import ConfigError
 from common.notifications.options import NotificationSettings
 from common.store.connections import (
     ConnectionLimits,
     Trouble,
+    is_refusal,
     protection,
     server_engine,
     sqlite_engine,
@@ -140,15 +142,42 @@ class Store:
         any time.
 
         Raises:
-            ConfigError: plain text would travel to another machine.
+            ConfigError: plain text would travel to another machine, or the driver is not installed.
         """
-        return cls(
-            conf.database.url,
-            pool,
-            limits=ConnectionLimits.of(conf.database, unhurried),
-            notifications=notifications,
-            tls=protection(conf),
-        )
+        try:
+            return cls(
+                conf.database.url,
+                pool,
+                limits=ConnectionLimits.of(conf.database, unhurried),
+                notifications=notifications,
+                tls=protection(conf),
+            )
+        except ModuleNotFoundError as problem:
+            raise ConfigError(
+                f"[database] url: its driver {problem.name} is not installed; install kilonova with the extra "
+                "postgresql, mysql or mysqlclient"
+            ) from problem
+
+    def look_in(self) -> None:
+        """Open a connection, and close it.
+
+        Raises:
+            ConfigError: the server refuses the name, the password or the database of the URL.
+            NoStore: the database does not answer.
+        """
+        try:
+            with self.engine.connect():
+                return
+        except NoConnection as problem:
+            raise errors.NoStore from problem
+        except DBAPIError as problem:
+            if not is_refusal(problem):
+                raise _translated(problem) from problem
+            said = " ".join(str(problem.orig).split())
+            raise ConfigError(
+                f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. Give "
+                "the name, password and database that it knows, or let it know these"
+            ) from problem
 
     def notify_with(self, notifications: NotificationSettings | None) -> None:
         """From now on connections know of which changes notifications are written

@@ -17,7 +17,7 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import service
+from common import access, service
 from compute_api.compute.policies import COMPUTE_RULES
 from compute_api.edge.policy import Policy, configured
 from compute_api.edge.server import Server, limits
@@ -175,6 +175,7 @@ def main() -> None:
         threads=conf.api.threads,
         limits=limits(conf, conf.api.max_body),
         fault=_fault,
+        check=lambda: access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY),
     ).run()
 
 

@@ -22,7 +22,7 @@ from oslo_config import cfg
 from websockets.http11 import Request, Response
 from websockets.sync import server as websockets
 
-from common import errors, service, tls
+from common import access, errors, service, tls
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
@@ -209,6 +209,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.vault import Vault
 
     options = conf.console
+    access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     tls.protecting(
         conf, "hosts' consoles", [], listens=True
     )  # where TLS is used, hosts want a certificate

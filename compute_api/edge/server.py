@@ -68,7 +68,7 @@ class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     """A master and its workers on one address. ``load`` makes the application in a worker,
-    ``close`` is its end."""
+    ``close`` is its end; ``check``: what the first worker asks before that, which may end all."""
 
     def __init__(
         self,
@@ -82,13 +82,18 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         limits: ClientLimits | None = None,
         fault: Callable[[int, str], object] | None = None,
         tls: Tls | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         def ended(server: Any, worker: Any) -> None:
             close()
             logging.shutdown()
-            os._exit(0)  # threads of the libraries may linger
+            os._exit(self._status)  # threads of the libraries may linger
 
-        self._load, self._name = load, name
+        def forking(server: Any, worker: Any) -> None:
+            self._forks += 1
+
+        self._load, self._name, self._check = load, name, check
+        self._forks = self._status = 0
         self._settings = {
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": workers,
@@ -103,6 +108,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "sendfile": False,
             "backlog": 2048,
             "worker_exit": ended,
+            "pre_fork": forking,
         }
         if tls is not None:  # who asks is known by what it brings: a signature, a ticket
             self._settings |= {
@@ -120,8 +126,11 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     def load(self) -> WSGIApplication:
         """Called by gunicorn in each worker."""
         try:
+            if self._forks == 1:  # later ones take the place of those that served
+                self._check()
             return access_log.logged(self._load())
         except ConfigError as problem:
+            self._status = Arbiter.APP_LOAD_ERROR
             raise AppImportError(
                 f"{self._name}: {problem}"
             ) from problem  # which ends the master too

@@ -13,7 +13,7 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import service, tls
+from common import access, service, tls
 from compute_api.edge import server
 from compute_api.edge.limits import ClientLimits
 
@@ -73,6 +73,7 @@ def main() -> None:
         threads=own.threads,
         limits=limits(conf),
         tls=proof,
+        check=lambda: access.require(conf, access.IDENTITY),
     ).run()
 
 

@@ -13,7 +13,7 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import config, service, tls
+from common import access, config, service, tls
 from common.clients import vendor_data
 from compute_api.edge.server import Server, limits
 from compute_api.metadata import proxy_headers
@@ -76,6 +76,7 @@ def main() -> None:
         threads=conf.metadata.threads,
         limits=limits(conf),
         tls=proof,
+        check=lambda: access.require(conf, access.DATABASE),
     ).run()
 
 

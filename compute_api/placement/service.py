@@ -12,7 +12,7 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import service
+from common import access, service
 from compute_api.edge.policy import Policy, configured
 from compute_api.edge.server import Server, limits
 from compute_api.placement.policies import PLACEMENT_RULES
@@ -64,6 +64,7 @@ def main() -> None:
         threads=own.threads,
         limits=limits(conf),
         fault=_fault,
+        check=lambda: access.require(conf, access.DATABASE, access.IDENTITY),
     ).run()
 
 

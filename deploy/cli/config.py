@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config sample|check``: the sample is made from the list of options, so it is
+"""``kilonova config sample``: the sample is made from the list of options, so it is
 never out of date.
 """
 
@@ -11,10 +11,6 @@ from collections.abc import Iterator
 from oslo_config import cfg
 
 from common import config
-from common.clients import vendor_data
-from compute_api.compute.policies import COMPUTE_RULES
-from compute_api.edge.policy import configured
-from compute_api.placement.policies import PLACEMENT_RULES
 
 HEAD = """# SPDX-License-Identifier: Apache-2.0
 # Kilonova's configuration: /etc/kilonova/kilonova.conf, readable by its services only.
@@ -29,17 +25,6 @@ BROKER = """
 def sample(options: argparse.Namespace) -> int:
     """Print the sample."""
     print(text(), end="")
-    return 0
-
-
-def check(options: argparse.Namespace) -> int:
-    """Read the configuration and its policy files; a wrong value or rule is raised as
-    ConfigError."""
-    conf = config.load(options.config)
-    configured(conf, "api", COMPUTE_RULES)
-    configured(conf, "placement", PLACEMENT_RULES)
-    vendor_data.configured(conf)
-    print("the configuration is fine")
     return 0
 
 

@@ -141,9 +141,14 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "print a configuration file with every option",
     ),
     ("config", "check"): (
-        "deploy.cli.config",
+        "deploy.cli.config_check",
         "check",
-        "read the configuration and say what is wrong with it",
+        "read the configuration, ask each neighbour, and say what does not work",
+    ),
+    ("config", "show"): (
+        "deploy.cli.config_show",
+        "show",
+        "show every value and where it comes from; secrets are hidden",
     ),
 }
 
@@ -156,7 +161,7 @@ NOUNS = {
     "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
     "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
     "policy": "who may do what: list, explain",
-    "config": "the configuration file: sample, check",
+    "config": "the configuration file: sample, check, show",
 }
 
 
@@ -169,6 +174,10 @@ def _positive(text: str) -> int:
 _JSON: tuple[str, dict[str, Any]] = (
     "--json",
     {"action": "store_true", "help": "as one JSON document"},
+)
+_AGENT: tuple[str, dict[str, Any]] = (
+    "--agent",
+    {"action": "store_true", "help": "the file is that of a host, as one named agent.conf is"},
 )
 _ID: tuple[str, dict[str, Any]] = (
     "id",
@@ -231,6 +240,15 @@ _ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 #: words -> what else the command takes, as ``add_argument`` does
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
+    ("config", "check"): (
+        _AGENT,
+        ("--no-neighbours", {"action": "store_true", "help": "only read the file"}),
+    ),
+    ("config", "show"): (
+        _AGENT,
+        ("--set", {"action": "store_true", "help": "only what is not its default"}),
+        _JSON,
+    ),
     ("doctor",): (
         _JSON,
         ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),

@@ -77,7 +77,7 @@ def test_many_are_counted(refusal) -> None:
             "[DEFAULT]",
             "transport_url = rabbit://",
             "[api]",
-            "public-url = http://here",
+            "public_url = http://here",
             "port: 8774",
         ],
         [

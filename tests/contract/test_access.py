@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A password that a neighbour refuses ends the process with one line that names the option; a
+neighbour that does not answer ends nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from common import access, config
+from common.service import EX_CONFIG
+from deploy.servers import free_ports
+from tests.standalone import Cloud, running
+
+WRONG = "wr0ng-password"
+#: Processes by what they ask when they start.
+OF_DATABASE = ("conductor.service", "scheduler.service", "compute_api.metadata.service")
+OF_IDENTITY = ("compute_api.compute.service", "compute_api.placement.service")
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
+        yield started
+
+
+def wrong(url: str) -> str:
+    return sa.make_url(url).set(password=WRONG).render_as_string(hide_password=False)
+
+
+def started(folder: Path, module: str, *lines: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "kilonova.conf"
+    port = free_ports(3)  # and the next two
+    path.write_text(
+        "\n".join(
+            (
+                "[DEFAULT]",
+                f"state_dir = {folder}",
+                "secret_key = sealing",
+                *lines,
+                "[host_keys]",
+                "command_secret = commands",
+                "query_secret = queries",
+                *("[api]", f"port = {port}"),
+                *("[placement]", f"port = {port + 1}"),
+                *("[metadata]", f"port = {port + 2}", "proxy_shared_secret = x"),
+            )
+        )
+        + "\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "KILONOVA_CONF": str(path)},
+    )
+
+
+def ended_in_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == EX_CONFIG, done.stderr
+    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
+    [line] = [line for line in said if line.startswith("kilonova-")]
+    assert [word for word in words if word not in line] == []
+    assert "Traceback" not in done.stderr
+    assert WRONG not in done.stderr
+    assert len(said) <= 4, done.stderr  # gunicorn's master tells how its worker ended
+
+
+@pytest.mark.parametrize("module", OF_DATABASE)
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_wrong_database_password(
+    tmp_path: Path, upgraded_database: Callable[[str], str], kind: str, module: str
+) -> None:
+    url = wrong(upgraded_database(kind)).replace("$", "$$")
+    ended_in_one_line(
+        started(tmp_path, module, "[database]", f"url = {url}"),
+        "[database] url: the database refuses",
+    )
+
+
+def test_a_database_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "k.db").write_text("no database" * 200)
+    ended_in_one_line(
+        started(tmp_path, "conductor.service", "[database]", f"url = sqlite:///{tmp_path}/k.db"),
+        "[database] url: the database refuses to be opened",
+    )
+
+
+@pytest.mark.parametrize("module", ["conductor.service", "scheduler.service"])
+def test_a_wrong_broker_password(tmp_path: Path, rabbitmq_url: str, module: str) -> None:
+    url = sa.make_url(rabbitmq_url)
+    done = started(
+        tmp_path,
+        module,
+        f"transport_url = {wrong(rabbitmq_url)}",
+        "[database]",
+        f"url = sqlite:///{tmp_path}/k.db",
+    )
+    ended_in_one_line(done, f"transport_url: the broker refuses {url.username}", "ACCESS_REFUSED")
+
+
+@pytest.mark.parametrize("module", OF_IDENTITY)
+def test_a_wrong_password_at_the_identity_service(
+    tmp_path: Path, identity: Cloud, module: str
+) -> None:
+    done = started(
+        tmp_path,
+        module,
+        "[database]",
+        f"url = sqlite:///{tmp_path}/k.db",
+        "[identity]",
+        f"auth_url = {identity.auth_url}",
+        f"password = {WRONG}",
+    )
+    ended_in_one_line(done, "[identity] username, password, project_name", "401 to user kilonova")
+
+
+@pytest.mark.parametrize("neighbour", access.LOOKS)
+def test_silence_is_no_refusal(tmp_path: Path, neighbour: str) -> None:
+    path = tmp_path / "kilonova.conf"
+    path.write_text(
+        "[DEFAULT]\ntransport_url = rabbit://u:p@127.0.0.1:1/\n"
+        "[database]\nurl = postgresql+psycopg://u:p@127.0.0.1:1/k\n"
+        "[identity]\nauth_url = http://127.0.0.1:1/v3\n"
+    )
+    try:
+        access.require(config.load(str(path)), neighbour)
+    finally:
+        config.CONF.clear()

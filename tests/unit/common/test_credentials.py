@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options from systemd's credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+
+from common import config
+from common.rpc.broker import address_of
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Load a file of these lines, beside these credentials."""
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(folder))
+
+    def write_and_load(*lines: str, **credentials: str) -> cfg.ConfigOpts:
+        for name, text in credentials.items():
+            (folder / name.replace("__", ".")).write_text(text)
+        path = tmp_path / "kilonova.conf"
+        path.write_text("\n".join(lines) + "\n")
+        return config.load(str(path))
+
+    yield write_and_load
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    config.load(str(tmp_path / "kilonova.conf"))  # which gives them up
+    config.CONF.clear()
+
+
+def test_a_secret_comes_from_a_credential(load) -> None:
+    conf = load(
+        "[identity]",
+        "username = k",
+        identity__password="pa$$ $word\n",
+        DEFAULT__secret_key="long",
+        DEFAULT__transport_url="rabbit://u:p$x@somewhere:1/",
+        other="x",
+        another__thing="y",
+    )
+    assert (conf.identity.password, conf.secret_key) == ("pa$$ $word", "long")
+    [broker] = address_of(conf).hosts
+    assert (broker.hostname, broker.password) == ("somewhere", "p$x")
+
+
+def test_a_wrong_credential_is_refused_by_name(load) -> None:
+    with pytest.raises(
+        config.ConfigError, match="credential identity.pasword.*nearest is password"
+    ):
+        load(identity__pasword="x")
+
+
+def test_a_wrong_value_is_refused(load) -> None:
+    with pytest.raises(config.ConfigError, match="port"):
+        load(api__port="many")
+
+
+def test_a_secret_is_in_one_place(load) -> None:
+    with pytest.raises(config.ConfigError, match=r"conf:2: \[identity\] password is a credential"):
+        load("[identity]", "password = x", identity__password="y")

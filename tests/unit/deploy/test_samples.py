@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shortest files that an operator can write: their length, and that processes take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+
+import conductor.service
+import scheduler.service
+from common import config, image_tickets, tls
+from compute_agent import assembly
+from compute_api.compute import service as api
+from deploy.authority import Authority
+
+SAMPLES = Path(__file__).resolve().parents[3] / "deploy/samples"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[object]:
+    def load_sample(name: str, process: str, **changed: str) -> cfg.ConfigOpts:
+        text = (SAMPLES / name).read_text()
+        for old, new in changed.items():
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / name
+        path.write_text(text)
+        return config.load(str(path), process)
+
+    yield load_sample
+    config.CONF.clear()
+
+
+@pytest.mark.parametrize(("name", "most"), [("controller.conf", 12), ("agent.conf", 3)])
+def test_an_operator_writes_few_lines(name: str, most: int) -> None:
+    written = [
+        line
+        for line in (SAMPLES / name).read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert 0 < len(written) <= most
+
+
+def test_processes_of_a_controller_take_theirs(load) -> None:
+    conf = load("controller.conf", "conductor", KEYSTONE="keystone.example")
+    conductor.service._check(conf)
+    scheduler.service.options(conf)
+    api.settings(conf)
+    image_tickets.configured(conf)
+    tls.of_neighbours(conf)
+    from common.rpc.broker import protect
+    from common.store.connections import protection
+
+    protect(conf)
+    assert protection(conf) is None
+    assert conf.state_dir == config.STATE
+
+
+def test_an_agent_takes_its_own(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Authority(tmp_path).issue("own", "127.0.0.1")
+    whole = Path(files.cert).read_text() + Path(files.key).read_text()
+    (tmp_path / "host.pem").write_text(whole)
+    monkeypatch.setenv("OS_AGENT__DRIVER", "memory")
+    monkeypatch.setenv("OS_MIGRATION__LIVE_MIGRATION_INBOUND_ADDR", "127.0.0.1")
+    monkeypatch.setenv("OS_MIGRATION__TRANSFER_PORT", "0")
+    conf = load("agent.conf", "agent", **{"/etc/kilonova": str(tmp_path)})
+    assert conf.state_dir == config.AGENT_STATE
+    monkeypatch.setenv("OS_DEFAULT__STATE_DIR", str(tmp_path))
+    driver = assembly.make_driver(conf)
+    made = assembly.make_transfer(conf, driver)[0]
+    made.close()
+    assert tls.of(conf) is not None
