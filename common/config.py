@@ -76,6 +76,21 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("format", default="text", choices=["text", "json"],
                    help="Form of the log's lines, on standard error: for people, or one JSON object each."),
     ),
+    "prometheus": (
+        cfg.BoolOpt("enabled", default=False, help="Whether processes count what they do, and Prometheus may read it."),
+        cfg.HostAddressOpt("host", default="127.0.0.1",
+                           help="Address on which each process lets its metrics be read, without a password and in "
+                                "plain text: on another than loopback, let only Prometheus reach the ports."),
+        cfg.PortOpt("api_port", default=9174, help="Port of api processes' metrics; 0: they have none."),
+        cfg.PortOpt("conductor_port", default=9175, help="Port of conductor processes' metrics; 0: they have none."),
+        cfg.PortOpt("scheduler_port", default=9176, help="Port of scheduler processes' metrics; 0: they have none."),
+        cfg.PortOpt("agent_port", default=9177, help="Port of agent processes' metrics; 0: they have none."),
+        cfg.PortOpt("placement_port", default=9178, help="Port of placement processes' metrics; 0: they have none."),
+        cfg.PortOpt("metadata_port", default=9179, help="Port of metadata processes' metrics; 0: they have none."),
+        cfg.PortOpt("console_port", default=9180, help="Port of console processes' metrics; 0: they have none."),
+        cfg.PortOpt("image_gateway_port", default=9181,
+                    help="Port of image gateway processes' metrics; 0: they have none."),
+    ),
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
                 help="SQLAlchemy URL of the database. SQLite is for one machine."),

@@ -30,7 +30,9 @@ class CredentialSource(sources.ConfigurationSource):
         super().__init__()
         self.values = dict(_read())
 
-    def get(self, group_name: str | None, option_name: str, opt: cfg.Opt) -> tuple[object, cfg.LocationInfo | None]:
+    def get(
+        self, group_name: str | None, option_name: str, opt: cfg.Opt
+    ) -> tuple[object, cfg.LocationInfo | None]:
         name = f"{group_name or 'DEFAULT'}.{option_name}"
         if name not in self.values:
             return sources._NoValue, None

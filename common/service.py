@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
 
-from common import __version__, config, log
+from common import __version__, config, log, metrics
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
@@ -40,6 +40,7 @@ def start(name: str) -> cfg.ConfigOpts:
     os.umask(UMASK)
     conf = checked(name, lambda: config.load(path, name))
     log.start(conf.log_level, conf.log.format)
+    metrics.start(conf, name)
     return conf
 
 
@@ -102,6 +103,7 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
     signal.signal(signal.SIGINT, asked)
     close = checked(Path(sys.argv[0]).name.removeprefix("kilonova-"), lambda: open_up(conf))
     opened.set()
+    metrics.serve()
     notify("READY=1")
     logger.info("ready")
     stop.wait()

@@ -26,6 +26,7 @@ from common.host_keys import OwnKeys
 from common.image_tickets import uses_image
 from common.json_types import JsonObject
 from common.log import event, request_id
+from common.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -308,7 +309,12 @@ class AgentProcess:
                 request = self._agent.request(
                     ask, domains if full else None, inventory if registration else None
                 )
-            answer, access = self._conductor.sync(request, patience)
+            began, answer = time.monotonic(), None
+            try:
+                answer, access = self._conductor.sync(request, patience)
+            finally:
+                told = "none" if answer is None else "answered"
+                EXCHANGE_SECONDS.observe(time.monotonic() - began, told)
         except BaseException:
             with self._lock:
                 self._moved |= moved
@@ -374,6 +380,8 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
         request=command.request_id,
         why=result.error if result else None,
     )
+    COMMANDS.add(command.verb, result.status if result else "again")
+    COMMAND_SECONDS.observe(seconds, command.verb)
 
 
 def _key_file(conf: cfg.ConfigOpts) -> Path:
@@ -431,6 +439,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         peer,
         {"transfer": transfer.start()},
     )
+    LEASED.track(lambda: float(agent.has_lease()))
+    SILENCE.track(agent.silence)
     host.guard()
     agent_rpc.serve(link, host)
     host.start(conf.agent.workers)

@@ -284,6 +284,10 @@ class Agent:
         """Was a conductor heard within the lease? Without a lease nothing is started."""
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
+    def silence(self) -> float:
+        """Seconds since a conductor was heard; -1: none was."""
+        return self._clock.monotonic() - self._acknowledged_at if self.session else -1.0
+
     def may_start(self, work: Work) -> bool:
         """May its verb start a guest's CPUs now? The command must still be wanted, and the lease
         under which it was sent must last for longer than a guest takes to start."""

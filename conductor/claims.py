@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from common import errors, request_spec
+from common import errors, metrics, request_spec
 from common.action_args import ActionArgs
 from common.clock import SECOND
 from common.hardware import hardware
@@ -161,6 +161,7 @@ def claim(
     for run in runs:
         request = requests[run.server.id]
         if request.host is not None:
+            metrics.CLAIMS.add("taken")
             assert run.selection is not None
             run.data.claims_lost = 0
             run.data.tried = run.data.tried or bool(request.tried)
@@ -173,8 +174,10 @@ def claim(
                 )
             )
         elif run.selection is None or run.selection.hosts:
+            metrics.CLAIMS.add("lost")
             _retry(run, request.refused)
         else:
+            metrics.CLAIMS.add("none")
             fail_no_valid_host(run)
     return taken
 

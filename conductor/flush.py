@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from common import metrics
 from common.json_types import JsonObject
 from common.log import event
 from common.models import Command
@@ -88,6 +89,16 @@ def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject]]:
         yield "action", {**about, "state": state, "ms": (micros - row.created_at) / 1000, **whose}
 
 
+def _count(what: str, parts: JsonObject) -> None:
+    seconds = parts["ms"] / 1000
+    if what == "step":
+        metrics.STEPS.add(parts["workflow"], parts["step"], parts["event"])
+        metrics.STEP_SECONDS.observe(seconds, parts["workflow"], parts["step"])
+    else:
+        metrics.ACTIONS.add(parts["workflow"], parts["state"])
+        metrics.ACTION_SECONDS.observe(seconds, parts["workflow"], parts["state"])
+
+
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
     """Commands by host, each with the session that its host has now."""
     if not sendings:
@@ -103,6 +114,7 @@ def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
     for what, parts in written.lines:
         event(log, what, **parts)
+        _count(what, parts)
     for lane in sorted(written.due):
         engine.wake(lane)
     for host, commands in written.sendings.items():

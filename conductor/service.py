@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import access, errors, image_tickets, service, tls
+from common import access, errors, image_tickets, metrics, service, tls
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
@@ -53,6 +53,7 @@ from common.store.version import await_version, guarded
 from common.vault import Vault
 from conductor import automatic_evacuation, cleanups, fencing_hook, lanes, reports, runner
 from conductor.automatic_evacuation import EvacuationPolicy
+from conductor.gauges import DatabaseGauges
 from conductor.host_actions import HostActions
 from conductor.notification_sender import NotificationSender
 from conductor.saga import AnyRun, Engine, Lane, one_by_one
@@ -334,6 +335,7 @@ class Conductor:
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
         """Start the threads."""
+        metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(lanes.INSIDE, self._woken)),
             ("reports", self.take_reports),

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from oslo_config import cfg
 
-from common import access, errors, service
+from common import access, errors, metrics, service
 from common.broker_identities import SCHEDULER
 from common.clock import Clock
 from common.models import Explanation, RequestSpec, Selection
@@ -42,8 +43,13 @@ class OneAtATime:
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         """See ``Proposals.select``."""
+        began = time.monotonic()
         with self._turn:
-            return self._proposals.select(specs, fresh)
+            selections = self._proposals.select(specs, fresh)
+        metrics.SELECT_SECONDS.observe(time.monotonic() - began)
+        for selection in selections:
+            metrics.SELECTIONS.add("hosts" if selection.hosts else "none")
+        return selections
 
     def explain(self, spec: RequestSpec) -> Explanation:
         """See ``Proposals.explain``."""

@@ -27,7 +27,7 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from common import errors
+from common import errors, metrics
 from common.config import ConfigError
 from common.notifications.options import NotificationSettings
 from common.store.connections import (
@@ -129,6 +129,24 @@ class Store:
             else server_engine(self.url, pool, limits or ConnectionLimits(), tls)
         )
         self.notify_with(notifications)
+        if metrics.is_counting():
+            self._count_connections()
+
+    def _count_connections(self) -> None:
+        """Let the metrics of this process know how much of the pool is in use."""
+        pool: Any = self.engine.pool
+        if not isinstance(pool, sa.QueuePool):
+            return
+
+        def taken(*what: Any) -> None:
+            metrics.POOL_USED.set(pool.checkedout())
+
+        def given_back(*what: Any) -> None:  # called just before it is
+            metrics.POOL_USED.set(max(0, pool.checkedout() - 1))
+
+        metrics.POOL_SIZE.set(pool.size())
+        sa.event.listen(self.engine, "checkout", taken)
+        sa.event.listen(self.engine, "checkin", given_back)
 
     @classmethod
     def opened(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from common import ids, log
+from common import ids, log, metrics
 
 logger = logging.getLogger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
@@ -22,11 +22,12 @@ ROUTE = "kilonova.route"  #: the path's template, once it is found
 GIVEN = "HTTP_X_OPENSTACK_REQUEST_ID"  #: of the service that asks us, for its own request
 _SECRET = re.compile(r"(os-console-auth-tokens/+|token=)[^/&]+", re.IGNORECASE)
 _MAX_PATH_CHARS = 400
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 def logged(application: WSGIApplication) -> WSGIApplication:
-    """The application, with a line in the log for each request. It ends the time that is told when
-    the answer is made, or, of one that is streamed, when all of it is sent."""
+    """The application, with a line in the log for each request, which is counted too. The time that
+    is told ends when the answer is made, or, of one that is streamed, when all of it is sent."""
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = time.perf_counter()
@@ -76,12 +77,17 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     path = environ.get("PATH_INFO", "")
     caller = getattr(environ.get(STATE), "caller", None)
     given = environ.get(GIVEN)
+    method = environ["REQUEST_METHOD"]
+    if metrics.is_counting():
+        kind, route = method if method in _METHODS else "other", environ.get(ROUTE) or "other"
+        metrics.REQUESTS.add(kind, route, status[:3])
+        metrics.REQUEST_SECONDS.observe(seconds, kind, route)
     is_dull = path.startswith("/healthcheck") and status.startswith("200")
     log.event(
         logger,
         "request",
         logging.DEBUG if is_dull else logging.INFO,
-        method=environ["REQUEST_METHOD"],
+        method=method,
         path=shown(environ.get("SCRIPT_NAME", "") + path),
         status=int(status[:3]),
         ms=round(seconds * 1000, 1),

@@ -19,6 +19,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from oslo_config import cfg
 
+from common import metrics
 from common.config import ConfigError
 from common.service import EX_CONFIG
 from common.tls import Tls
@@ -109,6 +110,8 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "backlog": 2048,
             "worker_exit": ended,
             "pre_fork": forking,
+            "when_ready": lambda server: metrics.serve(),
+            "child_exit": lambda server, worker: metrics.ended(worker.pid),
         }
         if tls is not None:  # who asks is known by what it brings: a signature, a ticket
             self._settings |= {

@@ -32,12 +32,13 @@ FORGED = {
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Where the process answers; nobody answers for tokens."""
-    store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(1)
+    store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(2)
     upgrade(store)
     store.close()
     (tmp_path / "kilonova.conf").write_text(
         f"[database]\nurl = {store.url}\n[placement]\nport = {port}\n"
         f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n"
+        f"[prometheus]\nenabled = true\nplacement_port = {port + 1}\n"
     )
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notices.bind(str(tmp_path / "notify"))
@@ -88,3 +89,18 @@ def test_it_is_alive_but_not_ready_without_the_identity_service(url: str) -> Non
     assert found == {"database": "ok", "identity": "failed"}
     assert get(f"{url}/healthcheck/other", **{"X-Auth-Token": "some"})[0] == 503
     assert get(f"{url}/healthcheck/other")[0] == 401
+
+
+def test_its_metrics_are_read_on_a_port_of_their_own(url: str) -> None:
+    """Counted by the worker, told by the master, at which no token is asked for."""
+    get(f"{url}/resource_providers")
+    get(f"{url}/no/such/path")
+    get(url)
+    base, _, port = url.rpartition(":")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    read = opener.open(f"{base}:{int(port) + 1}/metrics", timeout=30).read().decode().splitlines()
+    for route, status, number in (("/", 200, 1), ("other", 401, 2)):
+        labels = f'method="GET",route="{route}",status="{status}"'
+        assert f"kilonova_http_requests_total{{{labels}}} {number}.0" in read
+    assert not any("_has_lease" in line for line in read)
+    assert get(f"{url}/metrics")[0] == 401

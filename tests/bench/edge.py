@@ -7,7 +7,6 @@ file. Beside it a list of no servers through the whole Compute API on SQLite, fo
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 import time
@@ -17,8 +16,9 @@ from wsgiref.types import WSGIApplication
 from wsgiref.util import setup_testing_defaults
 
 import falcon
+from oslo_config import cfg
 
-from common import log
+from common import config, log, metrics
 from compute_api.edge import access_log
 from compute_api.edge.middleware import HttpRequest, RequestIds
 
@@ -65,12 +65,20 @@ def main() -> None:
 
             return make
 
-        logging.disable(logging.NOTSET)
+        def counting() -> WSGIApplication:
+            conf = cfg.ConfigOpts()
+            conf.register_opts(config.OPTIONS["prometheus"], group="prometheus")
+            conf([], default_config_files=[], default_config_dirs=[])
+            conf.set_override("enabled", True, group="prometheus")
+            metrics.start(conf, "api")
+            return logging_at("INFO", log.TEXT)()
+
         for name, make in {
             "bare": least,
             "log, at WARNING": logging_at("WARNING", log.TEXT),
             "log, text": logging_at("INFO", log.TEXT),
             "log, json": logging_at("INFO", log.JSON),
+            "log, text, metrics": counting,
         }.items():
             print(f"{name:20} {cost(make()):7.1f} µs", flush=True)
 

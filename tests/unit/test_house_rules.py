@@ -39,6 +39,7 @@ PLACES = {
     "keystonemiddleware": ("compute_api/", "deploy/standalone/"),
     "oslo_policy": ("compute_api/",),
     "numpy": ("scheduler/",),
+    "prometheus_client": ("common/metrics.py", "conductor/gauges.py"),
     "pycdlib": ("compute_agent/config_drive.py",),
     "eventlet": (),
     "gevent": (),

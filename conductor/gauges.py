@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the database knows, as metrics: read when Prometheus reads, by conductors alone.
+
+Every conductor tells the same, so who sums them up takes the largest. However often they are read,
+the database is asked once in ``KEEP_SECONDS``; while it does not answer, these metrics are
+missing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from common import errors
+from common.metrics import PREFIX
+from common.store import gauges
+from common.store.engine import Store
+
+log = logging.getLogger(__name__)
+KEEP_SECONDS = 5.0
+
+
+class DatabaseGauges:
+    """prometheus-client's collector."""
+
+    def __init__(self, store: Store, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._monotonic = store, monotonic
+        self._read: list[gauges.Sample] = []
+        self._fresh_until = float("-inf")
+
+    def describe(self) -> list[Any]:
+        """Called when it is registered: nothing is read for that."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Called when the metrics are read."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        families = {
+            name: GaugeMetricFamily(PREFIX + name, about, labels=labels)
+            for name, (about, labels) in gauges.GAUGES.items()
+        }
+        for name, labels, value in self._samples():
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _samples(self) -> list[gauges.Sample]:
+        if self._monotonic() >= self._fresh_until:
+            try:
+                self._read = self._store.read(lambda tx: list(gauges.read(tx)))
+            except errors.Unavailable as problem:
+                log.warning("metrics of the database are missing: %s", problem)
+                return []
+            self._fresh_until = self._monotonic() + KEEP_SECONDS
+        return self._read

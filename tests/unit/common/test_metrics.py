@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes count, where it is read, and that it costs nothing where nobody reads it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+
+from common import config, metrics
+from common.metrics import Metric
+from common.store.engine import Store
+from deploy.servers import free_ports
+
+
+def conf_of(port: int, enabled: bool = True, name: str = "conductor") -> cfg.ConfigOpts:
+    conf = cfg.ConfigOpts()
+    conf.register_opts(config.OPTIONS["prometheus"], group="prometheus")
+    conf([], default_config_files=[], default_config_dirs=[])
+    conf.set_override("enabled", enabled, group="prometheus")
+    conf.set_override(f"{name}_port", port, group="prometheus")
+    return conf
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., None]]:
+    yield lambda port=1, **more: metrics.start(conf_of(port, **more), "conductor")
+    metrics.stop()
+
+
+def test_what_is_counted_is_read(started: Callable[..., None]) -> None:
+    port = free_ports(1)
+    started(port)
+    metrics.STEPS.add("create", "boot", "succeeded")
+    metrics.STEPS.add("create", "boot", "succeeded")
+    metrics.STEP_SECONDS.observe(0.7, "create", "boot")
+    metrics.POOL_SIZE.set(8)
+    metrics.SILENCE.track(lambda: 2.5)
+    metrics.serve()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    read = opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+    for line in (
+        'kilonova_action_steps_total{event="succeeded",step="boot",workflow="create"} 2.0',
+        'kilonova_action_step_seconds_bucket{le="1.0",step="boot",workflow="create"} 1.0',
+        'kilonova_action_step_seconds_bucket{le="0.5",step="boot",workflow="create"} 0.0',
+        "kilonova_database_pool_size 8.0",
+        "kilonova_host_silence_seconds 2.5",
+    ):
+        assert line in read.splitlines(), line
+
+
+def test_a_process_tells_nothing_of_what_it_does_not_do(started: Callable[..., None]) -> None:
+    """Or every conductor were a host without a lease."""
+    started()
+    assert metrics.text() == ""
+    metrics.LEASED.set(0)
+    assert "kilonova_host_has_lease 0.0" in metrics.text()
+
+
+@pytest.mark.parametrize(("port", "enabled"), [(1, False), (0, True)])
+def test_nothing_is_counted_where_nobody_reads(
+    started: Callable[..., None], port: int, enabled: bool
+) -> None:
+    started(port, enabled=enabled)
+    metrics.STEPS.add("create", "boot", "succeeded")
+    metrics.serve()
+    assert not metrics.is_counting() and metrics.text() == ""
+    assert all(metric._real is None for metric in Metric.known)
+
+
+def test_without_it_the_library_is_not_imported() -> None:
+    code = (
+        "import sys; from common import metrics; metrics.STEPS.add('a', 'b', 'c')\n"
+        "metrics.serve(); sys.exit('prometheus_client' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_port_that_is_taken_costs_the_metrics_alone(
+    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        started(other.getsockname()[1])
+        with caplog.at_level(logging.ERROR):
+            metrics.serve()
+    assert "see [prometheus]" in caplog.text
+
+
+def test_connections_in_use_are_told(started: Callable[..., None], tmp_path: Path) -> None:
+    def used() -> str:
+        [line] = [
+            one for one in metrics.text().splitlines() if "_pool_used " in one and "#" not in one
+        ]
+        return line.rpartition(" ")[2]
+
+    started()
+    store = Store(f"sqlite:///{tmp_path}/x.db")
+    try:
+        assert store.read(lambda tx: used()) == "1.0"
+        assert used() == "0.0"
+    finally:
+        store.close()
+
+
+def test_a_master_gathers_what_its_workers_count() -> None:
+    """In a process of its own: the library looks for the folder when it is imported."""
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from common import metrics
+from tests.unit.common.test_metrics import conf_of
+metrics.start(conf_of(1, name="api"), "api")
+for number in (1, 2):
+    if not (worker := os.fork()):
+        metrics.REQUESTS.add("GET", "/v2.1/servers", "200", value=number)
+        metrics.POOL_USED.set(number)
+        os._exit(0)
+    os.waitpid(worker, 0)
+    if number == 1:
+        metrics.ended(worker)
+print(metrics.text())
+"""
+    read = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if "PROMETHEUS" not in name},
+    ).stdout.splitlines()
+    assert (
+        'kilonova_http_requests_total{method="GET",route="/v2.1/servers",status="200"} 3.0' in read
+    )
+    assert "kilonova_database_pool_used 2.0" in read
