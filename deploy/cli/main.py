@@ -39,6 +39,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "doctor",
         "check the invariants of the whole cloud; changes nothing",
     ),
+    ("timeline",): (
+        "deploy.cli.timeline",
+        "timeline",
+        "show who did what to a server, where and how long it took",
+    ),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
     ("hosts",): (
         "deploy.cli.hosts",
@@ -254,6 +259,10 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),
     ),
     ("hosts",): (_JSON,),
+    ("timeline",): (
+        ("about", {"metavar": "SERVER|REQUEST", "help": "id or name, or a request's id: req-…"}),
+        _JSON,
+    ),
     ("host", "add"): (_HOST, _FILE),
     ("host", "remove"): (_HOST,),
     ("host", "rotate"): (

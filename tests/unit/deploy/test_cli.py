@@ -63,7 +63,7 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
 
-    takes_one = any(name in ("host", "id") for name, _ in ARGUMENTS.get(words, ()))
+    takes_one = any(name in ("host", "id", "about") for name, _ in ARGUMENTS.get(words, ()))
     role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
     options = parser().parse_args([*words, "1"] if takes_one else [*words, *role])
     assert callable(getattr(importlib.import_module(options.module), options.function))
@@ -80,6 +80,7 @@ def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
         ["database", "version"],
         ["host", "debts"],
         ["action", "list"],
+        ["timeline", "a"],
         ["action", "show", "a"],
         ["action", "retry", "a"],
         ["cleanup", "list"],
