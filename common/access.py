@@ -17,7 +17,7 @@ from common import errors
 DATABASE, BROKER, IDENTITY = "database", "broker", "identity"
 
 
-def require(conf: cfg.ConfigOpts, *neighbours: str) -> None:
+def check(conf: cfg.ConfigOpts, *neighbours: str) -> None:
     """Return when none of these refuses us; silence is no refusal.
 
     Raises:

@@ -416,7 +416,7 @@ def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     _check(conf)
-    access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY)
+    access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     settings = NotificationSettings.of(conf)
     store = guarded(Store.opened(conf, notifications=settings))

@@ -88,7 +88,7 @@ def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
-    access.require(conf, access.DATABASE, access.BROKER)
+    access.check(conf, access.DATABASE, access.BROKER)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
     store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)

@@ -175,7 +175,7 @@ def main() -> None:
         threads=conf.api.threads,
         limits=limits(conf, conf.api.max_body),
         fault=_fault,
-        check=lambda: access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY),
+        check=lambda: access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY),
     ).run()
 
 

@@ -209,7 +209,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.vault import Vault
 
     options = conf.console
-    access.require(conf, access.DATABASE, access.BROKER, access.IDENTITY)
+    access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     tls.protecting(
         conf, "hosts' consoles", [], listens=True
     )  # where TLS is used, hosts want a certificate

@@ -73,7 +73,7 @@ def main() -> None:
         threads=own.threads,
         limits=limits(conf),
         tls=proof,
-        check=lambda: access.require(conf, access.IDENTITY),
+        check=lambda: access.check(conf, access.IDENTITY),
     ).run()
 
 

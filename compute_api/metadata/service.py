@@ -76,7 +76,7 @@ def main() -> None:
         threads=conf.metadata.threads,
         limits=limits(conf),
         tls=proof,
-        check=lambda: access.require(conf, access.DATABASE),
+        check=lambda: access.check(conf, access.DATABASE),
     ).run()
 
 

@@ -64,7 +64,7 @@ def main() -> None:
         threads=own.threads,
         limits=limits(conf),
         fault=_fault,
-        check=lambda: access.require(conf, access.DATABASE, access.IDENTITY),
+        check=lambda: access.check(conf, access.DATABASE, access.IDENTITY),
     ).run()
 
 

@@ -132,6 +132,6 @@ def test_silence_is_no_refusal(tmp_path: Path, neighbour: str) -> None:
         "[identity]\nauth_url = http://127.0.0.1:1/v3\n"
     )
     try:
-        access.require(config.load(str(path)), neighbour)
+        access.check(config.load(str(path)), neighbour)
     finally:
         config.CONF.clear()
