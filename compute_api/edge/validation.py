@@ -32,10 +32,11 @@ _SECRET = {"adminPass", "user_data", "personality", "contents", "private_key"}
 
 # --- formats: what a string may look like beyond its length ---
 def _is_name(text: str) -> bool:
-    return bool(text) and text == text.strip() and _is_printable(text)
+    return bool(text) and text == text.strip() and is_printable(text)
 
 
-def _is_printable(text: str) -> bool:
+def is_printable(text: str) -> bool:
+    """Has it no control characters, and nothing else that cannot be seen?"""
     return all(
         (kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp")
         for letter in text
@@ -67,7 +68,7 @@ def _parses(parse: Callable[[str], object], *refusals: type[Exception]) -> Calla
 
 FORMATS: dict[str, Callable[[str], bool]] = {
     "name": _is_name,
-    "printable": _is_printable,
+    "printable": is_printable,
     "uuid": ids.spells_uuid,
     "base64": _is_base64,
     "int32": _is_int32,

@@ -236,6 +236,23 @@ def test_strange_letters_in_names_and_tags_are_kept_or_refused(cloud: Cloud, nam
 
 
 @pytest.mark.parametrize(
+    "sign", ["\n", "\r\nX-Forged: 1", "\x01", "\x1b[31m", "\x7f", "\x85", "\u2028"]
+)
+def test_control_characters_are_in_no_tag(cloud: Cloud, sign: str) -> None:
+    server = cloud.create()
+    path = f"/servers/{server}/tags"
+    made = cloud.call("POST", "/servers", {"server": {**GOOD, "tags": [f"a{sign}b"]}}, mv="2.52")
+    for answer in (
+        cloud.call("PUT", f"{path}/{quote(f'a{sign}b', safe='')}", mv="2.26"),
+        cloud.call("PUT", path, {"tags": [f"a{sign}b"]}, mv="2.26"),
+        made,
+    ):
+        assert answer.status_code == 400
+        assert "printable characters" in answer.json["badRequest"]["message"]
+    assert cloud.call("GET", path, mv="2.26").json == {"tags": []}
+
+
+@pytest.mark.parametrize(
     "raw", [b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}']
 )
 def test_json_that_is_no_create(cloud: Cloud, raw: bytes) -> None:

@@ -16,6 +16,7 @@ from common.store.servers.servers import loads
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
 from compute_api.edge.response import ApiResponse
+from compute_api.edge.validation import is_printable
 
 MAX_TAGS = 50
 _TAG = re.compile(r"[^,/]{1,60}\Z")
@@ -111,10 +112,10 @@ def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
 
 def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
     """PUT …/tags/{tag}: 201 when it is new, 204 when the server had it."""
-    if not _TAG.match(tag):
+    if not (_TAG.match(tag) and is_printable(tag)):
         raise errors.BadRequest(
-            f"Tag '{tag[:80]}' is invalid. It must be a non empty string without characters '/' "
-            "and ',' and at most 60 characters long."
+            f"Tag '{tag[:80]}' is invalid. It must be a non empty string of printable characters "
+            "without '/' and ',' and at most 60 characters long."
         )
 
     def with_tag(old: list[str]) -> list[str]:

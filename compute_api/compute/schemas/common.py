@@ -54,7 +54,13 @@ METADATA: Document = {
     "additionalProperties": False,
     "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": "string", "maxLength": 255}},
 }
-TAG: Document = {"type": "string", "minLength": 1, "maxLength": 60, "pattern": "^[^,/]*$"}
+TAG: Document = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 60,
+    "pattern": "^[^,/]*$",
+    "format": "printable",
+}
 DISK_CONFIG: Document = {"enum": ["AUTO", "MANUAL"]}
 ANY: Document = {}
 
