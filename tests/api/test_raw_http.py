@@ -5,40 +5,23 @@ who is before us, and none is answered by a page, a crash or silence."""
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from deploy.servers import answers, free_ports
 from tests.fuzz import raw
-from tests.waiting import await_true
 
 REQUESTS, SEED = 300, 2026
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    found = free_ports(1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fuzz.raw", str(found)], stderr=subprocess.DEVNULL
-    )
-    await_true(lambda: answers(found), story="it listens")
-    yield found
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    with raw.serving() as found:
+        yield found
 
 
 def test_what_can_be_counted_in_two_ways_is_refused(port: int) -> None:
-    wrong = []
-    for name, said in raw.REFUSED.items():
-        found = raw.ask(port, said)
-        if [one.status for one in found] not in ([400], [431], [414], [501], [505]) or raw.faults(
-            found
-        ):
-            wrong.append(f"{name}: {found}")
+    wrong = raw.ambiguous(port)
     assert not wrong, "\n".join(wrong)
 
 
@@ -72,10 +55,6 @@ def test_nobody_says_where_in_the_urls_we_are(port: int) -> None:
 
 
 def test_nothing_by_chance_is_answered_by_a_page_or_a_crash(port: int) -> None:
-    wrong = []
-    for number in range(REQUESTS):
-        said = raw.by_chance(SEED, number)
-        if found := raw.faults(raw.ask(port, said)):
-            wrong.append(f"{number} of seed {SEED}: {found}: {said[:300]!r}")
+    wrong = [found for number in range(REQUESTS) if (found := raw.wrong_of(port, SEED, number))]
     assert not wrong, "\n".join(wrong)
     assert raw.ask(port, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")[0].status == 200

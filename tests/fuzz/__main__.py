@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test fuzz [-- --seed S] [--requests N] [--only NUMBER]``: requests by chance over
-every route.
+"""``./deploy/test fuzz -- [--seed S] [--requests N] [--raw N] [--only M | --only-raw M]``.
+
+Requests by chance over every route, then requests as bytes at the worker that all services have.
 
 Prints the seed, and for each kind of failure one request with the command that sends it again.
 """
@@ -16,10 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz import run
+from tests.fuzz import raw, run
 from tests.surface.world import World
 
-REQUESTS = 50_000
+REQUESTS, RAW = 50_000, 10_000
 SHOWN = 30  # kinds of failures
 EVERY = 5_000  # requests between two lines
 
@@ -32,12 +33,17 @@ def main() -> int:
     parser.add_argument(
         "--only", type=int, help="this request alone, after those of its block before it"
     )
+    parser.add_argument("--raw", type=int, default=RAW, metavar="N", help="so many as bytes")
+    parser.add_argument("--only-raw", type=int, metavar="NUMBER", help="this one as bytes alone")
     options = parser.parse_args()
+    if options.only_raw is not None:
+        return _raw(options.seed, range(options.only_raw, options.only_raw + 1))
     logging.basicConfig(handlers=[logging.NullHandler()], level=logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="kn-fuzz-") as folder, World(Path(folder)) as world:
         if options.only is not None:
             return _one(world, options.seed, options.only)
-        return _all(world, options.seed, options.requests)
+        failed = _all(world, options.seed, options.requests)
+    return _raw(options.seed, range(options.raw)) or failed
 
 
 def _one(world: World, seed: int, number: int) -> int:
@@ -63,6 +69,23 @@ def _all(world: World, seed: int, most: int) -> int:
         print(f"{min(first + EVERY, most)} requests, {time.monotonic() - began:.0f} s", flush=True)
     print(f"{kinds.total()} failures of {len(kinds)} kinds")
     return 1 if kinds else 0
+
+
+def _raw(seed: int, numbers: range) -> int:
+    began, failures = time.monotonic(), 0
+    with raw.serving() as port:
+        wrong = raw.ambiguous(port)
+        for number in numbers:
+            if found := raw.wrong_of(port, seed, number):
+                failures += 1
+                if failures <= SHOWN:
+                    print(f"\n{found}\n  ./deploy/test fuzz -- --seed {seed} --only-raw {number}")
+    print("".join(f"\n{one}" for one in wrong), end="\n" * bool(wrong))
+    print(
+        f"{len(raw.REFUSED)} ambiguous requests and {len(numbers)} by chance as bytes, "
+        f"{failures + len(wrong)} failures, {time.monotonic() - began:.0f} s"
+    )
+    return 1 if failures or wrong else 0
 
 
 if __name__ == "__main__":

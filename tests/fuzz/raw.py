@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from gunicorn.http.errors import ParseException
+
+from deploy.servers import answers as is_answered
+from deploy.servers import free_ports
+from tests.waiting import await_true
 
 LINE = b"POST /asked HTTP/1.1\r\nHost: x\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -119,6 +127,8 @@ REFUSED: dict[str, bytes] = {
     "a method of signs": b"GE(T / HTTP/1.1\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
+#: What such a connection is answered with, before it ends.
+REFUSALS = ([400], [431], [414], [501], [505])
 #: One request each, read to its very end: the next one is the next one.
 TAKEN: dict[str, bytes] = {
     "a length": LINE + b"Content-Length: 35\r\n\r\n" + SMUGGLED,
@@ -259,6 +269,43 @@ def faults(found: list[Answer]) -> list[str]:
         if b"html" in one.body or re.search(rb"Traceback|gunicorn|\.py\b", one.body):
             wrong.append(f"says {one.body[:200]!r}")
     return wrong
+
+
+def wrong_of(port: int, seed: int, number: int) -> str:
+    """What is wrong with the answers to request ``number`` of a seed, and the request; empty:
+    nothing."""
+    said = by_chance(seed, number)
+    try:
+        found = faults(ask(port, said))
+    except (TimeoutError, ValueError, IndexError) as problem:
+        found = [f"no answer that can be read: {type(problem).__name__}: {problem}"]
+    return f"{'; '.join(found)}\n  {said[:300]!r}" if found else ""
+
+
+def ambiguous(port: int) -> list[str]:
+    """Those of ``REFUSED`` that are not refused, once."""
+    wrong = []
+    for name, said in REFUSED.items():
+        found = ask(port, said)
+        if [one.status for one in found] not in REFUSALS or faults(found):
+            wrong.append(f"{name}: {found}")
+    return wrong
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """The port of a process that serves ``told``. Raises AssertionError: it does not end well."""
+    port = free_ports(1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz.raw", str(port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        await_true(lambda: is_answered(port), story="it listens")
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(20)
+    assert status == 0, f"the worker ended with {status}"
 
 
 def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
