@@ -24,6 +24,7 @@ from pathlib import Path
 
 from deploy import libvirtd, power
 from deploy.cloud import MOST_HOSTS, Cloud, Ports
+from deploy.configuration import write_secret
 from deploy.packages import ROOT
 from deploy.progress import Failure
 
@@ -105,9 +106,7 @@ class Lab:
                 f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder."
             )
         home.mkdir(parents=True, exist_ok=True)
-        part = home / "lab.json.new"
-        part.write_text(json.dumps(asdict(facts)) + "\n")
-        part.replace(home / "lab.json")
+        write_secret(home / "lab.json", json.dumps(asdict(facts)) + "\n")
         return cls(home, facts)
 
     def write_hook(self) -> None:

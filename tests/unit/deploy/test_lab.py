@@ -21,6 +21,7 @@ FACTS = Facts(3, False, 20000)
 def test_lab_knows_what_it_is_made_of(tmp_path: Path) -> None:
     made = Lab.make(tmp_path / "home", FACTS)
     again = Lab.open(tmp_path / "home")
+    assert (tmp_path / "home/lab.json").stat().st_mode & 0o077 == 0
     assert again.cloud == made.cloud == Lab.make(tmp_path / "home", FACTS).cloud
     assert (
         again.cloud.hosts == ("lab1", "lab2", "lab3")
