@@ -27,12 +27,9 @@ from amqp.exceptions import AccessRefused
 from oslo_config import cfg
 
 from common import broker_identities, config, errors, states, tls
-from common.broker_identities import REPORTS
 from common.host_keys import OwnKeys
-from common.models import DomainState, HostInventory, Result, Sync, SyncAnswer
+from common.models import DomainState, Result
 from common.rpc.broker import opener
-from common.rpc.host_link import HostSide
-from common.wire import from_wire, to_wire
 from compute_agent.transfer import client as transfer
 from compute_agent.virt.driver import VerbFailed
 from compute_api.metadata.proxy_headers import signature
@@ -45,6 +42,7 @@ from tests.broker_attempts import attempts
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT
+from tests.thief import Thief
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
@@ -116,32 +114,6 @@ def silent(lab: LiveLab) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-class Thief:
-    """Speaks to the conductors as the host does, with the host's key."""
-
-    def __init__(self, found: Loot) -> None:
-        self._link = HostSide(opener(found.conf, found.keys.transport_url), found.keys, STOLEN)
-        self._link.serve({})
-        self._last = SyncAnswer(0)
-        self.say(
-            inventory=HostInventory("QEMU", 7002022, STOLEN, 2, 2048, 20)
-        )  # gives the first cookie
-        self.say(inventory=HostInventory("QEMU", 7002022, STOLEN, 2, 2048, 20))
-        assert self._last.session
-
-    def say(self, host: str = STOLEN, **what: Any) -> SyncAnswer:
-        """One exchange, in the session of the last."""
-        said = Sync(
-            host, self._last.session, "a boot of the thief", cookie=self._last.cookie, **what
-        )
-        reply = self._link.ask(REPORTS, "sync", {"request": to_wire(said)}, 5)
-        self._last = from_wire(SyncAnswer, reply["answer"])
-        return self._last
-
-    def close(self) -> None:
-        self._link.close()
-
-
 def account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
     """All that a thief could have changed of a guest."""
     [row] = lab.rows(
@@ -207,7 +179,7 @@ def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: W
         for (action,) in lab.rows("SELECT id FROM actions WHERE server_id = ?", server)
         for step in ("destroy", "build", "start")
     ] + [f"debt/{server}/{fence}"]
-    with closing(Thief(found)) as thief:
+    with closing(Thief(found.conf, found.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
             for known in (fence, fence + 1, 2**40):
                 answer = thief.say(changed=[DomainState(server, power, known)])

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attacks that once broke Kilonova, repeated from outside on clouds as the commands make
+them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.e2e.lab import LiveLab
+from tests.e2e.live import Live
+
+SECONDS = 800
+
+
+def attacked(live: Live) -> None:
+    done = live.run(sys.executable, "-m", "tests.attacks", "--home", live.home, seconds=SECONDS)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, "\n".join(line for line in lines if line[:4] != "held")
+    assert [line for line in lines if line.startswith("held")], done
+
+
+@pytest.mark.slice("guests")
+def test_a_cloud_of_one_machine_holds(cloud: Live) -> None:
+    attacked(cloud)
+
+
+@pytest.mark.slice("moves")
+def test_a_lab_holds(lab: LiveLab) -> None:
+    attacked(lab)
