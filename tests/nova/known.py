@@ -92,6 +92,10 @@ def no_name(piece: Any) -> bool:
     return piece != piece.strip() or not piece.isprintable()
 
 
+def unprintable(piece: Any) -> bool:
+    return not piece.isprintable()
+
+
 def no_place(piece: Any) -> bool:
     return re.fullmatch("[a-zA-Z0-9._-]{1,255}", piece) is None
 
@@ -142,6 +146,12 @@ REQUESTS: tuple[Known, ...] = (
         "/rebuild/key_name",
         no_name,
         "no key pair has such a name: 400 either way, here by the schema",
+    ),
+    Known(
+        ".*",
+        ".*/(tag|tags/[*])",
+        unprintable,
+        "shown in terminals and logs, as names are, which have no control characters either",
     ),
     Known(
         "POST /servers/{id}/action unshelve",
