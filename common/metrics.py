@@ -16,9 +16,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oslo_config import cfg
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 PREFIX = "kilonova_"
@@ -65,7 +69,7 @@ class Metric:
         if self._registry is not None:
             self._of(()).set_function(value)
 
-    def begin(self, registry: Any) -> None:
+    def begin(self, registry: CollectorRegistry | None) -> None:
         """Be counted from now on; without a registry nothing is."""
         self._real, self._registry = None, registry
 
@@ -207,7 +211,7 @@ def is_counting() -> bool:
     return _served is not None
 
 
-def collect(collector: Any) -> None:
+def collect(collector: Collector) -> None:
     """Ask this one too when the metrics are read."""
     if _served is not None:
         _served.own.register(collector)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from common import errors
 from common.metrics import PREFIX
 from common.store import gauges
 from common.store.engine import Store
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 log = logging.getLogger(__name__)
 KEEP_SECONDS = 5.0
@@ -29,11 +32,11 @@ class DatabaseGauges:
         self._read: list[gauges.Sample] = []
         self._fresh_until = float("-inf")
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> list[Metric]:
         """Called when it is registered: nothing is read for that."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         """Called when the metrics are read."""
         from prometheus_client.core import GaugeMetricFamily
 

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
+from common.store.rows.servers import ActionRow
 from common.store.schema import actions, servers
 
 
-def of_server(tx: Connection, server_id: str) -> list[Row[Any]]:
+def of_server(tx: Connection, server_id: str) -> list[ActionRow]:
     """All actions of a server, the oldest first."""
     return _found(tx, actions.c.server_id == server_id)
 
 
-def of_request(tx: Connection, request_id: str) -> list[Row[Any]]:
+def of_request(tx: Connection, request_id: str) -> list[ActionRow]:
     """All actions that a request has begun: of several servers when it made several. No index
     helps: for an operator's question, not for the API."""
     return _found(tx, actions.c.request_id == request_id)
@@ -28,6 +27,6 @@ def named(tx: Connection, name: str) -> list[str]:
     return list(tx.execute(query).scalars())
 
 
-def _found(tx: Connection, which: sa.ColumnElement[bool]) -> list[Row[Any]]:
+def _found(tx: Connection, which: sa.ColumnElement[bool]) -> list[ActionRow]:
     query = sa.select(actions).where(which).order_by(actions.c.created_at, actions.c.id)
     return list(tx.execute(query))
