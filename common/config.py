@@ -394,17 +394,70 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
     register()
     usual = AGENT_FILE if process == AGENT else DEFAULT_FILE
     path = path or os.environ.get("KILONOVA_CONF") or (usual if os.path.exists(usual) else None)
-    CONF.set_default("state_dir", AGENT_STATE if process == AGENT else STATE)
+    _fill(CONF, path, process)
+    _of_libraries.clear()
+    _of_libraries.update(_library_lines(path))
+    return CONF
+
+
+def reread(process: str = "") -> list[str]:
+    """Read the file of ``load`` again; the names of the options that have changed, like
+    ``api.port``.
+
+    Raises:
+        ConfigError: as ``load`` does; then nothing has changed.
+    """
+    path = CONF.config_file[0] if CONF.config_file else None
+    trial = cfg.ConfigOpts()
+    register(trial)
+    _fill(trial, path, process)
+    before, now = (_values(conf) for conf in (CONF, trial))
+    libraries = _library_lines(path)
+    changed = [name for name in now if now[name] != before[name]]
+    changed += sorted(
+        name
+        for name in libraries.keys() | _of_libraries.keys()
+        if libraries.get(name) != _of_libraries.get(name)
+    )
+    CONF._sources[:] = trial._sources
+    CONF.reload_config_files()
+    _of_libraries.clear()
+    _of_libraries.update(libraries)
+    return changed
+
+
+#: What the file says of options of libraries, which are not known yet when it is read.
+_of_libraries: dict[str, str] = {}
+
+
+def _library_lines(path: str | None) -> dict[str, str]:
+    own = {f"{group}.{option.dest}" for group, options in OPTIONS.items() for option in options}
+    found = config_file.lines(path) if path else []
+    named = {f"{line.section}.{line.option}": line.value for line in found}
+    return {name: value for name, value in named.items() if name not in own}
+
+
+def _values(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    return {
+        f"{group}.{option.dest}": (conf if group == "DEFAULT" else conf[group])[option.dest]
+        for group, options in OPTIONS.items()
+        for option in options
+    }
+
+
+def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
+    """Let ``conf`` have what the file and the credentials say. Raises ConfigError."""
+    conf.set_default("state_dir", AGENT_STATE if process == AGENT else STATE)
     try:
-        CONF(
+        conf(
             args=[],
             project="kilonova",
             default_config_files=[path] if path else [],
             default_config_dirs=[],
         )
-        given = _take_credentials()
+        given = _take_credentials(conf)
         for group, options in OPTIONS.items():
-            section = CONF if group == "DEFAULT" else CONF[group]
+            section = conf if group == "DEFAULT" else conf[group]
             for option in options:
                 _read(section, group, option.dest)
     except cfg.ConfigFilesNotFoundError as problem:
@@ -413,8 +466,7 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
         ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
-    _check_names_and_limits(path, given)
-    return CONF
+    _check_names_and_limits(conf, path, given)
 
 
 def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
@@ -425,26 +477,26 @@ def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: 
         raise cfg.Error(f"credential {group}.{name}: {problem}") from problem
 
 
-def _take_credentials() -> set[str]:
+def _take_credentials(conf: cfg.ConfigOpts) -> set[str]:
     """Let the values of systemd's credentials be read where nobody else gives one; their names."""
     try:
         source = CredentialSource()
     except (OSError, ValueError) as problem:
         raise ConfigError(f"a credential of systemd cannot be read: {problem}") from problem
-    if CONF._sources:
-        CONF.reload_config_files()  # which forgets what the last one said
-    CONF._sources[:] = [source]  # its own way to add one is an option of the file
+    if conf._sources:
+        conf.reload_config_files()  # which forgets what the last one said
+    conf._sources[:] = [source]  # its own way to add one is an option of the file
     return set(source.values)
 
 
-def _check_names_and_limits(path: str | None, given: set[str]) -> None:
+def _check_names_and_limits(conf: cfg.ConfigOpts, path: str | None, given: set[str]) -> None:
     """Is every line and credential read by somebody, and do options go together? Raises
     ConfigError."""
     if path and (refused := config_file.unknown(path, OPTIONS)):
         raise ConfigError(refused)
     if refused := config_file.refused_credentials(path, given, OPTIONS):
         raise ConfigError(refused)
-    limits = CONF.database
+    limits = conf.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:
         raise ConfigError(
             f"{path}: [database] lock_timeout is {limits.lock_timeout}, and statement_timeout "

@@ -18,11 +18,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
 
-from common import __version__, config, log, metrics
+from common import __version__, config, log, metrics, reload
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
@@ -84,13 +85,16 @@ def checked(name: str, read: Callable[[], T]) -> T:
         refuse(name, problem)
 
 
-def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]) -> None:
+def run(
+    name: str, conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]
+) -> None:
     """Call ``open_up``, tell the supervisor that the process is ready, wait for a signal, and
-    close.
+    close. HUP has the configuration read again.
 
     ``open_up`` returns what closes everything that it opened.
     """
     stop, opened = threading.Event(), threading.Event()
+    woken: SimpleQueue[bool] = SimpleQueue()  # true: the configuration is to be read again
 
     def asked(number: int, frame: Any) -> None:
         if (
@@ -98,15 +102,18 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
         ):  # what still waits for a neighbour has nothing to finish
             os._exit(1 if stop.is_set() else 0)
         stop.set()
+        woken.put(False)
 
+    signal.signal(signal.SIGHUP, lambda number, frame: woken.put(True))
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, asked)
-    close = checked(Path(sys.argv[0]).name.removeprefix("kilonova-"), lambda: open_up(conf))
+    close = checked(name, lambda: open_up(conf))
     opened.set()
     metrics.serve()
     notify("READY=1")
     logger.info("ready")
-    stop.wait()
+    while woken.get():
+        reload.again(name)
     notify("STOPPING=1")
     threading.Timer(GRACE, os._exit, (0,)).start()
     close()

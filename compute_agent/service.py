@@ -461,7 +461,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 def main() -> None:
     """The console script kilonova-agent."""
-    service.run(service.start("agent"), open_up)
+    service.run("agent", service.start("agent"), open_up)
 
 
 if __name__ == "__main__":

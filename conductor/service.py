@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import access, errors, image_tickets, metrics, service, tls
+from common import access, errors, image_tickets, metrics, reload, service, tls
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
@@ -72,6 +72,28 @@ NO_SECRET = (
     "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "
     "same for all conductors and on no other machine"
 )
+#: Options that the engine takes over while it runs; and what of it those do not change.
+LIVE = (
+    *(
+        f"conductor.{name}"
+        for name in (
+            "batch",
+            "max_attempts",
+            "host_silence",
+            "resize_confirm_window",
+            "allow_resize_to_same_host",
+        )
+    ),
+    "agent.shutdown_timeout",
+    "share.apply_timeout",
+    "network.vif_plugging_*",
+    "scheduler.build_failure_limit",
+    "scheduler.build_failure_pause",
+    "scheduler.default_availability_zone",
+    "DEFAULT.reclaim_instance_interval",
+    "DEFAULT.shelved_offload_time",
+)
+NOT_LIVE = ("fence_host", "evacuation", "lease_micros")
 T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
 
@@ -413,6 +435,13 @@ def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
     }
 
 
+def _take_over(engine: Engine, conf: cfg.ConfigOpts) -> None:
+    """Let the rounds to come use the options in ``LIVE``."""
+    for name, value in _engine_options(conf).items():
+        if name not in NOT_LIVE:
+            setattr(engine, name, value)
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     _check(conf)
@@ -438,6 +467,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         vault=Vault(conf.secret_key),
         **_engine_options(conf),
     )
+
+    reload.takes(*reload.OF_IDENTITY)
+    reload.takes(*LIVE, then=lambda conf: _take_over(engine, conf))
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
@@ -471,7 +503,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 def main() -> None:
     """The console script kilonova-conductor."""
-    service.run(service.start("conductor"), open_up)
+    service.run("conductor", service.start("conductor"), open_up)
 
 
 if __name__ == "__main__":

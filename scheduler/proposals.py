@@ -21,7 +21,7 @@ class Proposals:
 
     def __init__(self, hosts: Hosts, options: SelectionOptions) -> None:
         self._hosts = hosts
-        self._options = options
+        self.options = options
 
     def select(self, specs: Sequence[RequestSpec], fresh: bool = False) -> list[Selection]:
         """Propose hosts for each server, in the order of the list.
@@ -34,7 +34,7 @@ class Proposals:
         self._hosts.withdraw(spec.server for spec in specs)
         read = self._hosts.refresh(at_once=fresh)
         around = self._hosts.around(specs)
-        choices = select(self._hosts.snapshot(around), specs, self._options)
+        choices = select(self._hosts.snapshot(around), specs, self.options)
         if not all(choice.selection.hosts for choice in choices):
             if not read:
                 self._hosts.refresh(at_once=True)
@@ -51,7 +51,7 @@ class Proposals:
             Unavailable: the database does not answer.
         """
         self._hosts.refresh(at_once=True)
-        return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self._options)
+        return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self.options)
 
     def _last_resort(
         self, specs: Sequence[RequestSpec], choices: list[Choice], around: RequestFacts
@@ -67,7 +67,7 @@ class Proposals:
                 missing.append(number)
         for number, choice in zip(
             missing,
-            select(snapshot, [specs[number] for number in missing], self._options),
+            select(snapshot, [specs[number] for number in missing], self.options),
             strict=True,
         ):
             choices[number] = choice

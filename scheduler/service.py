@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from common import access, errors, metrics, service
+from common import access, errors, metrics, reload, service
 from common.broker_identities import SCHEDULER
 from common.clock import Clock
+from common.config import ConfigError
 from common.models import Explanation, RequestSpec, Selection
 from common.notifications.options import NotificationSettings
 from common.rpc import scheduler as scheduler_rpc
@@ -31,6 +32,23 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 
 log = logging.getLogger(__name__)
+#: Options that are taken over while it runs.
+LIVE = (
+    "conductor.max_attempts",
+    *(
+        f"scheduler.{name}"
+        for name in (
+            "enabled_*",
+            "max_*",
+            "isolated_*",
+            "restrict_*",
+            "aggregate_*",
+            "image_properties_*",
+            "[!i]*_weight_multiplier",
+            "io_ops_weight_multiplier",
+        )
+    ),
+)
 HEARTBEAT_SECONDS = 10.0  # seconds between two signs of life
 
 
@@ -51,6 +69,11 @@ class OneAtATime:
             metrics.SELECTIONS.add("hosts" if selection.hosts else "none")
         return selections
 
+    def choose_by(self, wanted: SelectionOptions) -> None:
+        """From the next request on."""
+        with self._turn:
+            self._proposals.options = wanted
+
     def explain(self, spec: RequestSpec) -> Explanation:
         """See ``Proposals.explain``."""
         with self._turn:
@@ -58,7 +81,7 @@ class OneAtATime:
 
 
 def options(conf: cfg.ConfigOpts) -> SelectionOptions:
-    """What the configuration says about choosing; ends the process when a filter or weigher is
+    """What the configuration says about choosing. Raises ConfigError: a filter or weigher is
     unknown."""
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
@@ -69,7 +92,7 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
             tuple(metrics) if conf.metrics.required else (),
         )
     except (filters.UnknownFilter, weighers.UnknownWeigher) as problem:
-        service.refuse("scheduler", problem)
+        raise ConfigError(str(problem)) from problem
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
@@ -85,6 +108,15 @@ def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
     )
 
 
+def _take_over(answering: OneAtATime, reading: ReadOptions, conf: cfg.ConfigOpts) -> None:
+    """Choose by new options from now on. Raises ConfigError: a name is unknown, or something else
+    has to be read of the hosts."""
+    wanted = options(conf)
+    if read_options(conf) != reading:
+        raise ConfigError("what is read of hosts has changed too, which takes a restart")
+    answering.choose_by(wanted)
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
@@ -94,9 +126,10 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
-    scheduler_rpc.serve(
-        transport, name, OneAtATime(Proposals(Hosts(store, Clock(), read_options(conf)), wanted))
-    )
+    reading = read_options(conf)
+    answering = OneAtATime(Proposals(Hosts(store, Clock(), reading), wanted))
+    reload.takes(*LIVE, then=lambda conf: _take_over(answering, reading, conf))
+    scheduler_rpc.serve(transport, name, answering)
     stop = threading.Event()
     threading.Thread(
         target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True
@@ -122,7 +155,7 @@ def _beat(store: Store, host: str, stop: threading.Event) -> None:
 
 def main() -> None:
     """The console script kilonova-scheduler."""
-    service.run(service.start("scheduler"), open_up)
+    service.run("scheduler", service.start("scheduler"), open_up)
 
 
 if __name__ == "__main__":

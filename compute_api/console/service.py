@@ -22,7 +22,7 @@ from oslo_config import cfg
 from websockets.http11 import Request, Response
 from websockets.sync import server as websockets
 
-from common import access, errors, service, tls
+from common import access, errors, reload, service, tls
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
@@ -209,6 +209,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.vault import Vault
 
     options = conf.console
+    reload.takes(*reload.OF_IDENTITY)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     tls.protecting(
         conf, "hosts' consoles", [], listens=True
@@ -261,7 +262,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 def main() -> None:
     """The console script kilonova-console."""
-    service.run(service.start("console"), open_up)
+    service.run("console", service.start("console"), open_up)
 
 
 if __name__ == "__main__":

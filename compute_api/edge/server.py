@@ -7,6 +7,7 @@ threads of libraries still run."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from oslo_config import cfg
 
-from common import metrics
+from common import config, metrics, reload
 from common.config import ConfigError
 from common.service import EX_CONFIG
 from common.tls import Tls
@@ -27,6 +28,10 @@ from compute_api.edge import access_log
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.worker import Worker
 
+logger = logging.getLogger(__name__)
+#: What a master has read for good: options, and those of a service's own section.
+KEPT = ("http.*", "tls.*")
+KEPT_OF_SECTION = ("host", "port", "workers", "threads", "max_body", "policy_file")
 BODY_MARGIN_BYTES = (
     64 * 1024
 )  # bytes by which a body may be too long and is still read, to be told so
@@ -120,6 +125,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
                 "ssl_context": lambda conf, usual: tls.for_server(proved=False),
             }
         super().__init__()
+        reload.takes("*")
 
     def load_config(self) -> None:
         """Called by gunicorn."""
@@ -137,6 +143,38 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             raise AppImportError(
                 f"{self._name}: {problem}"
             ) from problem  # which ends the master too
+
+    def reload(self) -> None:
+        """Called by gunicorn in the master on HUP; new workers then take the place of the old ones,
+        and read everything anew but what the master holds: ``KEPT``."""
+        own = self._name.removeprefix("kilonova-")
+        section = own.replace("-", "_")
+        if self._can_be_made_again(own):
+            reload.again(own, *KEPT, *(f"{section}.{name}" for name in KEPT_OF_SECTION))
+        super().reload()
+
+    def _can_be_made_again(self, own: str) -> bool:
+        """Would a worker start with the file as it is now? Tried in a child, because one that does
+        not would end the master."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                config.reread(own)
+                self._load()
+                os.write(write, b"+")
+            except ConfigError as problem:
+                logger.error("the configuration stays as it was: %s", problem)
+            except Exception:
+                logger.exception("the configuration stays as it was")
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as answer:
+            made = answer.read() == b"+"
+        with contextlib.suppress(ChildProcessError):  # gunicorn has waited for it
+            os.waitpid(child, 0)
+        return made
 
     def run(self) -> None:
         """Serve until a signal. What a worker finds wrong with the configuration ends the master as

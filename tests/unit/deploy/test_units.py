@@ -177,5 +177,10 @@ def test_state_is_where_the_process_looks_for_it(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
+def test_reload_has_the_configuration_read_again(unit: Path) -> None:
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in lines(unit)
+
+
+@pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
 def test_what_has_to_be_mended_first_is_not_started_again(unit: Path) -> None:
     assert f"RestartPreventExitStatus={service.EX_CONFIG}" in lines(unit)

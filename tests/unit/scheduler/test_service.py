@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from common import service
 from scheduler.service import options, read_options
 from tests.unit.scheduler.conftest import conf
 
@@ -65,4 +66,4 @@ def test_what_nobody_knows_ends_the_process_naming_the_option_and_what_is_allowe
     values: dict[str, list[str]], text: str
 ) -> None:
     with pytest.raises(SystemExit, match=text):
-        options(conf(**values))
+        service.checked("scheduler", lambda: options(conf(**values)))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGHUP: the configuration is read again, what can change is in force, and one line says what
+needs a restart.
+
+A file that is wrong changes nothing. Which sections a process reads stands in ``SECTIONS``; who can
+take over new values says so with ``takes``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+from oslo_config import cfg
+
+from common import config, config_file, log
+
+logger = logging.getLogger(__name__)
+#: What each process reads of the file: a change elsewhere is another process's.
+SECTIONS = {
+    "api": "DEFAULT database tls api http conductor host_keys scheduler identity image network share console quota "
+    "notifications",
+    "placement": "DEFAULT database tls http identity placement",
+    "metadata": "DEFAULT database tls http metadata vendor_data",
+    "image-gateway": "DEFAULT tls http identity image image_gateway",
+    "console": "DEFAULT database tls host_keys identity console",
+    "conductor": "DEFAULT database tls conductor host_keys ha scheduler agent image_gateway identity image network "
+    "share notifications",
+    "scheduler": "DEFAULT database tls scheduler metrics conductor notifications",
+    "agent": "DEFAULT tls agent migration metadata vendor_data",
+}
+#: Read by IdentityClient whenever it asks.
+OF_IDENTITY = ("identity.*", "image.endpoint", "network.endpoint", "share.endpoint")
+
+
+#: Options that can be taken over, with what is called when one of them has changed.
+_taken: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
+    (("DEFAULT.log_level",), lambda conf: log.start(conf.log_level))
+]
+
+
+def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: None) -> None:
+    """Changes of these options (``identity.*``) are in force in this process once ``then`` has been
+    called, which raises ConfigError where it cannot take them over."""
+    _taken.append((options, then))
+
+
+def again(process: str, *after_a_restart: str) -> None:
+    """Read the file again; nothing that stands in it ends the process. ``after_a_restart``: options
+    that can not be taken over although ``takes`` has a pattern for them."""
+    try:
+        changed = [name for name in config.reread(process) if _section(name) in _sections(process)]
+    except config.ConfigError as problem:
+        logger.error("the configuration stays as it was: %s", problem)
+        return
+    for options, then in _taken:
+        if any(_is_one(name, options) for name in changed):
+            try:
+                then(config.CONF)
+            except config.ConfigError as problem:
+                logger.error("%s stays as it was: %s", ", ".join(options), problem)
+    known = [option for options, _ in _taken for option in options]
+    kept = [name for name in changed if _is_one(name, after_a_restart) or not _is_one(name, known)]
+    logger.info(
+        "the configuration was read again; in force: %s; after a restart: %s",
+        ", ".join(name for name in changed if name not in kept) or "nothing new",
+        ", ".join(kept) or "nothing more",
+    )
+
+
+def _is_one(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _section(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _sections(process: str) -> list[str]:
+    return [*SECTIONS[process].split(), *config_file.LIBRARIES, *config_file.LOGINS]
