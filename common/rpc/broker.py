@@ -107,9 +107,15 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
 
     Raises:
         ConfigError: the broker refuses the name, the password or the virtual host.
-        Unavailable: it does not answer.
+        Unavailable: it does not answer, or none is named.
     """
-    connection = opener(conf, url)(heartbeat=0)
+    connect = opener(conf, url)
+    if not oslo_messaging.TransportURL.parse(conf, url).hosts:
+        raise errors.Unavailable(
+            f"{option} names no broker: set [DEFAULT] transport_url, like "
+            "rabbit://kilonova:PASSWORD@127.0.0.1:5672/"
+        )
+    connection = connect(heartbeat=0)
     try:
         connection.default_channel  # noqa: B018  # connects
     except BROKEN as problem:

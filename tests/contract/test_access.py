@@ -114,6 +114,7 @@ def test_a_wrong_password_at_the_identity_service(
     done = started(
         tmp_path,
         module,
+        "transport_url = rabbit://u:p@127.0.0.1:1/",
         "[database]",
         f"url = sqlite:///{tmp_path}/k.db",
         "[identity]",

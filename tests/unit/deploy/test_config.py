@@ -51,6 +51,12 @@ def test_each_neighbour_has_a_line(run: Run, tmp_path: Path) -> None:
     assert "database: works: sqlite, version " in run(control_plane(tmp_path), "check")[1]
 
 
+def test_a_broker_that_is_not_named_is_said(run: Run) -> None:
+    status, told = run("[identity]\nauth_url = http://127.0.0.1:1/v3\n", "check")
+    assert status == 1
+    assert "\nbroker: does not work: transport_url names no broker: set [DEFAULT]" in told
+
+
 def test_only_the_file_is_read_when_that_is_asked(run: Run, tmp_path: Path) -> None:
     assert run(control_plane(tmp_path), "check", "--no-neighbours") == (
         0,
