@@ -437,7 +437,7 @@ def _library_lines(path: str | None) -> dict[str, str]:
     return {name: value for name, value in named.items() if name not in own}
 
 
-def _values(conf: cfg.ConfigOpts) -> dict[str, Any]:
+def _values(conf: cfg.ConfigOpts) -> dict[str, object]:
     return {
         f"{group}.{option.dest}": (conf if group == "DEFAULT" else conf[group])[option.dest]
         for group, options in OPTIONS.items()

@@ -17,18 +17,20 @@ from oslo_config import cfg
 from common import config, config_file, log
 
 logger = logging.getLogger(__name__)
-#: What each process reads of the file: a change elsewhere is another process's.
+#: What all processes read.
+OF_ALL = ("DEFAULT", "log", "prometheus", "tls")
+#: What each process reads of the file beside: a change elsewhere is another process's.
 SECTIONS = {
-    "api": "DEFAULT database tls api http conductor host_keys scheduler identity image network share console quota "
+    "api": "database api http conductor host_keys scheduler identity image network share console quota "
     "notifications",
-    "placement": "DEFAULT database tls http identity placement",
-    "metadata": "DEFAULT database tls http metadata vendor_data",
-    "image-gateway": "DEFAULT tls http identity image image_gateway",
-    "console": "DEFAULT database tls host_keys identity console",
-    "conductor": "DEFAULT database tls conductor host_keys ha scheduler agent image_gateway identity image network "
+    "placement": "database http identity placement",
+    "metadata": "database http metadata vendor_data",
+    "image-gateway": "http identity image image_gateway",
+    "console": "database host_keys identity console",
+    "conductor": "database conductor host_keys ha scheduler agent image_gateway identity image network "
     "share notifications",
-    "scheduler": "DEFAULT database tls scheduler metrics conductor notifications",
-    "agent": "DEFAULT tls agent migration metadata vendor_data",
+    "scheduler": "database scheduler metrics conductor notifications",
+    "agent": "agent migration metadata vendor_data",
 }
 #: Read by IdentityClient whenever it asks.
 OF_IDENTITY = ("identity.*", "image.endpoint", "network.endpoint", "share.endpoint")
@@ -36,7 +38,10 @@ OF_IDENTITY = ("identity.*", "image.endpoint", "network.endpoint", "share.endpoi
 
 #: Options that can be taken over, with what is called when one of them has changed.
 _taken: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
-    (("DEFAULT.log_level",), lambda conf: log.start(conf.log_level))
+    (
+        ("DEFAULT.log_level", "log.format"),
+        lambda conf: log.start(conf.log_level, conf.log.format),
+    )
 ]
 
 
@@ -78,4 +83,4 @@ def _section(name: str) -> str:
 
 
 def _sections(process: str) -> list[str]:
-    return [*SECTIONS[process].split(), *config_file.LIBRARIES, *config_file.LOGINS]
+    return [*OF_ALL, *SECTIONS[process].split(), *config_file.LIBRARIES, *config_file.LOGINS]

@@ -77,5 +77,8 @@ def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCapture
 
 
 def test_every_section_is_read_by_somebody() -> None:
-    read = {section for sections in reload.SECTIONS.values() for section in sections.split()}
+    read = {
+        *reload.OF_ALL,
+        *(section for sections in reload.SECTIONS.values() for section in sections.split()),
+    }
     assert read == set(config.OPTIONS)
