@@ -110,13 +110,6 @@ class LiveLab(Live):
         finally:
             self.open_all()
 
-    def open_all(self) -> None:
-        """Every host takes new guests."""
-        compute = self.seed.admin.compute
-        for service in list(compute.services(binary="nova-compute")):
-            if service.status != "enabled":
-                compute.enable_service(service)
-
     # --- what is so ---
     def uri(self, host: str) -> str:
         """Of a host's libvirtd."""

@@ -313,6 +313,13 @@ class Live:
             if (service.status == "enabled") != wanted:
                 (compute.enable_service if wanted else compute.disable_service)(service)
 
+    def open_all(self) -> None:
+        """Every host takes new guests."""
+        compute = self.seed.admin.compute
+        for service in list(compute.services(binary="nova-compute")):
+            if service.status != "enabled":
+                compute.enable_service(service)
+
     @contextmanager
     def configured(
         self, *processes: str, host: str | None = None, **sections: Mapping[str, str]
