@@ -91,7 +91,7 @@ def of_role(
     password: str,
     prefix: str = PREFIX,
     calls: str = CALLS,
-    told: str = "nova",
+    notifications: str = "nova",
     topics: Sequence[str] = ("notifications", "versioned_notifications"),
 ) -> Identity:
     """The identity of API, CONSOLE, SCHEDULER or CONDUCTOR. ``calls``: the exchange between these;
@@ -137,14 +137,17 @@ def of_role(
         role,
         password,
         prefix,
-        [served, doors, answers, replies, called, hosts, re.escape(told), outbox],
-        [served, doors, answers, _DEFAULT, called, re.escape(told), outbox],
-        [served, doors, answers, replies, called, hosts, re.escape(told)],
+        [served, doors, answers, replies, called, hosts, re.escape(notifications), outbox],
+        [served, doors, answers, _DEFAULT, called, re.escape(notifications), outbox],
+        [served, doors, answers, replies, called, hosts, re.escape(notifications)],
         Topic(exchange(prefix), read=rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.#$"),
         Topic(
             calls,
             *_sides(
-                calls == told, rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)", heard, outbox
+                calls == notifications,
+                rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)",
+                heard,
+                outbox,
             ),
         ),
     )

@@ -147,7 +147,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("connections_per_address", default=500, min=1,
                    help="The same for one address (of IPv6: one /64). More behind a proxy: it is one address."),
         cfg.IntOpt("head_seconds", default=10, min=1, help="Seconds that a request's line and headers may take."),
-        cfg.IntOpt("patience_seconds", default=10, min=1,
+        cfg.IntOpt("stall_timeout_seconds", deprecated_name="patience_seconds", default=10, min=1,
                    help="Seconds that a body may take to come and an answer to be taken, beside one for each 16 KiB."),
         cfg.IntOpt("idle_seconds", default=75, min=1, help="Seconds that a connection stays open between requests."),
     ),

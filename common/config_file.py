@@ -15,7 +15,7 @@ from pathlib import Path
 
 from oslo_config import cfg, iniparser
 
-MOST_TOLD = 5  #: unknown names that one refusal tells of
+MAX_SHOWN = 5  #: unknown names that one refusal tells of
 #: oslo.messaging's and keystoneauth's own, by section.
 LIBRARIES: dict[str, frozenset[str]] = {
     "DEFAULT": frozenset(
@@ -141,9 +141,9 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
     logins = {line.value for line in parsed.found if line.option == "auth_section"} | LOGINS.keys()
     for section in logins & parsed.sections.keys():
         known[section] = _login(section, parsed.found)
-    told = list(_told(parsed, known, logins))
-    more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
-    return f"{path}:" + "; ".join(told[:MOST_TOLD]) + more if told else ""
+    shown = list(_described(parsed, known, logins))
+    more = f" (and {len(shown) - MAX_SHOWN} more)" if len(shown) > MAX_SHOWN else ""
+    return f"{path}:" + "; ".join(shown[:MAX_SHOWN]) + more if shown else ""
 
 
 def refused_credentials(
@@ -164,7 +164,7 @@ def refused_credentials(
     return ""
 
 
-def _told(parsed: _Lines, known: Mapping[str, set[str]], logins: set[str]) -> Iterator[str]:
+def _described(parsed: _Lines, known: Mapping[str, set[str]], logins: set[str]) -> Iterator[str]:
     sections = sorted({*known, *logins})
     for section, number in parsed.sections.items():
         if section not in known:

@@ -137,12 +137,12 @@ class OwnKeys:
         )
         try:
             mode = path.stat().st_mode
-            told = json.loads(path.read_text())
+            content = json.loads(path.read_text())
             own = cls(
-                told["host"],
-                int(told["generation"]),
-                {purpose: told["keys"][purpose] for purpose in Purpose},
-                told.get("transport_url", ""),
+                content["host"],
+                int(content["generation"]),
+                {purpose: content["keys"][purpose] for purpose in Purpose},
+                content.get("transport_url", ""),
             )
             assert all(len(bytes.fromhex(secret)) == 32 for secret in own.secrets.values())
         except FileNotFoundError as problem:

@@ -20,25 +20,25 @@ FORMATS = ("ext2", "ext3", "ext4", "xfs", "vfat", "ntfs")
 BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 
 
-def of(flavor: Flavor, asked: JsonObject | None) -> list[LocalDisk]:
+def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
     """The disks of a server of this flavor. What was asked for follows another flavor only as far
     as it must: an ephemeral disk keeps its size, swap is never more than the flavor has."""
     disks = [
         LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
-        for number, (gb, kind) in enumerate(_ephemeral(flavor, asked))
+        for number, (gb, kind) in enumerate(_ephemeral(flavor, requested))
     ]
-    swap_mb = min((asked or {}).get("swap_mb", flavor.swap_mb), flavor.swap_mb)
+    swap_mb = min((requested or {}).get("swap_mb", flavor.swap_mb), flavor.swap_mb)
     return [*disks, LocalDisk(SWAP, swap_mb, SWAP)] if swap_mb else disks
 
 
-def ephemeral_gb(flavor: Flavor, asked: JsonObject | None) -> int:
+def ephemeral_gb(flavor: Flavor, requested: JsonObject | None) -> int:
     """GiB of the ephemeral disks that a server of this flavor has whatever its next flavor says."""
-    return sum(gb for gb, _ in _ephemeral(flavor, asked))
+    return sum(gb for gb, _ in _ephemeral(flavor, requested))
 
 
-def _ephemeral(flavor: Flavor, asked: JsonObject | None) -> list[tuple[int, str]]:
+def _ephemeral(flavor: Flavor, requested: JsonObject | None) -> list[tuple[int, str]]:
     """(GiB, file system) of each."""
-    parts = (asked or {}).get("ephemeral") or ([{}] if flavor.ephemeral_gb else [])
+    parts = (requested or {}).get("ephemeral") or ([{}] if flavor.ephemeral_gb else [])
     return [(part.get("gb") or flavor.ephemeral_gb, part.get("format") or "") for part in parts]
 
 

@@ -79,10 +79,10 @@ def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
         words = _first_line(one)
         if words and words not in text:
             text = f"{text}: {words}"
-    told = copy.copy(record)
-    told.msg, told.args, told.exc_info, told.exc_text = text, None, None, None
-    told.trouble = (type(cause).__name__, _alike(_first_line(cause)))
-    return told
+    line = copy.copy(record)
+    line.msg, line.args, line.exc_info, line.exc_text = text, None, None, None
+    line.trouble = (type(cause).__name__, _alike(_first_line(cause)))
+    return line
 
 
 def _problems_in(record: logging.LogRecord) -> list[BaseException]:
@@ -160,6 +160,6 @@ def _key(record: logging.LogRecord) -> object:
 
 
 def _counted(record: logging.LogRecord, more: int) -> logging.LogRecord:
-    told = copy.copy(record)
-    told.msg, told.args = f"{record.getMessage()} ({more} more like it in the last minute)", None
-    return told
+    line = copy.copy(record)
+    line.msg, line.args = f"{record.getMessage()} ({more} more like it in the last minute)", None
+    return line

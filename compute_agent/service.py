@@ -293,7 +293,7 @@ class AgentProcess:
             self._agent.noticed(inventory, metrics)
             self._agent.looked(domains)
 
-    def _exchange(self, ask: bool, patience: float) -> None:
+    def _exchange(self, ask: bool, timeout: float) -> None:
         registration = self._agent.needs_registration()
         with self._lock:
             moved, self._moved = self._moved, set()
@@ -311,10 +311,10 @@ class AgentProcess:
                 )
             began, answer = time.monotonic(), None
             try:
-                answer, access = self._conductor.sync(request, patience)
+                answer, access = self._conductor.sync(request, timeout)
             finally:
-                told = "none" if answer is None else "answered"
-                EXCHANGE_SECONDS.observe(time.monotonic() - began, told)
+                reported = "none" if answer is None else "answered"
+                EXCHANGE_SECONDS.observe(time.monotonic() - began, reported)
         except BaseException:
             with self._lock:
                 self._moved |= moved

@@ -38,7 +38,7 @@ class Heartbeats:
         self._sessions: dict[str, int] = {}
         self._waited_for: set[str] = set()
         #: Host -> what its heartbeat said of its domains, and until when it need not tell them.
-        self._told: dict[str, tuple[str, float]] = {}
+        self._summaries: dict[str, tuple[str, float]] = {}
 
     def answer(self, beat: Heartbeat) -> bool:
         """Does nothing wait for this host? Else it is to sync, with all its domains.
@@ -51,25 +51,28 @@ class Heartbeats:
             self._look(moment)
         if self._sessions.get(beat.host) != beat.session or beat.host in self._waited_for:
             return False
-        domains, until = self._told.setdefault(
+        domains, until = self._summaries.setdefault(
             beat.host, (beat.domains, moment + _spread(beat.host))
         )
         if domains == beat.domains and moment < until:
             return True
-        self._told[beat.host] = beat.domains, moment + COMPARE_SECONDS
+        self._summaries[beat.host] = beat.domains, moment + COMPARE_SECONDS
         return False
 
     def compare_soon(self, host: str) -> None:
         """What this host told of its domains could not be compared with the records: an action has
         the server."""
-        if host in self._told:
-            domains, until = self._told[host]
-            self._told[host] = domains, min(until, self._clock.monotonic() + COMPARE_SOON_SECONDS)
+        if host in self._summaries:
+            domains, until = self._summaries[host]
+            self._summaries[host] = (
+                domains,
+                min(until, self._clock.monotonic() + COMPARE_SOON_SECONDS),
+            )
 
     def compare_all(self) -> None:
         """The database was set back, by a fail-over or a restore: all hosts report what they have
         within a minute."""
-        self._told = {}
+        self._summaries = {}
 
     def _look(self, moment: float) -> None:
         def read(tx: Connection) -> tuple[dict[str, int], set[str]]:

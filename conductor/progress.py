@@ -41,13 +41,13 @@ _TASKS: dict[str, dict[CommandPhase, str]] = {
 def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
     """Phases by host and command key; those of commands that are not, or no more, waited for on
     that host are ignored."""
-    told = {
+    known = {
         (host, key.split("/")[0]): phase
         for (host, key), phase in phases.items()
         if not key.startswith("debt/")
     }
-    for row in actions.waiting(tx, {action for _, action in told}) if told else ():
-        phase = told.get((row.host or "", row.id))
+    for row in actions.waiting(tx, {action for _, action in known}) if known else ():
+        phase = known.get((row.host or "", row.id))
         if phase is None:
             continue
         progress = CommandProgress.parse(phase)

@@ -27,10 +27,10 @@ def divided(sync: Sync) -> list[Sync]:
     """The same report in parts: one for each field that tells something; of one field, one for each
     entry. Nothing when it tells one thing, or none."""
     bare = replace(sync, **_NOTHING)
-    told = {name: value for name in _NOTHING if (value := getattr(sync, name))}
-    if len(told) > 1:
-        return [replace(bare, **{name: value}) for name, value in told.items()]
-    entries = [(name, entry) for name, value in told.items() for entry in _entries(name, value)]
+    filled = {name: value for name in _NOTHING if (value := getattr(sync, name))}
+    if len(filled) > 1:
+        return [replace(bare, **{name: value}) for name, value in filled.items()]
+    entries = [(name, entry) for name, value in filled.items() for entry in _entries(name, value)]
     return [replace(bare, **{name: entry}) for name, entry in entries] if len(entries) > 1 else []
 
 

@@ -88,8 +88,8 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
     try:
         session = _session_apart(engine, sync)
         if sync.session in (0, session):
-            told = engine.store.write(lambda tx: _in_order(tx, sync), alone=False)
-            _absorb(engine, told, until)
+            reported = engine.store.write(lambda tx: _in_order(tx, sync), alone=False)
+            _absorb(engine, reported, until)
         return _answer_apart(engine, sync, session)
     except Exception as problem:
         log.exception(
@@ -132,38 +132,38 @@ def _session_apart(engine: Engine, sync: Sync) -> int:
     return session
 
 
-def _absorb(engine: Engine, told: Sync, until: float) -> None:
+def _absorb(engine: Engine, reported: Sync, until: float) -> None:
     """Take a part of a report in, divided further where that fails. What is left when the time is
     over comes again."""
     if engine.clock.monotonic() > until:
         return
     try:
-        heard = [report_parts.without(told, retries.locked_servers(engine))]
+        heard = [report_parts.without(reported, retries.locked_servers(engine))]
         flush.send(
             engine,
             engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False),
         )
-        engine.store.write(lambda tx: _describe(tx, told))
+        engine.store.write(lambda tx: _describe(tx, reported))
     except Exception as problem:
-        log.exception("what host %s tells cannot be taken in", told.host)
-        parts = report_parts.divided(told)
+        log.exception("what host %s tells cannot be taken in", reported.host)
+        parts = report_parts.divided(reported)
         for part in parts:
             _absorb(engine, part, until)
         if not parts:
-            _leave(engine, told, problem)
+            _leave(engine, reported, problem)
 
 
-def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
+def _leave(engine: Engine, reported: Sync, problem: Exception) -> None:
     """A thing that cannot be taken in is left out; an action that waits for it comes nearer to
     being stuck."""
-    log.error("host %s told this, which is left out: %s", told.host, told)
+    log.error("host %s told this, which is left out: %s", reported.host, reported)
     if isinstance(problem, errors.Unavailable):
-        retries.set_aside(engine, report_parts.servers_in(told))
+        retries.set_aside(engine, report_parts.servers_in(reported))
         return
-    engine.odd_hosts[told.host] = engine.clock.monotonic() + ODD_HOST_SECONDS
-    named = [result.key.split("/")[0] for result in told.results if isinstance(result.key, str)]
+    engine.odd_hosts[reported.host] = engine.clock.monotonic() + ODD_HOST_SECONDS
+    named = [result.key.split("/")[0] for result in reported.results if isinstance(result.key, str)]
     for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
-        if row.host == told.host:
+        if row.host == reported.host:
             retries.count_exception(engine, row, problem)
 
 
@@ -422,15 +422,17 @@ News = dict[tuple[str, str], DomainState]
 def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, Known]:
     """Domains whose state is not what the server's row says; and higher fences of servers that a
     host knows, by server and host. Compared without locks."""
-    told = {
+    reported = {
         (sync.host, domain.server): domain
         for sync in syncs
         for domain in [*(sync.domains or ()), *sync.changed]
     }
-    if not told:
+    if not reported:
         return {}, {}
-    servers = actions.servers_of(tx, (server for _, server in told))
-    known = [(servers[key[1]], key[0], domain) for key, domain in told.items() if key[1] in servers]
+    servers = actions.servers_of(tx, (server for _, server in reported))
+    known = [
+        (servers[key[1]], key[0], domain) for key, domain in reported.items() if key[1] in servers
+    ]
     ahead: Known = {}
     for server, host, domain in known:
         if server.action is not None and domain.power_state != server.power_state:
@@ -508,12 +510,12 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
     count, and it may be at work for an action that was ended. And the servers whose domain runs
     here although they are elsewhere."""
     domains = [*(sync.domains or ()), *sync.changed]
-    told = {domain.server: domain.fence for domain in domains}
+    reported = {domain.server: domain.fence for domain in domains}
     if sync.ask and sync.working:
-        told |= actions.ended_of(tx, (key.split("/")[0] for key in sync.working))
-    if not told:
+        reported |= actions.ended_of(tx, (key.split("/")[0] for key in sync.working))
+    if not reported:
         return {}, []
-    rows = actions.servers_of(tx, told)
+    rows = actions.servers_of(tx, reported)
     running = {
         domain.server
         for domain in domains
@@ -523,7 +525,7 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
         {
             row.id: row.fence
             for row in rows.values()
-            if row.host == sync.host and row.action is None and told[row.id] < row.fence
+            if row.host == sync.host and row.action is None and reported[row.id] < row.fence
         },
         [row.id for row in rows.values() if row.host != sync.host and row.id in running],
     )

@@ -81,7 +81,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     if row.failures + 1 < tries:
         return
     waits, step = row.state == "waiting", row.step or "begin"
-    told = (
+    message = (
         f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
         "can let it go on or end it."
     )
@@ -92,14 +92,14 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
         lease_until=None,
         sent_at=row.sent_at if waits else None,
     )
-    run.record_event(step, "stuck", row.host if waits else None, told, cause)
+    run.record_event(step, "stuck", row.host if waits else None, message, cause)
     before = getattr(run.server, "fault", None)
     if isinstance(before, dict) and "action" in before:  # of another one, which was superseded
         before = before["before"]
     run.set(
         fault={
             "code": 500,
-            "message": told,
+            "message": message,
             "details": cause,
             "created": run.locked_at,
             "action": row.id,

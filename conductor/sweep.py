@@ -176,12 +176,12 @@ def fail_where_nothing_comes(engine: Engine) -> None:
     for row in engine.store.read(
         lambda tx: actions.commands_on_dead_hosts(tx, lanes.FAILING_WITH_HOST, engine.batch)
     ):
-        told = (
+        message = (
             "Host {} was forced down before it had answered."
             if row.dead
             else "Host {} went down before it had answered."
         ).format(row.host)
-        _give_up(engine, row, "dead" if row.dead else "failed", told, retryable=True)
+        _give_up(engine, row, "dead" if row.dead else "failed", message, retryable=True)
     for reading in engine.store.read(
         lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch)
     ):
@@ -194,14 +194,14 @@ def fail_where_nothing_comes(engine: Engine) -> None:
         )
 
 
-def _give_up(engine: Engine, row: ActionRow, status: str, told: str, retryable: bool) -> None:
+def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryable: bool) -> None:
     """Nobody waits any longer for what a host was to do."""
     result = Result(
         f"{row.id}/{runner.name_in_key(row)}/{row.attempt}",
         row.server_id,
         row.fence,
         status,
-        error=told,
+        error=message,
         retryable=retryable,
     )
     try:
@@ -214,7 +214,7 @@ def _give_up(engine: Engine, row: ActionRow, status: str, told: str, retryable: 
         )
         retries.count_exception(engine, row, problem)
         return
-    log.warning("action %s does not wait any longer: %s", row.id, told)
+    log.warning("action %s does not wait any longer: %s", row.id, message)
     flush.send(engine, written)
 
 

@@ -323,8 +323,10 @@ class Columns:
     def fill_metrics(self, rows: Rows) -> None:
         """host, {name: number} as agents measured them; what is no number counts as not told."""
         base = self.base
-        for host, told in rows:
-            for name, value in told.items() if host in base.rows and isinstance(told, dict) else ():
+        for host, metrics in rows:
+            for name, value in (
+                metrics.items() if host in base.rows and isinstance(metrics, dict) else ()
+            ):
                 if isinstance(value, (int, float)):
                     column = base.metrics.setdefault(name, np.full(len(base.names), np.nan))
                     column[base.rows[host]] = value

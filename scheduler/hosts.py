@@ -184,9 +184,13 @@ class Hosts:
         named: dict[str, set[str]] = {}
         for spec in specs:
             for hint in HINTS:
-                told = spec.hints.get(hint)
+                hint_value = spec.hints.get(hint)
                 servers = (
-                    [told] if isinstance(told, str) else told if isinstance(told, list) else []
+                    [hint_value]
+                    if isinstance(hint_value, str)
+                    else hint_value
+                    if isinstance(hint_value, list)
+                    else []
                 )
                 named.setdefault(spec.project_id, set()).update(map(str, servers))
         asked = {project: servers for project, servers in named.items() if servers}

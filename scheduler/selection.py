@@ -154,9 +154,9 @@ def examine(
 
 def _metric_checks(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check]:
     for name in metrics:
-        told = snapshot.metrics.get(name)
+        values = snapshot.metrics.get(name)
         yield Check(
-            np.zeros(len(snapshot.names), np.bool_) if told is None else ~np.isnan(told),
+            np.zeros(len(snapshot.names), np.bool_) if values is None else ~np.isnan(values),
             f"not telling the metric {name}",
         )
 

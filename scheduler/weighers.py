@@ -125,8 +125,8 @@ def _metrics(conf: cfg.ConfigOpts) -> Weigher:
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         total, untold = np.zeros(rows.size), np.zeros(rows.size, np.bool_)
         for name, ratio in ratios.items():
-            told = snapshot.metrics.get(name)
-            found = np.full(rows.size, np.nan) if told is None else told[rows]
+            values = snapshot.metrics.get(name)
+            found = np.full(rows.size, np.nan) if values is None else values[rows]
             untold |= np.isnan(found)
             total += ratio * found
         return np.where(untold, unknown, total) if ratios else None

@@ -103,8 +103,12 @@ class HttpAnswer(Protocol):
 
 def wait_of(answer: HttpAnswer) -> float:
     """The seconds that an answer's Retry-After asks for, within bounds."""
-    told = str(answer.headers.get("Retry-After", "")).strip()
-    return min(float(told), MAX_WAIT_SECONDS) if told.isascii() and told.isdigit() else 0.0
+    retry_after = str(answer.headers.get("Retry-After", "")).strip()
+    return (
+        min(float(retry_after), MAX_WAIT_SECONDS)
+        if retry_after.isascii() and retry_after.isdigit()
+        else 0.0
+    )
 
 
 @dataclass

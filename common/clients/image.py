@@ -349,9 +349,9 @@ class Data:
 
     def __init__(self, answer: HttpAnswer) -> None:
         self._answer = answer
-        told = answer.headers.get("Content-Length", "")
+        length = answer.headers.get("Content-Length", "")
         self.size = (
-            int(told) if told.isdecimal() and "Content-Encoding" not in answer.headers else None
+            int(length) if length.isdecimal() and "Content-Encoding" not in answer.headers else None
         )
 
     def __iter__(self) -> Iterator[bytes]:

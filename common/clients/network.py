@@ -254,7 +254,7 @@ class NetworkClient:
         return found.rstrip("/").removesuffix("/v2.0")
 
     def _all(
-        self, token: str, noun: str, filters: JsonMapping, keep: bool = False
+        self, token: str, resource: str, filters: JsonMapping, keep: bool = False
     ) -> list[JsonObject]:
         """A list, every page of it; long lists of ids are asked for in pieces."""
         found: list[JsonObject] = []
@@ -266,16 +266,20 @@ class NetworkClient:
                     for value in (values if isinstance(values, (list, tuple)) else [values])
                 ]
             )
-            found += self._kept_list(token, noun, query) if keep else self._list(token, noun, query)
+            found += (
+                self._kept_list(token, resource, query)
+                if keep
+                else self._list(token, resource, query)
+            )
         return found
 
-    def _kept_list(self, token: str, noun: str, query: str) -> list[JsonObject]:
-        key = (f"{noun}?{query}", hashlib.sha256(token.encode()).hexdigest())
+    def _kept_list(self, token: str, resource: str, query: str) -> list[JsonObject]:
+        key = (f"{resource}?{query}", hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
             until, found = self._kept.get(key, (0.0, []))
         if self.monotonic() < until:
             return found
-        found = self._list(token, noun, query)
+        found = self._list(token, resource, query)
         if found:
             with self._lock:
                 if len(self._kept) >= REMEMBERED:
@@ -283,15 +287,15 @@ class NetworkClient:
                 self._kept[key] = (self.monotonic() + KEEP, found)
         return found
 
-    def _list(self, token: str, noun: str, query: str) -> list[JsonObject]:
-        key, path, found = noun.replace("-", "_"), f"/{noun}?{query}", []
+    def _list(self, token: str, resource: str, query: str) -> list[JsonObject]:
+        key, path, found = resource.replace("-", "_"), f"/{resource}?{query}", []
         while path:
             page = self._json("GET", path, token)
             found += page[key]
             following = [
                 link["href"] for link in page.get(f"{key}_links", ()) if link["rel"] == "next"
             ]
-            path = f"/{noun}?{following[0].partition('?')[2]}" if following else ""
+            path = f"/{resource}?{following[0].partition('?')[2]}" if following else ""
         return found
 
     def _json(

@@ -19,33 +19,37 @@ class Records(NetworkClient):
     """A client that also makes, changes and removes. Every method raises what the service refuses
     with: BadRequest, Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
 
-    def records(self, token: str, noun: str, **filters: object) -> list[JsonObject]:
+    def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]:
         """Those that have all these values."""
-        return self._all(token, noun, filters)
+        return self._all(token, resource, filters)
 
-    def record(self, token: str, noun: str, record_id: str) -> JsonObject:
+    def record(self, token: str, resource: str, record_id: str) -> JsonObject:
         """One of them."""
-        return dict(self._json("GET", _path(noun, record_id), token)[_key(noun)])
+        return dict(self._json("GET", _path(resource, record_id), token)[_key(resource)])
 
-    def create(self, token: str, noun: str, values: JsonObject) -> JsonObject:
+    def create(self, token: str, resource: str, values: JsonObject) -> JsonObject:
         """Make one."""
-        return dict(self._json("POST", f"/{noun}", token, {_key(noun): values})[_key(noun)])
-
-    def update(self, token: str, noun: str, record_id: str, values: JsonObject) -> JsonObject:
-        """Change one."""
         return dict(
-            self._json("PUT", _path(noun, record_id), token, {_key(noun): values})[_key(noun)]
+            self._json("POST", f"/{resource}", token, {_key(resource): values})[_key(resource)]
         )
 
-    def delete(self, token: str, noun: str, record_id: str) -> None:
+    def update(self, token: str, resource: str, record_id: str, values: JsonObject) -> JsonObject:
+        """Change one."""
+        return dict(
+            self._json("PUT", _path(resource, record_id), token, {_key(resource): values})[
+                _key(resource)
+            ]
+        )
+
+    def delete(self, token: str, resource: str, record_id: str) -> None:
         """Remove one."""
-        self._json("DELETE", _path(noun, record_id), token)
+        self._json("DELETE", _path(resource, record_id), token)
 
 
-def _path(noun: str, record_id: str) -> str:
-    return f"/{noun}/{quote(record_id, safe='')}"
+def _path(resource: str, record_id: str) -> str:
+    return f"/{resource}/{quote(record_id, safe='')}"
 
 
-def _key(noun: str) -> str:
+def _key(resource: str) -> str:
     """What one of them is called in a body."""
-    return noun.replace("-", "_").removesuffix("s")
+    return resource.replace("-", "_").removesuffix("s")

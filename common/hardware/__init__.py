@@ -73,21 +73,21 @@ def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
         the extra spec or
             the property.
     """
-    asked = HardwareSpecs(flavor, properties)
-    options.check(asked)
-    sockets, cores, threads_per_core = topology(asked)
-    own, threads = dedicated(asked)
-    page = pages(asked)
+    requested = HardwareSpecs(flavor, properties)
+    options.check(requested)
+    sockets, cores, threads_per_core = topology(requested)
+    own, threads = dedicated(requested)
+    page = pages(requested)
     return Hardware(
         sockets,
         cores,
         threads_per_core,
-        numa_nodes(asked, bool(own or page), page),
+        numa_nodes(requested, bool(own or page), page),
         own,
         threads,
         page,
-        devices(asked),
-        options.options(asked),
+        devices(requested),
+        options.options(requested),
     )
 
 
@@ -99,12 +99,12 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
     Raises:
         BadRequest: as ``hardware``.
     """
-    asked = HardwareSpecs(flavor, properties)
-    own = len(dedicated(asked)[0])
+    requested = HardwareSpecs(flavor, properties)
+    own = len(dedicated(requested)[0])
     amounts = dict(
         zip(OWN, (flavor.vcpus - own, own, flavor.memory_mb, flavor.disk_gb), strict=True)
     )
-    for name, value in asked.specs.items():
+    for name, value in requested.specs.items():
         if name.startswith(_RESOURCES):
             amount, kind = read(name, value, whole()), name.removeprefix(_RESOURCES)
             if (
@@ -127,11 +127,11 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
 def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """The traits that a host must have, and those that it must not have, sorted. Raises
     BadRequest."""
-    asked = HardwareSpecs(flavor, properties)
+    requested = HardwareSpecs(flavor, properties)
     found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
     for given, words in (
-        (asked.specs, ("required", "forbidden")),
-        (asked.properties, ("required",)),
+        (requested.specs, ("required", "forbidden")),
+        (requested.properties, ("required",)),
     ):
         for name, value in given.items():
             if name.startswith(_TRAIT):
@@ -141,10 +141,10 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
                         name, "a trait's name has capital letters, digits and underscores only."
                     )
                 found[read(name, value, one_of(*words))].add(trait)
-    if asked.flavor.ephemeral_gb or asked.flavor.swap_mb:
+    if requested.flavor.ephemeral_gb or requested.flavor.swap_mb:
         found["required"].add(LOCAL_DISKS)
     for option in OPTIONS:
-        model = asked.image(option.image, option.parse) if option.image in _DEVICES else None
+        model = requested.image(option.image, option.parse) if option.image in _DEVICES else None
         if model and model != "none":
             found["required"].add(_DEVICES[option.image] + model.upper())
     for trait in sorted(found["required"] & found["forbidden"]):

@@ -35,15 +35,15 @@ POLICIES, THREADS = ("shared", "dedicated", "mixed"), ("prefer", "isolate", "req
 _NUMBERED = re.compile(r"hw[:_]numa_(cpus|mem)\.(.{1,20})", re.DOTALL)
 
 
-def topology(asked: HardwareSpecs) -> tuple[int, int, int]:
+def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
     """(sockets, cores of each, threads of each); zeros when neither flavor nor image asks.
 
     Raises:
         BadRequest: no topology with the flavor's CPUs is within the limits.
     """
-    limits = [_limit(asked, kind) for kind in KINDS]
-    flavors = [asked.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
-    images = [asked.image(f"hw_cpu_{kind}", _NUMBER) for kind in KINDS]
+    limits = [_limit(requested, kind) for kind in KINDS]
+    flavors = [requested.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
+    images = [requested.image(f"hw_cpu_{kind}", _NUMBER) for kind in KINDS]
     preferred = flavors if any(flavors) else images
     if not any(preferred) and not any(limits):
         return 0, 0, 0
@@ -53,7 +53,7 @@ def topology(asked: HardwareSpecs) -> tuple[int, int, int]:
                 f"hw:cpu_{kind}" if any(flavors) else f"hw_cpu_{kind}",
                 f"{number} is more than the limit, which is {limit}.",
             )
-    vcpus = asked.flavor.vcpus
+    vcpus = requested.flavor.vcpus
     if vcpus > MAX_CPUS:
         raise refusal("hw:cpu_sockets", f"a topology has at most {MAX_CPUS} CPUs.")
     possible = [
@@ -63,7 +63,8 @@ def topology(asked: HardwareSpecs) -> tuple[int, int, int]:
     ]
     if not possible:
         raise refusal(
-            _first_limit(asked), f"the flavor's {vcpus} CPUs cannot be divided within the limits."
+            _first_limit(requested),
+            f"the flavor's {vcpus} CPUs cannot be divided within the limits.",
         )
     return max(
         possible,
@@ -74,9 +75,9 @@ def topology(asked: HardwareSpecs) -> tuple[int, int, int]:
     )
 
 
-def _limit(asked: HardwareSpecs, kind: str) -> int | None:
+def _limit(requested: HardwareSpecs, kind: str) -> int | None:
     spec, name = f"hw:max_cpu_{kind}", f"hw_cpu_max_{kind}"
-    flavors, images = asked.spec(spec, _NUMBER), asked.image(name, _NUMBER)
+    flavors, images = requested.spec(spec, _NUMBER), requested.image(name, _NUMBER)
     if flavors and images and images > flavors:
         raise refusal(
             name, f"{images} is more than the flavor's {spec} allows, which is {flavors}."
@@ -84,10 +85,11 @@ def _limit(asked: HardwareSpecs, kind: str) -> int | None:
     return images or flavors
 
 
-def _first_limit(asked: HardwareSpecs) -> str:
+def _first_limit(requested: HardwareSpecs) -> str:
     names = [name for kind in KINDS for name in (f"hw:max_cpu_{kind}", f"hw_cpu_max_{kind}")]
     return next(
-        (name for name in names if name in asked.specs or name in asked.properties), names[0]
+        (name for name in names if name in requested.specs or name in requested.properties),
+        names[0],
     )
 
 
@@ -101,18 +103,20 @@ def _topologies(vcpus: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def dedicated(asked: HardwareSpecs) -> tuple[frozenset[int], str]:
+def dedicated(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
     """The guest CPUs with host CPUs of their own, and which of a core's threads these shall be."""
-    policy = _policy(asked)
-    vcpus, mask = asked.flavor.vcpus, asked.spec("hw:cpu_dedicated_mask", cpus)
-    threads = asked.agreed("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
+    policy = _policy(requested)
+    vcpus, mask = requested.flavor.vcpus, requested.spec("hw:cpu_dedicated_mask", cpus)
+    threads = (
+        requested.agreed("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
+    )
     if mask is not None and policy != "mixed":
         raise refusal("hw:cpu_dedicated_mask", "only beside hw:cpu_policy=mixed.")
     if policy == "shared":
         if threads:
             name = (
                 "hw:cpu_thread_policy"
-                if "hw:cpu_thread_policy" in asked.specs
+                if "hw:cpu_thread_policy" in requested.specs
                 else "hw_cpu_thread_policy"
             )
             raise refusal(name, "only for dedicated CPUs; set hw:cpu_policy to dedicated or mixed.")
@@ -129,23 +133,23 @@ def dedicated(asked: HardwareSpecs) -> tuple[frozenset[int], str]:
     return mask, threads
 
 
-def _policy(asked: HardwareSpecs) -> str:
-    policy = asked.agreed("hw:cpu_policy", "hw_cpu_policy", one_of(*POLICIES))
-    shared, own = (asked.spec(f"resources:{name}", whole()) for name in ("VCPU", "PCPU"))
+def _policy(requested: HardwareSpecs) -> str:
+    policy = requested.agreed("hw:cpu_policy", "hw_cpu_policy", one_of(*POLICIES))
+    shared, own = (requested.spec(f"resources:{name}", whole()) for name in ("VCPU", "PCPU"))
     if own:
-        if "hw:cpu_policy" in asked.specs or shared:
+        if "hw:cpu_policy" in requested.specs or shared:
             raise refusal(
                 "resources:PCPU",
                 "not beside hw:cpu_policy or resources:VCPU, which say it otherwise.",
             )
-        if own != asked.flavor.vcpus:
-            raise refusal("resources:PCPU", f"must be the flavor's CPUs, {asked.flavor.vcpus}.")
+        if own != requested.flavor.vcpus:
+            raise refusal("resources:PCPU", f"must be the flavor's CPUs, {requested.flavor.vcpus}.")
         if policy not in (None, "dedicated"):
             raise refusal("hw_cpu_policy", "the flavor's resources:PCPU makes all CPUs dedicated.")
         return "dedicated"
     if policy in ("dedicated", "mixed"):
         for name in ("resources:VCPU", "resources:PCPU"):
-            if name in asked.specs:
+            if name in requested.specs:
                 raise refusal(
                     name,
                     f"not beside CPUs that are {policy}; what these take follows from the policy.",
@@ -153,12 +157,12 @@ def _policy(asked: HardwareSpecs) -> str:
     return policy or "shared"
 
 
-def pages(asked: HardwareSpecs) -> int:
+def pages(requested: HardwareSpecs) -> int:
     """The page size, as ``Hardware.page_kb``. An image chooses only where the flavor says large or
     any."""
     flavors, images = (
-        asked.spec("hw:mem_page_size", page_kb),
-        asked.image("hw_mem_page_size", page_kb),
+        requested.spec("hw:mem_page_size", page_kb),
+        requested.image("hw_mem_page_size", page_kb),
     )
     if images is None or images == flavors:
         return flavors or 0
@@ -171,10 +175,10 @@ def pages(asked: HardwareSpecs) -> int:
     )
 
 
-def numa_nodes(asked: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
+def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
     """The guest's NUMA nodes; ``needed``: one at least."""
-    count = asked.agreed("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
-    for name in (*asked.specs, *asked.properties):
+    count = requested.agreed("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
+    for name in (*requested.specs, *requested.properties):
         if match := _NUMBERED.fullmatch(name):
             number = match[2] if re.fullmatch("[0-9]{1,9}", match[2], re.ASCII) else ""
             if not number or not count or int(number) >= count or str(int(number)) != number:
@@ -183,11 +187,11 @@ def numa_nodes(asked: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeR
                 )
     if not count and not needed:
         return ()
-    count, flavor = count or 1, asked.flavor
+    count, flavor = count or 1, requested.flavor
     if flavor.vcpus > MAX_CPUS:
         raise refusal("hw:numa_nodes", f"a guest with NUMA nodes has at most {MAX_CPUS} CPUs.")
-    numbers = _lists(asked, "cpus", count, cpus)
-    memory = _lists(asked, "mem", count, whole(1))
+    numbers = _lists(requested, "cpus", count, cpus)
+    memory = _lists(requested, "mem", count, whole(1))
     if numbers is None:
         numbers = [
             frozenset(range(first, first + _share(flavor.vcpus, count, "CPUs")))
@@ -217,11 +221,11 @@ def numa_nodes(asked: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeR
 
 
 def _lists(
-    asked: HardwareSpecs, what: str, count: int, parse: Callable[[str], Any]
+    requested: HardwareSpecs, what: str, count: int, parse: Callable[[str], Any]
 ) -> list[Any] | None:
     """What the numbered extra specs say for each NUMA node; None when nobody wrote any."""
     found = [
-        asked.agreed(f"hw:numa_{what}.{number}", f"hw_numa_{what}.{number}", parse)
+        requested.agreed(f"hw:numa_{what}.{number}", f"hw_numa_{what}.{number}", parse)
         for number in range(count)
     ]
     if all(one is None for one in found):

@@ -148,25 +148,25 @@ OPTIONS = (
 WATCHDOG = _unless("disabled", "none", "pause", "poweroff", "reset")
 
 
-def options(asked: HardwareSpecs) -> dict[str, str]:
+def options(requested: HardwareSpecs) -> dict[str, str]:
     """``Hardware.options``. Raises BadRequest."""
     found: dict[str, str] = {}
     for option in OPTIONS:
-        value = asked.agreed(option.spec, option.image, option.parse)
+        value = requested.agreed(option.spec, option.image, option.parse)
         if value and option.key:
             found[option.key] = value
     flavors, images = (
-        asked.spec("hw:watchdog_action", WATCHDOG),
-        asked.image("hw_watchdog_action", WATCHDOG),
+        requested.spec("hw:watchdog_action", WATCHDOG),
+        requested.image("hw_watchdog_action", WATCHDOG),
     )
     action = flavors if images is None else images  # here the image decides, as in Nova
     if action:
         found["watchdog_action"] = action
     _check_limits(found)
-    _check_rng(found, asked)
+    _check_rng(found, requested)
     _check_machine(found)
-    _check_video(found, asked)
-    _set_queues(found, asked)
+    _check_video(found, requested)
+    _set_queues(found, requested)
     return found
 
 
@@ -184,13 +184,13 @@ def _check_limits(found: dict[str, str]) -> None:
                 raise refusal(f"quota:vif_{way}_{what}", f"only beside quota:vif_{way}_average.")
 
 
-def _check_rng(found: dict[str, str], asked: HardwareSpecs) -> None:
+def _check_rng(found: dict[str, str], requested: HardwareSpecs) -> None:
     if "rng_period" in found and "rng_bytes" not in found:
         raise refusal("hw_rng:rate_period", "only beside hw_rng:rate_bytes.")
     if "rng_bytes" in found:
         found.setdefault("rng_period", "1000")
     if "rng" in found:
-        if "hw_rng_model" in asked.properties:
+        if "hw_rng_model" in requested.properties:
             raise refusal("hw_rng_model", "the flavor's hw_rng:allowed gives the guest none.")
         found.pop("rng_bytes", None)
         found.pop("rng_period", None)
@@ -207,8 +207,8 @@ def _check_machine(found: dict[str, str]) -> None:
         )
 
 
-def _check_video(found: dict[str, str], asked: HardwareSpecs) -> None:
-    most = asked.spec("hw_video:ram_max_mb", whole()) or 0
+def _check_video(found: dict[str, str], requested: HardwareSpecs) -> None:
+    most = requested.spec("hw_video:ram_max_mb", whole()) or 0
     if "video_ram_mb" in found and found.get("video_model") in ("virtio", "none"):
         raise refusal(
             "hw_video_ram", f"hw_video_model={found['video_model']} has no memory of its own."
@@ -221,7 +221,7 @@ def _check_video(found: dict[str, str], asked: HardwareSpecs) -> None:
         )
 
 
-def _set_queues(found: dict[str, str], asked: HardwareSpecs) -> None:
+def _set_queues(found: dict[str, str], requested: HardwareSpecs) -> None:
     if found.pop("vif_queues", None) is None:
         return
     if found.get("vif_model", "virtio") != "virtio":
@@ -229,8 +229,8 @@ def _set_queues(found: dict[str, str], asked: HardwareSpecs) -> None:
             "hw_vif_multiqueue_enabled",
             f"interfaces of model {found['vif_model']} have one queue; use hw_vif_model=virtio.",
         )
-    if asked.flavor.vcpus > 1:
-        found["vif_queues"] = str(min(asked.flavor.vcpus, _MAX_QUEUES))
+    if requested.flavor.vcpus > 1:
+        found["vif_queues"] = str(min(requested.flavor.vcpus, _MAX_QUEUES))
 
 
 # --- PCI devices ---
@@ -275,11 +275,11 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
     return dataclasses.replace(flavor, extra_specs=specs)
 
 
-def devices(asked: HardwareSpecs) -> tuple[DeviceRequest, ...]:
+def devices(requested: HardwareSpecs) -> tuple[DeviceRequest, ...]:
     """The PCI devices that a frozen flavor asks for."""
-    if ALIAS in asked.specs and RESOLVED not in asked.specs:
+    if ALIAS in requested.specs and RESOLVED not in requested.specs:
         raise refusal(ALIAS, "its names are not explained; set [api] pci_alias.")
-    return tuple(_request(part) for part in asked.specs.get(RESOLVED, "").split(",") if part)
+    return tuple(_request(part) for part in requested.specs.get(RESOLVED, "").split(",") if part)
 
 
 def _request(text: str) -> DeviceRequest:
@@ -415,9 +415,9 @@ _GROUPED = re.compile("(resources|trait)[a-zA-Z0-9_-]{1,64}:|group_policy$")
 _NUMBERED = re.compile("hw:numa_(cpus|mem)[.]")
 
 
-def check(asked: HardwareSpecs) -> None:
+def check(requested: HardwareSpecs) -> None:
     """Raises BadRequest that names the first extra spec or property that hosts do not carry out."""
-    for name, value in asked.specs.items():
+    for name, value in requested.specs.items():
         if name in SPECS:
             _refuse(name, value, SPECS[name])
         elif _GROUPED.match(name):
@@ -428,8 +428,8 @@ def check(asked: HardwareSpecs) -> None:
             )
         elif name.startswith(NAMESPACES) and name not in READ and not _NUMBERED.match(name):
             raise refusal(name, "hosts of this cloud know no such extra spec.")
-    for name in sorted(IMAGES.keys() & asked.properties.keys()):
-        _refuse(name, asked.properties[name], IMAGES[name])
+    for name in sorted(IMAGES.keys() & requested.properties.keys()):
+        _refuse(name, requested.properties[name], IMAGES[name])
 
 
 def _refuse(name: str, value: str, nothing: frozenset[str]) -> None:

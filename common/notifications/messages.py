@@ -60,7 +60,7 @@ PAYLOADS: dict[
 ] = {"instance": (_instance, _older_instance), "compute_task": (_task, _older_task)}
 
 
-class Told(Protocol):
+class OutboxMessage(Protocol):
     """A row of the outbox."""
 
     id: int
@@ -69,7 +69,7 @@ class Told(Protocol):
     body: JsonObject
 
 
-def messages(row: Told, form: str) -> list[Message]:
+def messages(row: OutboxMessage, form: str) -> list[Message]:
     """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent
     again."""
     newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun, _older_noun))

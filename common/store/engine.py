@@ -58,7 +58,7 @@ __all__ = [
 T = TypeVar("T")
 Statement = TypeVar("Statement", bound=sa.Select[Any])
 ATTEMPTS = 8
-PATIENCE = 9.0  #: seconds after which a transaction is not tried again
+TRANSACTION_TIMEOUT_SECONDS = 9.0  #: seconds after which a transaction is not tried again
 AT_ONCE = 1.0  #: a connection that breaks sooner had broken while it was idle
 #: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -253,7 +253,7 @@ class Store:
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
         """``work`` in a transaction that is committed. Raises _Unanswered when that is not
         known."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TRANSACTION_TIMEOUT_SECONDS
         lost = 0
         for attempt in range(ATTEMPTS):
             began = time.monotonic()

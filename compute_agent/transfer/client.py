@@ -49,7 +49,7 @@ def peer(
     secret: str,
     *,
     tls: Tls | None = None,
-    patience: float = SILENCE_TIMEOUT_SECONDS,
+    silence_timeout: float = SILENCE_TIMEOUT_SECONDS,
     frame_seconds: float = FRAME_TIMEOUT_SECONDS,
 ) -> Peer:
     """The server's files at ``address``, "ip:port". VerbFailed when that is no address."""
@@ -60,7 +60,7 @@ def peer(
             retryable=True,
             details=f"its address for transfers is {address!r}; see its agent's [migration] transfer_port",
         )
-    return _Peer(host.strip("[]"), int(port), server, secret, tls, patience, frame_seconds)
+    return _Peer(host.strip("[]"), int(port), server, secret, tls, silence_timeout, frame_seconds)
 
 
 class _Peer:
@@ -71,12 +71,12 @@ class _Peer:
         server: str,
         secret: str,
         tls: Tls | None,
-        patience: float,
+        silence_timeout: float,
         frame_seconds: float,
     ) -> None:
         self._host, self._port = host, port
         self._server, self._secret = server, secret
-        self._tls, self._patience, self._frame_seconds = tls, patience, frame_seconds
+        self._tls, self._silence_timeout, self._frame_seconds = tls, silence_timeout, frame_seconds
 
     def parts(self) -> list[Part]:
         with self._translated_errors():
@@ -109,7 +109,7 @@ class _Peer:
     def _frames(self, name: str) -> Generator[Frame, None, None]:
         """The answer, from as many connections as it takes. Raises TransferInterrupted when they
         were too many in a row."""
-        at, deadline = 0, time.monotonic() + self._patience
+        at, deadline = 0, time.monotonic() + self._silence_timeout
         while True:
             try:
                 with contextlib.closing(
@@ -121,7 +121,7 @@ class _Peer:
                                 raise TransferCorrupted("the data is not in its order")
                             at = frame.offset + len(frame.data)
                         yield frame
-                        deadline = time.monotonic() + self._patience
+                        deadline = time.monotonic() + self._silence_timeout
                 return
             except TransferInterrupted as problem:
                 if time.monotonic() > deadline:

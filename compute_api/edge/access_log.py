@@ -52,7 +52,7 @@ def logged(application: WSGIApplication) -> WSGIApplication:
             raise
         finally:
             log.request_id.reset(outer)
-        return _told_at_end(items, tell)
+        return _logged_at_end(items, tell)
 
     return entry
 
@@ -100,7 +100,7 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     )
 
 
-def _told_at_end(items: Any, tell: Callable[[], None]) -> Iterable[bytes]:
+def _logged_at_end(items: Any, tell: Callable[[], None]) -> Iterable[bytes]:
     """The same items; ``tell`` is called when they are closed. gunicorn knows files by their
     class, so they keep it."""
     close = getattr(items, "close", lambda: None)

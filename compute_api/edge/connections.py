@@ -219,7 +219,7 @@ class ClientConnections:
         if client.phase is ConnectionPhase.BODY:
             client.deadline = (
                 client.since
-                + self.limits.patience_seconds
+                + self.limits.stall_timeout_seconds
                 + len(incoming.arrived) / self.limits.bytes_per_second
             )
         if is_whole:
@@ -291,7 +291,9 @@ class ClientConnections:
                 client.since, client.from_byte = now, client.out.sent
             went = client.out.sent - client.from_byte
             client.deadline = (
-                client.since + self.limits.patience_seconds + went / self.limits.bytes_per_second
+                client.since
+                + self.limits.stall_timeout_seconds
+                + went / self.limits.bytes_per_second
             )
             self._listen(client, client.events | selectors.EVENT_WRITE)
         if client.is_paused and client.out.held < FULL_BYTES:
@@ -427,12 +429,14 @@ class BodyStream:
     def read(self) -> bytes:
         """The next bytes; empty: the end. Raises OSError when they do not come in time."""
         end = (
-            self._begun + self._limits.patience_seconds + self._read / self._limits.bytes_per_second
+            self._begun
+            + self._limits.stall_timeout_seconds
+            + self._read / self._limits.bytes_per_second
         )
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, selectors.EVENT_READ)
             while selector.select(
-                max(0.0, min(self._limits.patience_seconds, end - time.monotonic()))
+                max(0.0, min(self._limits.stall_timeout_seconds, end - time.monotonic()))
             ):
                 with contextlib.suppress(
                     BlockingIOError

@@ -24,7 +24,7 @@ from common.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 ALIVE, READY = "/healthcheck", "/healthcheck/ready"
-KEEP_SECONDS, PATIENCE_SECONDS = 3.0, 3.0
+KEEP_SECONDS, TIMEOUT_SECONDS = 3.0, 3.0
 Check = Callable[[], object]
 
 
@@ -45,9 +45,9 @@ class Health:
         self,
         dependencies: Iterable[Dependency],
         monotonic: Callable[[], float] = time.monotonic,
-        patience: float = PATIENCE_SECONDS,
+        timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._all, self._monotonic, self._patience = tuple(dependencies), monotonic, patience
+        self._all, self._monotonic, self._timeout = tuple(dependencies), monotonic, timeout
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, len(self._all)), thread_name_prefix="health")
         self._coming: dict[str, Future[str]] = {}
@@ -62,14 +62,14 @@ class Health:
             return None
         found = self._look()
         is_ready = not any(found[one.name] for one in self._all if one.required)
-        told = {
+        dependencies = {
             one.name: {"status": "failed", "message": found[one.name], "required": one.required}
             if found[one.name]
             else {"status": "ok", "required": one.required}
             for one in self._all
         }
         status = "ready" if is_ready else "not ready"
-        return 200 if is_ready else 503, {"status": status, "dependencies": told}
+        return 200 if is_ready else 503, {"status": status, "dependencies": dependencies}
 
     def _look(self) -> Mapping[str, str]:
         """Of each dependency why it does not do; "": it does. One thread looks, the others get what
@@ -88,13 +88,13 @@ class Health:
         for one in self._all:
             if one.name not in self._coming:  # else the last look has not ended yet
                 self._coming[one.name] = self._pool.submit(_why_not, one)
-        end, found = time.monotonic() + self._patience, {}
+        end, found = time.monotonic() + self._timeout, {}
         for one in self._all:
             try:
                 found[one.name] = self._coming[one.name].result(max(0, end - time.monotonic()))
                 del self._coming[one.name]
             except TimeoutError:
-                found[one.name] = f"no answer in {self._patience:g} s"
+                found[one.name] = f"no answer in {self._timeout:g} s"
                 log.warning("%s is not ready: %s", one.name, found[one.name])
         return found
 

@@ -12,7 +12,7 @@ class ClientLimits:
     """Of one process. An address of IPv6 stands for its /64."""
 
     head_seconds: float = 10  #: until a request's head is here, from its first byte or connecting
-    patience_seconds: float = (
+    stall_timeout_seconds: float = (
         10  #: for a body or an answer, beside the time that its bytes may take
     )
     idle_seconds: float = 75  #: between two requests

@@ -54,7 +54,7 @@ def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
     own = conf.http
     return ClientLimits(
         head_seconds=own.head_seconds,
-        patience_seconds=own.patience_seconds,
+        stall_timeout_seconds=own.stall_timeout_seconds,
         idle_seconds=own.idle_seconds,
         max_connections=own.connections,
         max_connections_per_address=own.connections_per_address,

@@ -73,9 +73,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     def _secured(self, plain: socket.socket) -> TlsSocket:
         return TlsSocket(plain, self.cfg.ssl_context(self.cfg, None))
 
-    def _turn(self, patience: float) -> None:
+    def _turn(self, timeout: float) -> None:
         self.notify()
-        self.wait_for_and_dispatch_events(timeout=patience)
+        self.wait_for_and_dispatch_events(timeout=timeout)
         self.clients.close_late()
 
     def accept(self, listener: socket.socket) -> None:

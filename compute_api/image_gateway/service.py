@@ -44,7 +44,7 @@ def limits(conf: cfg.ConfigOpts) -> ClientLimits:
     usual = server.limits(conf, body=0)
     return replace(
         usual,
-        patience_seconds=max(usual.patience_seconds, STALL_SECONDS),
+        stall_timeout_seconds=max(usual.stall_timeout_seconds, STALL_SECONDS),
         max_streams=streams,
         max_streams_per_address=max(1, streams // 2),
     )

@@ -35,9 +35,9 @@ class RateLimiter:
                 self._known = {
                     known: item for known, item in self._known.items() if now - item[1] < 1
                 }
-            left, at, told = self._known.get(key, (float(self._rate), now, -math.inf))
+            left, at, logged_at = self._known.get(key, (float(self._rate), now, -math.inf))
             left = min(float(self._rate), left + (now - at) * self._rate)
             passes = left >= 1
-            is_news = not passes and now - told >= 1
-            self._known[key] = (left - passes, now, now if is_news else told)
+            is_news = not passes and now - logged_at >= 1
+            self._known[key] = (left - passes, now, now if is_news else logged_at)
             return 0.0 if passes else (1 - left) / self._rate, is_news

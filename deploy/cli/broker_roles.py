@@ -52,5 +52,5 @@ def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
         own_exchange(conf),
         ["notifications", *conf.notifications.versioned_notifications_topics],
     )
-    names = {"calls": exchange, "told": exchange} if exchange else {}
+    names = {"calls": exchange, "notifications": exchange} if exchange else {}
     return broker_identities.of_role(role, password, topics=topics, **names)

@@ -38,17 +38,17 @@ def timeline(options: argparse.Namespace) -> int:
         found = store.snapshot(work)
     finally:
         store.close()
-    told = [facts(row, events) for row, events in found]
+    line = [facts(row, events) for row, events in found]
     if options.json:
-        print(json.dumps(told, indent=1))
-    elif not told:
+        print(json.dumps(line, indent=1))
+    elif not line:
         print(
             f"no action is of {options.about}; what was refused before it became one stands in the "
             "API's log alone"
         )
     else:
-        print("\n\n".join(text(action) for action in told))
-    return 0 if told else 1
+        print("\n\n".join(text(action) for action in line))
+    return 0 if line else 1
 
 
 def _server_id(tx: Connection, text: str) -> str:

@@ -222,10 +222,10 @@ def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, fo
     return 0
 
 
-def _told_to_end(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     sys.exit(main(lambda: run(sys.argv[1:])))

@@ -188,7 +188,7 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     limits = ClientLimits(
-        patience_seconds=options.idle_seconds,
+        stall_timeout_seconds=options.idle_seconds,
         max_body_bytes=BODY_LIMIT,
         max_streams=max(1, options.threads // 2),
     )

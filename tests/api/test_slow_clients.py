@@ -124,7 +124,7 @@ def impatient(tmp_path: Path, many_files: None) -> Iterator[Process]:
         "placement",
         tmp_path,
         head_seconds=1,
-        patience_seconds=1,
+        stall_timeout_seconds=1,
         idle_seconds=1,
         connections=100,
         connections_per_address=20,

@@ -311,7 +311,7 @@ def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(
     libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
     agent = busy.machines.on(
         busy.machines.names[busy.at],
-        LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1),
+        LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], libvirt_timeout=1),
     )
     with pytest.raises(errors.NoAnswer, match="It is not known"):
         agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://127.0.0.1:1/system"}, False, QUIET)

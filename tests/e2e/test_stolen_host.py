@@ -268,7 +268,9 @@ def reads_no_files_of_others(lab: LiveLab, found: Loot, guest: Witness) -> None:
     address = lab.facts(OTHER)["transfer"]
     for secret in ("", "0" * 64, guest.server):
         with pytest.raises((VerbFailed, errors.Problem)):
-            transfer.peer(address, guest.server, secret, tls=tls.of(found.conf), patience=3).parts()
+            transfer.peer(
+                address, guest.server, secret, tls=tls.of(found.conf), silence_timeout=3
+            ).parts()
 
 
 #: In the stolen host's network, with its certificate: calls the other host's ports until it is

@@ -117,7 +117,7 @@ def update(
             lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"),
         )
     with (
-        _told(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
+        _notified(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
         _unique(name or row.name),
     ):
         _write(tx, number, name=name or row.name, meta=after)
@@ -149,7 +149,7 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
                 f"Cannot add host to aggregate {number}. Reason: {reason}"
             ),
         )
-    with _told(tx, number, "add_host"):
+    with _notified(tx, number, "add_host"):
         tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
         _write(tx, number)
     inventories.settle(tx, providers.values())
@@ -177,7 +177,7 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
             default_zone,
             lambda reason: errors.Conflict(f"{refused}: {reason}"),
         )
-    with _told(tx, number, "remove_host"):
+    with _notified(tx, number, "remove_host"):
         tx.execute(
             sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host)
         )
@@ -193,7 +193,7 @@ def delete(tx: Connection, number: int) -> None:
             f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
             "hosts first."
         )
-    with _told(tx, number, "delete"):
+    with _notified(tx, number, "delete"):
         tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
 
 
@@ -294,7 +294,7 @@ def _hosts(tx: Connection, number: int) -> list[str]:
     )
 
 
-def _told(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
+def _notified(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
     """Tell of a change of a locked aggregate, before and after it."""
 
     def picture() -> Values | None:

@@ -129,11 +129,11 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
             sa.select(provider_traits.c.trait).where(provider_traits.c.provider_id == provider)
         )
     )
-    told = sorted({*inventory.traits, *services.traits(tx, name)} - kept)
-    if told:
+    reported = sorted({*inventory.traits, *services.traits(tx, name)} - kept)
+    if reported:
         tx.execute(
             sa.insert(provider_traits),
-            [{"provider_id": provider, "trait": trait, "by_hand": False} for trait in told],
+            [{"provider_id": provider, "trait": trait, "by_hand": False} for trait in reported],
         )
 
 

@@ -340,12 +340,12 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
     if not verdicts:
         return
     for row in _lock(tx, sorted({host for host, _ in verdicts})):
-        told = [verdict for host, verdict in verdicts if host == row.host]
-        failures = 0 if 0 in told else max(0, row.failures - sum(told))
+        own = [verdict for host, verdict in verdicts if host == row.host]
+        failures = 0 if 0 in own else max(0, row.failures - sum(own))
         values: Values = {"failures": failures}
         if failures == 0:
             values["failed_at"] = None
-        elif -1 in told:
+        elif -1 in own:
             values["failed_at"] = now()
         tx.execute(sa.update(providers).where(providers.c.id == row.id).values(values))
 

@@ -23,13 +23,13 @@ from common.store.servers.guests import ABSENT
 log = logging.getLogger(__name__)
 
 
-def believed(tx: Connection, told: Mapping[tuple[str, str], int]) -> dict[str, int]:
+def believed(tx: Connection, reported: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """By server, the highest fence that a host tells to know (``told``, by server and host) which
     has something to do with it: the server is there, or a guest of it is or is to be removed, or an
     action waits for its command there."""
-    if not told:
+    if not reported:
         return {}
-    named = sorted({server for server, _ in told})
+    named = sorted({server for server, _ in reported})
     query = sa.union(
         sa.select(servers.c.id.label("server"), servers.c.host.label("host")).where(
             servers.c.id.in_(named)
@@ -41,7 +41,7 @@ def believed(tx: Connection, told: Mapping[tuple[str, str], int]) -> dict[str, i
     )
     places = {(row.server, row.host) for row in tx.execute(query)}
     found: dict[str, int] = {}
-    for (server, host), fence in told.items():
+    for (server, host), fence in reported.items():
         if (server, host) in places:
             found[server] = max(found.get(server, 0), min(fence, HIGHEST))
     return found
@@ -59,15 +59,15 @@ def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
         servers.c.id.in_(sorted(known))
     )
     rows = {row.id: row for row in tx.execute(query)}
-    for server, told in sorted(known.items()):
+    for server, reported in sorted(known.items()):
         row = rows.get(server)
-        fence = row.fence if row is not None and row.fence >= told else told + 1
-        if row is not None and row.fence < told:
+        fence = row.fence if row is not None and row.fence >= reported else reported + 1
+        if row is not None and row.fence < reported:
             lost = True
             log.warning(
                 "a host knows fence %d of server %s, the database had only %d: it has lost commits; it goes on "
                 "with %d",
-                told,
+                reported,
                 server,
                 row.fence,
                 fence,
@@ -84,7 +84,9 @@ def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
             )
         tx.execute(
             sa.update(guests)
-            .where(guests.c.server_id == server, guests.c.wanted == ABSENT, guests.c.fence <= told)
+            .where(
+                guests.c.server_id == server, guests.c.wanted == ABSENT, guests.c.fence <= reported
+            )
             .values(fence=fence, sent_at=None)
         )
     return lost

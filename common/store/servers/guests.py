@@ -201,13 +201,13 @@ def places(tx: Connection, server_id: str) -> list[GuestRow]:
     )
 
 
-def off_on(tx: Connection, host: str, told: Iterable[str]) -> list[str]:
+def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what
     is kept there; and of the domains that the host has told of, those of servers that have no
     record there and another place: the host was forgotten while it was away."""
     kept = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)
     found = set(tx.scalars(kept))
-    if names := sorted(set(told)):
+    if names := sorted(set(reported)):
         here = sa.select(guests.c.server_id).where(
             guests.c.server_id == servers.c.id, guests.c.host == host
         )

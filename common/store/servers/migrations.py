@@ -283,11 +283,11 @@ def update(tx: Connection, changes: Mapping[str, Values]) -> None:
 def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     """How far the live migrations are, in bytes, by the host that they leave and their action; no
     change in the sense of ``updated_at``."""
-    for (host, action), told in numbers.items():
+    for (host, action), reported in numbers.items():
         tx.execute(
             sa.update(migrations)
             .where(migrations.c.action_id == action, migrations.c.source_host == host)
-            .values(progress=dict(told))
+            .values(progress=dict(reported))
         )
 
 

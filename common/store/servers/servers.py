@@ -58,7 +58,7 @@ loads = json.loads
 #: What of a server is told when it changes.
 _SHOWN = frozenset(("name", "tags"))
 #: What of an interface the network service alone decides.
-_TOLD = ("addresses", "mtu", "label", "active", "groups")
+_NETWORK_FIELDS = ("addresses", "mtu", "label", "active", "groups")
 
 #: The API's names of what servers can be sorted and filtered by. Names that have no column here are
 #: those of things that no server has: sorting by them changes nothing, filtering by them finds
@@ -314,10 +314,10 @@ def is_there(tx: Connection, server_id: str) -> bool:
 
 def update(tx: Connection, server_id: str, values: Values) -> None:
     """Change columns that no action guards; another name and other tags are told."""
-    is_told = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
+    is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (
         tx.scalar(sa.select(C.name).where(C.id == server_id))
-        if is_told and "name" in values
+        if is_notified and "name" in values
         else None
     )
     tx.execute(
@@ -325,7 +325,7 @@ def update(tx: Connection, server_id: str, values: Values) -> None:
         .where(C.id == server_id, C.deleted == 0)
         .values(**values, updated_at=now())
     )
-    if is_told:
+    if is_notified:
         renamed = {"old_display_name": before} if before != values.get("name", before) else {}
         outbox.add(tx, [Notice("instance.update", server_id, about=renamed)])
 
@@ -367,7 +367,7 @@ def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface
     ).first()
     old = (row.interfaces or []) if row is not None else []
     new = [
-        {**one, **{name: known[one["port"]][name] for name in _TOLD}}
+        {**one, **{name: known[one["port"]][name] for name in _NETWORK_FIELDS}}
         if one["port"] in known
         else one
         for one in old

@@ -87,7 +87,7 @@ class LibvirtDriver:
         about: host.HostOptions | None = None,
         image_ttl: float = 24 * 3600,
         image_fetches: int = MAX_DOWNLOADS,
-        patience: float = 60,
+        libvirt_timeout: float = 60,
         config_drives: ConfigDrives | None = None,
         migration: live_migration.MigrationOptions | None = None,
         local_disks: LocalDisks | None = None,
@@ -103,7 +103,7 @@ class LibvirtDriver:
                 folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
         self._about = about or host.HostOptions()
-        self._patience = patience
+        self._libvirt_timeout = libvirt_timeout
         self._migration = _with_proof(
             migration or live_migration.MigrationOptions(), self._state_dir
         )
@@ -363,7 +363,7 @@ class LibvirtDriver:
         self._incoming.withdraw(spec.server)
 
         def work() -> JsonObject:
-            told = incoming_migration.prepare(
+            prepared = incoming_migration.prepare(
                 self._libvirt,
                 self._guests,
                 self._images,
@@ -378,7 +378,7 @@ class LibvirtDriver:
             self._incoming.expect(
                 incoming_migration.expected(self._guests, self._migration, spec, source, shared)
             )
-            return told
+            return prepared
 
         return self._patiently(context, work)
 
@@ -455,7 +455,7 @@ class LibvirtDriver:
 
     def _patiently(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
         """Repeat while libvirtd is away: what became of the last try is seen by looking again."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._libvirt_timeout
         while True:
             try:
                 return work()

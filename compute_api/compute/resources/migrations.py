@@ -206,9 +206,9 @@ def _ask(
         outbox.done(tx, action.row, server.id, request.context, found)
         return _control_command(tx, move, action.control)
 
-    told = request.write(work)
-    if told is not None:
-        request.services.agents.do(told[0], [told[1]], None)
+    sending = request.write(work)
+    if sending is not None:
+        request.services.agents.do(sending[0], [sending[1]], None)
     request.services.wakeup.wake()
 
 

@@ -50,7 +50,7 @@ def is_id(text: str) -> bool:
     return FORMATS["uuid"](text)
 
 
-def one(request: Request, noun: str, record_id: str) -> JsonObject:
+def one(request: Request, resource: str, record_id: str) -> JsonObject:
     """The record with this id.
 
     Raises:
@@ -59,7 +59,7 @@ def one(request: Request, noun: str, record_id: str) -> JsonObject:
     networks = required(request)
     if not is_id(record_id):
         raise errors.NotFound(f"The network service has no record with the ID {record_id[:80]}.")
-    return networks.record(request.context.token, noun, record_id)
+    return networks.record(request.context.token, resource, record_id)
 
 
 @contextlib.contextmanager

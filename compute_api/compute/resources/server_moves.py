@@ -36,7 +36,7 @@ from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
 _HOST_OF_MIGRATE, _LIVE_CHECKED, _LIVE_LATER = Range("2.56"), Range("2.30"), Range("2.34")
-_PASSWORD_TOLD, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
+_PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
 
 
 def _begins(kind: str) -> Begin:
@@ -254,7 +254,7 @@ def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> Prepa
         raise errors.BadRequest("The target host can't be the same one.")
     _check_dead(request, _source(server))
     password = None if shared else given.get("adminPass") or passwords.generate()
-    body = {"adminPass": password} if request.version in _PASSWORD_TOLD else None
+    body = {"adminPass": password} if request.version in _PASSWORD_SHOWN else None
     return PreparedAction(
         {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
         password,

@@ -123,7 +123,7 @@ def test_strangers_that_say_nothing_hold_up_nobody_for_long(tmp_path: Path) -> N
         slow.sendall(b"\0")
         with pytest.raises(errors.Unavailable):
             rig.peer().parts()
-        assert whole(rig.peer(patience=5.0), "disk", len(CONTENT)) == CONTENT
+        assert whole(rig.peer(silence_timeout=5.0), "disk", len(CONTENT)) == CONTENT
         assert silent.recv(1) == slow.recv(1) == b""
     rig.service.close()
 
@@ -136,7 +136,7 @@ def test_reader_that_takes_nothing_is_cut_off_and_makes_room(tmp_path: Path) -> 
         await_true(lambda: rig.files.reads)
         with pytest.raises(errors.Unavailable, match="too many"):
             list(rig.peer().read("disk"))
-        assert sum(len(data) for _, data in rig.peer(patience=10.0).read("disk")) == 64 << 20
+        assert sum(len(data) for _, data in rig.peer(silence_timeout=10.0).read("disk")) == 64 << 20
     rig.service.close()
 
 
@@ -166,7 +166,9 @@ def test_lost_connection_goes_on_where_it_was(rig: Rig) -> None:
 
     meddler = Meddler(rig.port, meddle)
     assert (
-        whole(client.peer(meddler.address, SERVER, SECRET, patience=10.0), "disk", len(CONTENT))
+        whole(
+            client.peer(meddler.address, SERVER, SECRET, silence_timeout=10.0), "disk", len(CONTENT)
+        )
         == CONTENT
     )
     assert meddler.connections == 3
@@ -177,7 +179,7 @@ def test_lost_connection_goes_on_where_it_was(rig: Rig) -> None:
 def test_service_that_came_back_is_asked_for_the_rest(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "files", rate=1)
     (rig.files.path / "disk").write_bytes(CONTENT)
-    read = rig.peer(patience=10.0).read("disk")
+    read = rig.peer(silence_timeout=10.0).read("disk")
     got = [next(read)]
     rig.service.close()
     again = service.TransferService(rig.files, "127.0.0.1", rig.port)
@@ -187,11 +189,11 @@ def test_service_that_came_back_is_asked_for_the_rest(tmp_path: Path) -> None:
     again.close()
 
 
-def test_service_that_is_gone_is_unavailable_after_the_patience(rig: Rig) -> None:
+def test_service_that_is_gone_is_unavailable_after_the_timeout(rig: Rig) -> None:
     rig.service.close()
     began = time.monotonic()
     with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1"):
-        rig.peer(patience=1.0).parts()
+        rig.peer(silence_timeout=1.0).parts()
     assert 0.9 < time.monotonic() - began < 5
 
 
@@ -200,7 +202,11 @@ def test_service_that_is_silent_is_unavailable_not_waited_for_without_end(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, mute:
         silent = client.peer(
-            f"127.0.0.1:{mute.getsockname()[1]}", SERVER, SECRET, patience=0.0, frame_seconds=1.0
+            f"127.0.0.1:{mute.getsockname()[1]}",
+            SERVER,
+            SECRET,
+            silence_timeout=0.0,
+            frame_seconds=1.0,
         )
         with pytest.raises(errors.Unavailable):
             silent.parts()

@@ -56,7 +56,7 @@ class Rig:
         return int(self.address.rpartition(":")[2])
 
     def peer(self, secret: str = SECRET, server: str = SERVER, **options: Any) -> Peer:
-        return client.peer(self.address, server, secret, **{"patience": 0.0, **options})
+        return client.peer(self.address, server, secret, **{"silence_timeout": 0.0, **options})
 
     def connect(self, seconds: float = 5.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), seconds)

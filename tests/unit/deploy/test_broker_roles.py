@@ -34,7 +34,9 @@ def test_a_role_gets_a_file_and_the_commands_for_its_user(
     )
     assert found is not None and path.stat().st_mode & 0o777 == 0o600
     assert found[1] not in told.out + told.err and "S3CRET" not in told.out + told.err
-    identity = of_role(role, "x", calls="told", told="told", topics=("notifications", "mine"))
+    identity = of_role(
+        role, "x", calls="told", notifications="told", topics=("notifications", "mine")
+    )
     assert f"rabbitmqctl add_user kilonova-{role}" in told.err
     assert "rabbitmqctl set_permissions -p cloud" in told.err and identity.write in told.err
     assert told.err.count("set_topic_permissions") == len(identity.topics)
@@ -67,5 +69,7 @@ def test_a_role_that_is_none_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_names_are_matched_whole(role: str, kind: str, name: str, may: bool) -> None:
-    identity = of_role(role, "x", calls="told", told="told", topics=("notifications", "mine"))
+    identity = of_role(
+        role, "x", calls="told", notifications="told", topics=("notifications", "mine")
+    )
     assert bool(re.search(getattr(identity, kind), name)) == may

@@ -32,7 +32,7 @@ NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 #: Bytes of a domain or a cookie, and controllers of a guest.
 MOST_XML, MOST_CONTROLLERS = 256 << 10, 64
 #: What our marks tell of the running guest; the rest of them follows from the spec.
-TOLD = ("made", "started", "moving", "resumes")
+NUMBERS = ("made", "started", "moving", "resumes")
 MARKS = f"metadata/{{{NAMESPACE}}}server"
 
 
@@ -200,7 +200,9 @@ def _numbers(sent: Element) -> dict[str, int]:
         {}
         if about is None
         else {
-            name: int(about.attrib[name]) for name in TOLD if NUMBER.fullmatch(about.get(name, ""))
+            name: int(about.attrib[name])
+            for name in NUMBERS
+            if NUMBER.fullmatch(about.get(name, ""))
         }
     )
 

@@ -94,8 +94,8 @@ class Proxy:
         now = time.monotonic()
         with self._lock:
             self.refused += 1
-            told, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
-        if not told:
+            was_logged, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
+        if not was_logged:
             log.warning(
                 "incoming migrations: what %s wants is refused (%d so far): %s",
                 peer,

@@ -24,21 +24,21 @@ SECONDS, MOST = 10.0, 256
 def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
     """Whether the guest is the other host's. Raises NoAnswer while that is not known."""
     try:
-        told = _asked(host, port, server, tls)
+        reply = _asked(host, port, server, tls)
     except (OSError, ValueError, Malformed) as problem:
         raise errors.NoAnswer(
             "It is not known whether the guest has arrived: the destination does not answer. It "
             "stands still until that is known."
         ) from problem
-    if told == ARRIVING:
+    if reply == ARRIVING:
         raise errors.NoAnswer(
             "It is not known whether the guest arrives: the destination still waits for it."
         )
-    if told not in (ABSENT, HERE):
+    if reply not in (ABSENT, HERE):
         raise errors.NoAnswer(
             "It is not known whether the guest has arrived: the destination speaks otherwise."
         )
-    return told == HERE
+    return reply == HERE
 
 
 def _asked(host: str, port: int, server: str, tls: Tls | None) -> bytes:

@@ -75,8 +75,8 @@ class Settings:
 
     @classmethod
     def read(cls, text: str) -> Settings:
-        told = json.loads(text)
-        return cls(**{**told, "tls": Tls(**told["tls"]) if told["tls"] else None})
+        fields = json.loads(text)
+        return cls(**{**fields, "tls": Tls(**fields["tls"]) if fields["tls"] else None})
 
 
 def settings(state_dir: Path, uri: str, address: str, port: int, tls: Tls | None) -> Settings:

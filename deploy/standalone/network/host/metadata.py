@@ -41,7 +41,7 @@ MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 4 * 1024 * 1024
 #: A guest counts as one address of its network.
 LIMITS = ClientLimits(
     head_seconds=TIMEOUT_SECONDS,
-    patience_seconds=TIMEOUT_SECONDS,
+    stall_timeout_seconds=TIMEOUT_SECONDS,
     max_connections_per_address=6,
     max_connections=2000,
     max_body_bytes=MAX_BODY_BYTES,
