@@ -30,6 +30,8 @@ ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-place
 TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
 #: Clients with their own functional suites, and what these need beside them.
 CLIENTS, CLIENTS_LOCK = VENV / "clients", ROOT / "deploy/requirements-clients.txt"
+#: Sphinx, which makes the site of docs/.
+DOCS, DOCS_LOCK = VENV / "docs", ROOT / "deploy/requirements-docs.txt"
 #: Nova itself, in an environment of its own: its schemas of requests and responses are what ours
 #: are compared with.
 NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
@@ -113,6 +115,21 @@ def make_clients(log: Path) -> str:
         Failure: a package could not be downloaded.
     """
     return _make_once(CLIENTS, CLIENTS_LOCK, log)
+
+
+def make_docs(log: Path) -> str:
+    """An environment for Sphinx; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded.
+    """
+    return _make_once(DOCS, DOCS_LOCK, log)
+
+
+def docs_command(folder: Path) -> list[str | Path]:
+    """The command that makes the site in this folder, and fails at any warning."""
+    options = ("--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--write-all")
+    return [DOCS / "bin/sphinx-build", *options, ROOT / "docs", folder]
 
 
 def tempest_is_there() -> bool:

@@ -2,9 +2,10 @@
 """What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of
 deploy/test.
 
-Style by ruff, types by mypy (strict), the floors by import-linter, and the
-systemd units by systemd itself, which also scores how much a unit leaves open to its process (0 is
-nothing, 10 all). Everything runs, side by side, then it fails if anything failed.
+Style by ruff, types by mypy (strict), the floors by import-linter, the pages of docs/ and the links
+between them by Sphinx, and the systemd units by systemd itself, which also scores how much a unit
+leaves open to its process (0 is nothing, 10 all). Everything runs, side by side, then it fails if
+anything failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.environment import VENV
+from deploy.environment import VENV, docs_command
 from deploy.packages import ROOT
 from deploy.progress import say
 
@@ -41,6 +42,7 @@ def main() -> int:
             [programs / "lint-imports", "--no-cache"],
             [programs / "ruff", "check", "--no-cache", "."],
             [programs / "ruff", "format", "--no-cache", "--check", "--quiet", "."],
+            docs_command(Path(folder) / "site"),
             ["systemd-analyze", "verify", *_units(Path(folder))],
             *(_scored(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service"))),
         ]

@@ -41,15 +41,20 @@ def text() -> str:
 
 def _lines(option: cfg.Opt) -> Iterator[str]:
     yield f"# {option.help}"
-    allowed = _allowed(option)
-    if allowed:
-        yield f"# Allowed: {allowed}"
-    default = option.sample_default if option.sample_default is not None else option.default
-    shown = ", ".join(default) if isinstance(default, list) else "" if default is None else default
-    yield f"#{option.dest} = {shown}".rstrip()
+    limits = allowed(option)
+    if limits:
+        yield f"# Allowed: {limits}"
+    yield f"#{option.dest} = {default(option)}".rstrip()
 
 
-def _allowed(option: cfg.Opt) -> str:
+def default(option: cfg.Opt) -> str:
+    """What it is when nobody says anything, as a file would say it."""
+    value = option.sample_default if option.sample_default is not None else option.default
+    return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def allowed(option: cfg.Opt) -> str:
+    """Its choices or limits in words; empty: there are none."""
     choices = getattr(option.type, "choices", None)
     if choices:
         return ", ".join(map(str, choices))

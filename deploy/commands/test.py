@@ -147,6 +147,8 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if plan.CLIENTS.ring in rings:
         needs.append(("clients and their suites", lambda: environment.make_clients(log)))
+    if "lint" in rings:
+        needs.append(("Sphinx", lambda: environment.make_docs(log)))
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))

@@ -164,7 +164,7 @@ def command(arguments: list[str]) -> int:
     if arguments not in ([], [CONTINUED]):
         raise Failure(
             f"./deploy/up takes no arguments: {' '.join(arguments)}",
-            "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see README.md.",
+            "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see docs/one-machine.md.",
         )
     cloud = Cloud.from_environment()
     if not arguments:

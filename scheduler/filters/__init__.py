@@ -42,8 +42,13 @@ class Entry:
 
 
 def _plain(filter_: Filter) -> Factory:
-    """For a filter without options."""
-    return lambda conf: filter_
+    """For a filter without options; what it does is what the filter says of itself."""
+
+    def make(conf: cfg.ConfigOpts) -> Filter:
+        return filter_
+
+    make.__doc__ = filter_.__doc__
+    return make
 
 
 PROMISED = Entry()  # asked in any case (Filters.checks); the name in the option changes nothing

@@ -16,6 +16,8 @@ NOT_IMPORTED = {
     "tempest": "judges the API in an environment of its own: a command",
     "python-novaclient": "judges the API in an environment of its own: its functional suite",
     "oslotest": "what openstacksdk's functional suite needs beside openstacksdk",
+    "Sphinx": "makes the site of the documentation in an environment of its own: a command",
+    "myst-parser": "reads the pages for Sphinx, in the same environment",
     "psycopg": "SQLAlchemy loads it by the URL's name",
     "PyMySQL": "SQLAlchemy loads it by the URL's name",
     "mysqlclient": "SQLAlchemy loads it by the URL's name",

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/docs``: the documentation as a site, in build/site.
+
+A page that is not in a list of pages, a link that leads nowhere and whatever else Sphinx warns of
+is a failure; the ring "lint" of deploy/test makes the same site.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from deploy import environment, packages
+from deploy.progress import Failure, main, run, say, steps
+
+FOLDER = packages.ROOT / "build/site"
+
+
+def command(arguments: list[str]) -> int:
+    """Install what it needs, and make it."""
+    if arguments:
+        raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/docs")
+    with tempfile.TemporaryDirectory(prefix="kn-docs-") as temporary:
+        log = Path(temporary) / "install.log"
+        steps(
+            [
+                ("Python environment", lambda: environment.make(environment.TEST, log)),
+                ("Sphinx", lambda: environment.make_docs(log)),
+                ("pages", _make),
+            ]
+        )
+    say(f"The site is in {FOLDER}; begin with index.html.")
+    return 0
+
+
+def _make() -> str:
+    return run(environment.docs_command(FOLDER), "Mend what the lines above name.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))
