@@ -32,6 +32,7 @@ html_theme_options = {
     "sidebar_width": "240px",
     "body_max_width": "none",
 }
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 4
