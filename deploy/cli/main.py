@@ -34,6 +34,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "version",
         "show the database's version and the one needed",
     ),
+    ("database", "purge"): (
+        "deploy.cli.database",
+        "purge",
+        "remove old rows: of deleted servers, of what has ended, of what is expired",
+    ),
     ("doctor",): (
         "deploy.cli.doctor",
         "doctor",
@@ -159,7 +164,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 
 #: words that only begin others -> what those are about
 NOUNS = {
-    "database": "the database's schema: upgrade, version",
+    "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
     "consoles": "consoles that are open: list, end",
     "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
@@ -174,6 +179,14 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _kind_of_rows(text: str) -> str:
+    from common.store.purge import KINDS
+
+    if text not in (names := [one.name for one in KINDS]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+    return text
 
 
 _JSON: tuple[str, dict[str, Any]] = (
@@ -257,6 +270,28 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (
         _JSON,
         ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),
+    ),
+    ("database", "purge"): (
+        (
+            "--older-than",
+            {
+                "type": _positive,
+                "metavar": "DAYS",
+                "help": "what was over so many days ago; default: by kind",
+            },
+        ),
+        (
+            "--kind",
+            {
+                "action": "append",
+                "default": [],
+                "type": _kind_of_rows,
+                "metavar": "KIND",
+                "help": "servers (deleted ones), migrations, actions, host-actions, console-tokens, "
+                "idempotency-keys; may be given several times. Without: all but migrations and actions",
+            },
+        ),
+        ("--dry-run", {"action": "store_true", "help": "only say how many rows would go"}),
     ),
     ("hosts",): (_JSON,),
     ("timeline",): (

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old rows go, and nothing else, on SQLite, PostgreSQL and MariaDB."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import ids
+from common.context import RequestContext
+from common.store import purge, schema
+from common.store.engine import Store, moment, now
+from common.store.hosts import host_actions
+from common.store.neighbours import cleanups
+from common.store.purge import DAY, KINDS
+from common.store.servers import console_tokens, guests, servers
+from common.store.tenants import usage
+from common.store.tenants.usage import Period
+from tests.contract.test_store import Realtime
+from tests.workflows.simulator import Cloud
+
+BY_NAME = {one.name: one for one in KINDS}
+OF_SERVERS = ("actions", "migrations", "console_tokens", "idempotency_keys", "guests")
+ADMIN = RequestContext(user_id="u", project_id="p", roles=("admin",), request_id="req-1")
+NOT_TO_GO: dict[str, Callable[[sa.Connection, str], object]] = {
+    "a debt": lambda tx, server: guests.add(
+        tx, [{"server_id": server, "host": "h1", "fence": 9, "wanted": guests.ABSENT}]
+    ),
+    "a cleanup": lambda tx, server: tx.execute(
+        sa.insert(schema.cleanups).values(
+            kind=cleanups.PORT,
+            target="p",
+            place="",
+            args={},
+            server_id=server,
+            project_id="project",
+            why="refused",
+            created_at=now(),
+            due_at=now(),
+        )
+    ),
+    "an action": lambda tx, server: tx.execute(
+        sa.update(schema.actions).where(schema.actions.c.server_id == server).values(state="due")
+    ),
+    "a part of the period": lambda tx, server: tx.execute(
+        sa.update(schema.servers).where(schema.servers.c.id == server).values(terminated_at=now())
+    ),
+}
+
+
+@pytest.fixture
+def cloud(store: Store) -> Cloud:
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    return cloud
+
+
+def made(cloud: Cloud, count: int, deleted: bool = True) -> list[str]:
+    """Servers with a key, a token, a past stop; deleted then."""
+    found = cloud.create(count, networks=[])
+    cloud.settle()
+    for server in found:
+        cloud.store.write(
+            lambda tx, server=server: (
+                console_tokens.create(  # type: ignore[misc]
+                    tx, server, "novnc", project_id="project", user_id="user", seconds=60
+                ),
+                servers.remember(
+                    tx,
+                    [
+                        {
+                            "project_id": "project",
+                            "key": server,
+                            "digest": "d",
+                            "reservation_id": "r",
+                            "server_id": server,
+                        }
+                    ],
+                ),
+            )
+        )
+        cloud.ask(server, "os-stop")
+    cloud.settle()
+    if deleted:
+        for server in found:
+            cloud.ask(server, "delete")
+        cloud.settle()
+    return found
+
+
+def age(cloud: Cloud, server_ids: Iterable[str], days: int) -> None:
+    """All that is said of these servers was said so many days earlier."""
+    wanted = list(server_ids)
+    with cloud.store.begin() as tx:
+        for name in ("servers", *OF_SERVERS):
+            table = schema.metadata.tables[name]
+            column = table.c.id if name == "servers" else table.c.server_id
+            times = [one for one in table.c if one.name.endswith("_at") and one.name != "due_at"]
+            tx.execute(
+                sa.update(table)
+                .where(column.in_(wanted))
+                .values({one: one - days * DAY for one in times})
+            )
+
+
+def rows_of(store: Store, server: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row that names a server, by table; and the events of its actions."""
+
+    def look(tx: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
+        found = {}
+        for table in schema.metadata.sorted_tables:
+            if table.name == "servers":
+                condition = table.c.id == server
+            elif table.name == "events":
+                of_it = sa.select(schema.actions.c.id).where(schema.actions.c.server_id == server)
+                condition = table.c.action_id.in_(of_it)
+            elif "server_id" in table.c:
+                condition = table.c.server_id == server
+            elif "consumer_id" in table.c:
+                condition = table.c.consumer_id == server
+            else:
+                continue
+            query = sa.select(table).where(condition).order_by(*table.primary_key.columns)
+            if rows := [tuple(row) for row in tx.execute(query)]:
+                found[table.name] = rows
+        return found
+
+    return store.read(look)
+
+
+def purge_all(store: Store, names: Iterable[str] = ()) -> Counter[str]:
+    removed: Counter[str] = Counter()
+    for kind in purge.chosen(list(names)):
+        removed += purge.purge(store, kind, kind.days)
+    return removed
+
+
+def test_deleted_servers_go_with_all_that_hangs_on_them(cloud: Cloud) -> None:
+    old, young = made(cloud, 2)
+    age(cloud, [old], 91)
+    age(cloud, [young], 20)
+    before = rows_of(cloud.store, young)
+    expected = Counter({name: len(rows) for name, rows in rows_of(cloud.store, old).items()})
+    assert {"servers", "actions", "events", "idempotency_keys"} <= set(expected)
+    kind = BY_NAME["servers"]
+    assert cloud.store.snapshot(lambda tx: +purge.counts(tx, kind, kind.days)) == expected
+    assert +purge.purge(cloud.store, kind, kind.days) == expected
+    assert rows_of(cloud.store, old) == {}
+    assert rows_of(cloud.store, young) == before
+    assert purge.purge(cloud.store, kind, kind.days).total() == 0
+    assert cloud.findings() == []
+
+
+def test_a_server_that_lives_keeps_everything(cloud: Cloud) -> None:
+    [living] = made(cloud, 1, deleted=False)
+    cloud.move(living, "migrate")
+    cloud.settle()
+    cloud.close(living, "confirmResize")
+    cloud.settle()
+    age(cloud, [living], 400)
+    with cloud.store.begin() as tx:  # what expires by itself is another test's
+        for name in ("console_tokens", "idempotency_keys"):
+            tx.execute(sa.delete(schema.metadata.tables[name]))
+    before = rows_of(cloud.store, living)
+    assert {"servers", "actions", "events", "migrations", "guests", "allocations"} <= set(before)
+    assert purge_all(cloud.store).total() == 0
+    assert rows_of(cloud.store, living) == before
+    removed = purge_all(cloud.store, ["migrations", "actions"])
+    assert set(+removed) == {"migrations", "actions", "events"}
+    assert cloud.findings() == []
+    cloud.ask(living, "os-start")
+    cloud.settle()
+    assert cloud.show(living).vm_state == "active"
+
+
+@pytest.mark.parametrize("what", NOT_TO_GO)
+def test_nothing_goes_that_is_referred_to(cloud: Cloud, what: str) -> None:
+    [server] = made(cloud, 1)
+    age(cloud, [server], 200)
+    cloud.store.write(lambda tx: NOT_TO_GO[what](tx, server))
+    before = rows_of(cloud.store, server)
+    assert purge.purge(cloud.store, BY_NAME["servers"], 90).total() == 0
+    assert rows_of(cloud.store, server) == before
+
+
+def test_an_action_goes_behind_its_migration(cloud: Cloud) -> None:
+    """One that moved a server that waits to be confirmed, and one of a server in hand, stay."""
+    [living] = made(cloud, 1, deleted=False)
+    cloud.move(living, "migrate")
+    cloud.settle()
+    age(cloud, [living], 400)
+    assert +purge_all(cloud.store, ["migrations"]) == Counter()
+    moving = cloud.migration(living).action_id
+    purge_all(cloud.store, ["actions"])
+    left = [row[0] for row in rows_of(cloud.store, living)["actions"]]
+    assert [str(one) for one in left] == [str(moving)]
+    cloud.ask(living, "delete")
+    age(cloud, [living], 400)
+    assert purge_all(cloud.store, ["migrations", "actions"]).total() == 0
+    cloud.settle()
+    assert cloud.findings() == []
+
+
+def test_usage_of_what_is_kept_is_the_same(cloud: Cloud) -> None:
+    found = made(cloud, 4)
+    for server, days in zip(found, (300, 95, 85, 10), strict=True):
+        age(cloud, [server], days)
+    with cloud.store.begin() as tx:  # each has run for twenty days
+        tx.execute(
+            sa.update(schema.servers).values(launched_at=schema.servers.c.launched_at - 20 * DAY)
+        )
+    at = cloud.store.read(moment)
+    period = Period(at - 90 * DAY, at)
+
+    def used() -> list[object]:
+        return cloud.store.read(lambda tx: [*usage.of_servers(tx, period), *usage.sums(tx, period)])
+
+    before = used()
+    assert len(before) == 3
+    assert purge_all(cloud.store)["servers"] == 2
+    assert used() == before
+
+
+def test_each_transaction_is_small(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed between two of them leaves the rest for the next purge."""
+    monkeypatch.setattr(purge, "ROWS", 4)
+    monkeypatch.setattr(purge, "LOOKED_AT", 2)
+    found = made(cloud, 3)
+    age(cloud, found, 100)
+    expected = sum(len(rows) for server in found for rows in rows_of(cloud.store, server).values())
+    sums: list[int] = []
+
+    def die_after_three(removed: Counter[str]) -> None:
+        sums.append(removed.total())
+        if len(sums) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        purge.purge(cloud.store, BY_NAME["servers"], 90, die_after_three)
+    assert sums == [4, 8, 12]
+    assert cloud.findings() == []
+    removed = purge.purge(
+        cloud.store, BY_NAME["servers"], 90, lambda removed: sums.append(removed.total())
+    )
+    assert removed.total() == expected - 12 and removed["servers"] == 3
+    steps = [b - a for a, b in zip(sums[3:], sums[4:], strict=False)]
+    assert steps and max(steps) <= 4
+
+
+def test_what_somebody_holds_is_left_for_another_time(cloud: Cloud) -> None:
+    if cloud.store.dialect_name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    held, free = made(cloud, 2)
+    age(cloud, [held, free], 100)
+    with cloud.store.begin() as tx:
+        tx.execute(sa.select(schema.servers).where(schema.servers.c.id == held).with_for_update())
+        assert purge.purge(cloud.store, BY_NAME["servers"], 90)["servers"] == 1
+    assert "servers" in rows_of(cloud.store, held)
+    assert purge.purge(cloud.store, BY_NAME["servers"], 90)["servers"] == 1
+
+
+def test_what_has_expired_goes(cloud: Cloud) -> None:
+    old, young = made(cloud, 2, deleted=False)
+    age(cloud, [old], 31)
+    action = cloud.store.write(
+        lambda tx: host_actions.begin(
+            tx, "h1", host_actions.Name.DRAIN, host_actions.Arguments(), ADMIN
+        )
+    )
+    A = schema.host_actions.c
+    finish = {"state": "done", "open_host": None, "finished_at": now() - 91 * DAY}
+    lines = sa.select(sa.func.count()).select_from(schema.host_action_events)
+    assert purge_all(cloud.store) == Counter({"console_tokens": 1, "idempotency_keys": 1})
+    number = cloud.store.read(lambda tx: tx.scalar(lines))
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.host_actions).where(A.id == action.id).values(**finish)
+        )
+    )
+    expected = Counter({"host_actions": 1, "host_action_events": number})
+    assert +purge_all(cloud.store) == +expected
+    assert {"console_tokens", "idempotency_keys"} <= set(rows_of(cloud.store, young))
+
+
+def test_keys_of_two_columns_are_walked_whole(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purge, "LOOKED_AT", 2)
+    rows = [
+        {
+            "project_id": project,
+            "key": key,
+            "digest": "d",
+            "reservation_id": "r",
+            "server_id": ids.new(),
+        }
+        for project in ("p", "q")
+        for key in ("a", "b", "c")
+    ]
+    cloud.store.write(lambda tx: servers.remember(tx, rows))
+    with cloud.store.begin() as tx:
+        T = schema.idempotency_keys
+        tx.execute(sa.update(T).values(created_at=T.c.created_at - 40 * DAY))
+    assert purge.purge(cloud.store, BY_NAME["idempotency-keys"], 30).total() == 6
