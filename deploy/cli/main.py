@@ -90,6 +90,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "debts",
         "show what is left on hosts that have not removed it yet",
     ),
+    ("host", "discard"): (
+        "deploy.cli.host_discard",
+        "discard",
+        "have a host remove a guest that has no record",
+    ),
     ("broker", "add"): (
         "deploy.cli.broker_roles",
         "add",
@@ -167,7 +172,7 @@ NOUNS = {
     "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
     "consoles": "consoles that are open: list, end",
-    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
+    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts, discard (hosts lists them all)",
     "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
     "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
     "policy": "who may do what: list, explain",
@@ -335,6 +340,11 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("host", "debts"): (
         ("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}),
         _JSON,
+    ),
+    ("host", "discard"): (
+        _HOST,
+        ("server", {"metavar": "SERVER", "help": "its id, as kilonova doctor shows it"}),
+        ("--yes", {"action": "store_true", "help": "remove it, and its disk"}),
     ),
     ("action", "list"): (
         ("--stuck", {"action": "store_true", "help": "only those that need an operator"}),

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import states
+from common import errors, states
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts.services import COMPUTE
 from common.store.placement import allocations
@@ -94,6 +94,27 @@ def add_debt(
     if host is not None:
         values["keeps_files"] = keeps_files
     tx.execute(change.values(values))
+
+
+def discard(tx: Connection, server_id: str, host: str) -> None:
+    """Make a debt of a guest that no record knows, of a server that is not there any more.
+
+    Its fence is the lowest: a host that knows a higher one says so, and the debt rises above it.
+
+    Raises:
+        Conflict: the server is there, or the guest has a record.
+    """
+    if tx.scalar(
+        for_update(sa.select(servers.c.id).where(servers.c.id == server_id, servers.c.deleted == 0))
+    ):
+        raise errors.Conflict(
+            f"Server {server_id} is there: delete it, or move it, and its guests go."
+        )
+    if tx.scalar(sa.select(guests.c.fence).where(guests.c.server_id == server_id).limit(1)):
+        raise errors.Conflict(
+            f"A guest of {server_id} has a record: kilonova host debts says what will remove it."
+        )
+    add(tx, [{"server_id": server_id, "host": host, "fence": 1, "wanted": ABSENT}])
 
 
 def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> set[str]:

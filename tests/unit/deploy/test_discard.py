@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova host discard``: what is refused, and what becomes a debt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from common.models import HostInventory
+from common.store import schema
+from common.store.engine import Store
+from common.store.hosts import hosts
+from common.store.servers.guests import ABSENT
+from deploy.cli.main import main
+from tests.schemas import upgrade
+
+SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+
+
+@pytest.mark.parametrize(
+    ("words", "up", "said"),
+    [
+        (["a", SERVER], True, "--yes if that is meant"),
+        (["a", SERVER, "--yes"], False, "does not answer"),
+        (["a", "web1", "--yes"], True, "is no server's id"),
+        (["b", SERVER, "--yes"], True, "b"),
+        (["a", SERVER, "--yes"], True, ""),
+    ],
+)
+def test_what_becomes_a_debt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], up: bool, said: str
+) -> None:
+    conf = tmp_path / "kilonova.conf"
+    conf.write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
+    store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(store)
+    inventory = HostInventory("QEMU", 7002000, "", 4, 8192, 9)
+    store.write(lambda tx: hosts.register(tx, "a", "boot", inventory))
+    store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=up)))
+    status = main(["--config", str(conf), "host", "discard", *words])
+    told = capsys.readouterr()
+    found = store.read(lambda tx: tx.execute(sa.select(schema.guests)).all())
+    store.close()
+    assert (status, said in told.out + told.err) == (1 if said else 0, True)
+    assert [(row.server_id, row.host, row.wanted) for row in found] == (
+        [] if said else [(SERVER, "a", ABSENT)]
+    )
