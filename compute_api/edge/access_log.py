@@ -21,6 +21,7 @@ REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
 ROUTE = "kilonova.route"  #: the path's template, once it is found
 GIVEN = "HTTP_X_OPENSTACK_REQUEST_ID"  #: of the service that asks us, for its own request
 _SECRET = re.compile(r"(os-console-auth-tokens/+|token=)[^/&]+", re.IGNORECASE)
+_LONG = re.compile(r"[^/]{65,}")  # a part as long as a token; no id is
 _MAX_PATH_CHARS = 400
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
@@ -70,7 +71,7 @@ def note(environ: WSGIEnvironment, **parts: str) -> None:
 
 def shown(path: str) -> str:
     """A path as a log may have it."""
-    return _SECRET.sub(r"\1***", path)[:_MAX_PATH_CHARS]
+    return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
 
 def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:

@@ -233,7 +233,9 @@ def test_on_one_machine_nothing_need_be_set_up(load, url: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("cert_file = {cert}", "set both or none"),
+        ("key_file = {key}", "set cert_file too"),
+        ("cert_file = {cert}", "ca_file is not"),
+        ("ca_file = {ca}\ncert_file = {cert}", "give PEM files"),
         ("cert_file = {cert}\nkey_file = {key}", "ca_file is not"),
         ("ca_file = {key}", "give PEM files"),
         ("ca_file = {ca}\ncert_file = {key}\nkey_file = {cert}", "give PEM files"),
