@@ -40,3 +40,11 @@ def is_true_within(question: Callable[[], object], seconds: float, pause: float 
     while not (answer := question()) and time.monotonic() < deadline:
         time.sleep(pause)  # who is asked about cannot tell
     return bool(answer)
+
+
+def slowdown() -> float:
+    """How many times as long as on an idle machine a computation takes just now, at least once."""
+    began, used = time.monotonic(), time.process_time()
+    while time.process_time() - used < 0.1:
+        pass
+    return max(1.0, (time.monotonic() - began) / 0.1)
