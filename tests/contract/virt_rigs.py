@@ -84,7 +84,7 @@ answer() {
 (for port in /dev/vport*p1; do answer <> "$port" >&0; done) &
 """
 #: A guest emulated on a busy machine.
-BOOT_SECONDS = 60
+BOOT_SECONDS = 120
 
 
 def guests_folder(prefix: str, inside: Path | None = None) -> Path:
