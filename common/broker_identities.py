@@ -95,8 +95,7 @@ def of_role(
     topics: Sequence[str] = ("notifications", "versioned_notifications"),
 ) -> Identity:
     """The identity of API, CONSOLE, SCHEDULER or CONDUCTOR. ``calls``: the exchange between these;
-    ``told`` and
-    ``topics``: where notifications go."""
+    ``notifications`` and ``topics``: the exchange and the topics that notifications go to."""
     hosts, called, begin = re.escape(exchange(prefix)), re.escape(calls), re.escape(CALLS)
     answers, replies = (
         rf"{re.escape(answers_queue(prefix, role, ''))}{_NUMBER}",

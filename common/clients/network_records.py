@@ -2,7 +2,7 @@
 """The network service's records as users see and change them, with their own tokens: what the API
 passes on.
 
-A noun is a collection's name in the service's URLs, such as "security-groups". Nothing is
+A resource is a collection's name in the service's URLs, such as "security-groups". Nothing is
 remembered here, and what the service answers is handed on as it is; who may do what is the
 service's to say.
 """
