@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
 
-Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Status
-0: done and well; 1: something was found or failed, said in one sentence; 2: the command line is
-wrong; 3 (``explain``): whom it
-would have to ask does not answer; 141: nobody reads what it prints any more, as after ``| head``.
+Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Man
+pages and completions are made from the tables here: deploy/manual.py, deploy/completion.py.
 """
 
 from __future__ import annotations
@@ -22,6 +20,14 @@ from common.broker_identities import ROLES
 
 #: The status of a program that a shell saw end by SIGPIPE.
 READER_GONE = 141
+#: What a command's end tells.
+STATUSES = {
+    0: "done, and all is well",
+    1: "something was found or failed, which was said in one sentence",
+    2: "the command line is wrong",
+    3: "whom kilonova explain would have to ask does not answer",
+    READER_GONE: "nobody reads what it prints any more, as after | head",
+}
 #: words on the command line -> (module, function, what it does)
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "upgrade"): (
