@@ -2,6 +2,8 @@
 """Which keys of hosts count: the generation of each (``common.host_keys``). No key is here.
 
 A host without a row is not heard. ``kilonova host add``, ``rotate`` and ``remove`` write the rows.
+Must stay true: no generation of a host ever comes again, also when the host was removed in between;
+so keys of a host that was removed open nothing of one that is added by the same name.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ def add(tx: Connection, host: str) -> None:
 
 
 def ensure(tx: Connection, host: str) -> bool:
-    """The host's first key counts, unless it has one; returns whether it had none."""
-    return insert_ignore(tx, host_keys, {"host": host, "generation": 1, "changed_at": now()})
+    """The host's first key counts, unless it has one; returns whether it had none. Its generation
+    is the moment, in microseconds: greater than any that a host of this name had before."""
+    return insert_ignore(tx, host_keys, {"host": host, "generation": now(), "changed_at": now()})
 
 
 def rotate(tx: Connection, host: str, seconds: int) -> None:
