@@ -34,10 +34,12 @@ LOCK_POLL_SECONDS = 10.0  #: between two looks whether a lock is gone
 UNFORESEEN = "an unforeseen failure, again and again."
 
 
-def postpone(engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: float = 0) -> None:
+def postpone(
+    engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: float = 0, cause: str = ""
+) -> None:
     """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less
     often, up to ``at_most`` seconds. Rows that somebody else has locked are left to the end of
-    their lease.
+    their lease. ``cause``: what they wait for, which operators see until they go on.
 
     Raises:
         Unavailable: the database does not answer.
@@ -55,6 +57,7 @@ def postpone(engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: floa
                     "sends": row.sends + 1,
                     "owner": None,
                     "lease_until": None,
+                    "cause": cause or row.cause,
                 }
                 for row in actions.lock(tx, (row.id for row in rows)).values()
                 if row.owner == engine.owner and row.state == "due"

@@ -149,7 +149,8 @@ def _prepare_together(
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
-        retries.postpone(engine, [run.action for run in runs], MAX_SERVICE_PAUSE_SECONDS)
+        waiting = [run.action for run in runs]
+        retries.postpone(engine, waiting, MAX_SERVICE_PAUSE_SECONDS, cause=problem.text)
         return []
     except Exception as problem:
         log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
@@ -182,7 +183,9 @@ def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
-            retries.postpone(engine, [run.action], MAX_SERVICE_PAUSE_SECONDS, problem.wait)
+            retries.postpone(
+                engine, [run.action], MAX_SERVICE_PAUSE_SECONDS, problem.wait, problem.text
+            )
         else:
             log.error(
                 "action %s cannot be advanced at step %s",

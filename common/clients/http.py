@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from common import errors
 from common.json_types import JsonValue
@@ -154,6 +154,50 @@ def judged(session: Session, refusal: Callable[[str], str]) -> Session:
 
     session.session.adapters["http://"] = Judge()
     return session
+
+
+def not_registered(name: str, section: str) -> errors.Unavailable:
+    """The refusal where no catalogue names this neighbour, nor its section of the configuration."""
+    return errors.Unavailable(
+        f"The catalogue names no {name}; register it or set [{section}] endpoint."
+    )
+
+
+@dataclass
+class OptionalService:
+    """A client of a neighbour that a cloud may lack. Where it is is asked each time, so that one
+    that is registered later is used without a restart.
+
+    Args:
+        endpoint: its URL; a function may return None: the cloud has no such service.
+        timeout: seconds for an answer to begin.
+    """
+
+    endpoint: str | Callable[[], str | None] | None
+    timeout: float = 10
+    service_name: ClassVar[str]  #: as sentences have it
+    section: ClassVar[str]  #: of the configuration
+
+    def has_service(self) -> bool:
+        """Has this cloud such a service?
+
+        Raises:
+            Unavailable: the catalogue cannot be read.
+        """
+        return bool(self._found())
+
+    def _base(self) -> str:
+        """Its URL without a slash at the end.
+
+        Raises:
+            Unavailable: there is none, or the catalogue cannot be read.
+        """
+        if not (found := self._found()):
+            raise not_registered(self.service_name, self.section)
+        return found.rstrip("/")
+
+    def _found(self) -> str | None:
+        return self.endpoint() if callable(self.endpoint) else self.endpoint
 
 
 @dataclass

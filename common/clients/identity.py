@@ -5,7 +5,8 @@ catalogue.
 A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched
 by a thread of its own, one at a time, so that a silent identity service holds whoever needs one for
 a moment only; after three failures in a row nothing is even tried for two seconds. A catalogue
-comes with each token: what it does not name is looked for in a new one once a minute.
+comes with each token: what it does not name is looked for in a new one once a minute, and what it
+names is read again every five minutes, while callers go on with the old one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from oslo_config import cfg
 
 from common import errors, tls
-from common.clients.http import Breaker, judged, require_answer
+from common.clients.http import Breaker, judged, not_registered, require_answer
 from common.config import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
+BELIEVED = 300.0  # seconds that what it names is believed
 READ = 30.0  # seconds that the identity service has to answer
 LOOK = 5.0  # seconds that it has when a process starts
 WAIT = (
@@ -105,9 +107,7 @@ class IdentityClient:
         """
         found = self._endpoint(self._conf.image.endpoint, "image")
         if found is None:
-            raise errors.Unavailable(
-                "The catalogue names no image service; register it or set [image] endpoint."
-            )
+            raise not_registered("image service", "image")
         return found
 
     def roles(self) -> list[str]:
@@ -220,7 +220,8 @@ class IdentityClient:
         """The token that is known; else the one that is being fetched, if it comes in a moment."""
         with self._lock:
             known = self._known if not fresh else None
-            if known is not None and not known.will_expire_soon(RENEW):
+            is_old = time.monotonic() >= self._known_since + BELIEVED
+            if known is not None and not is_old and not known.will_expire_soon(RENEW):
                 return known
             if self._coming is None and not self._breaker.is_open():
                 self._coming = (time.monotonic(), Future())

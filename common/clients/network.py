@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, RequestOptions, kind_of
+from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
+KEEP_EXTENSIONS = 300.0  # seconds; they change with an upgrade of the service
 AT_ONCE = 50  # ids in one URL
 NAME = "network service"
 #: The binding:profile of ports that Kilonova made: whose they are is written on the ports
@@ -93,33 +94,19 @@ def _address(
 
 
 @dataclass
-class NetworkClient:
-    """One process's way to the network service. Thread-safe.
+class NetworkClient(OptionalService):
+    """One process's way to the network service. Thread-safe. Its URL may end in /v2.0."""
 
-    Args:
-        endpoint: its URL, with or without /v2.0; a function may return None: the cloud has no
-        network service.
-    """
-
-    endpoint: str | Callable[[], str | None] | None
-    timeout: float = 10
+    service_name, section = NAME, "network"
     monotonic: Callable[[], float] = time.monotonic
     _kept: dict[tuple[str, str], tuple[float, list[JsonObject]]] = field(
         default_factory=dict, repr=False
     )
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _extensions: frozenset[str] | None = field(default=None, repr=False)
+    _extensions: tuple[float, frozenset[str]] = field(default=(0.0, frozenset()), repr=False)
 
     def __post_init__(self) -> None:
         self._http = Http(NAME, self._url, self.timeout)
-
-    def has_service(self) -> bool:
-        """Has this cloud a network service?
-
-        Raises:
-            Unavailable: the catalogue cannot be read.
-        """
-        return bool(self.endpoint() if callable(self.endpoint) else self.endpoint)
 
     # --- what the API reads, with the user's token ---
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
@@ -209,13 +196,14 @@ class NetworkClient:
             return []
 
     def extensions(self, token: str) -> frozenset[str]:
-        """What the service can do beyond the core, by alias; asked once, as it changes only with an
-        upgrade."""
-        if self._extensions is None:
-            self._extensions = frozenset(
+        """What the service can do beyond the core, by alias; remembered for some minutes."""
+        until, found = self._extensions
+        if not found or self.monotonic() >= until:
+            found = frozenset(
                 one["alias"] for one in self._json("GET", "/extensions", token)["extensions"]
             )
-        return self._extensions
+            self._extensions = (self.monotonic() + KEEP_EXTENSIONS, found)
+        return found
 
     # --- what the conductor changes, with its own ---
     def create_ports(self, token: str, ports: Sequence[JsonObject]) -> list[JsonObject]:
@@ -246,12 +234,7 @@ class NetworkClient:
 
     # --- HTTP ---
     def _url(self) -> str:
-        found = self.endpoint() if callable(self.endpoint) else self.endpoint
-        if not found:
-            raise errors.Unavailable(
-                "The catalogue names no network service; register it or set [network] endpoint."
-            )
-        return found.rstrip("/").removesuffix("/v2.0")
+        return self._base().removesuffix("/v2.0")
 
     def _all(
         self, token: str, resource: str, filters: JsonMapping, keep: bool = False

@@ -10,12 +10,11 @@ answer is Unavailable; what it refuses for good is another Problem, in the servi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, kind_of
+from common.clients.http import Http, HttpAnswer, OptionalService, kind_of
 from common.json_types import JsonObject
 
 NAME = "shared file system service"
@@ -40,26 +39,13 @@ class Share:
 
 
 @dataclass
-class ShareClient:
-    """One process's way to the service. Thread-safe.
+class ShareClient(OptionalService):
+    """One process's way to the service. Thread-safe."""
 
-    Args:
-        endpoint: its URL; a function may return None: the cloud has no such service.
-    """
-
-    endpoint: str | Callable[[], str | None] | None
-    timeout: float = 10
+    service_name, section = NAME, "share"
 
     def __post_init__(self) -> None:
         self._http = Http(NAME, self._url, self.timeout)
-
-    def has_service(self) -> bool:
-        """Has this cloud such a service?
-
-        Raises:
-            Unavailable: the catalogue cannot be read.
-        """
-        return bool(self.endpoint() if callable(self.endpoint) else self.endpoint)
 
     def share(self, token: str, share_id: str) -> Share:
         """One share, and the location that its owner prefers.
@@ -136,12 +122,7 @@ class ShareClient:
 
     # --- HTTP ---
     def _url(self) -> str:
-        found = self.endpoint() if callable(self.endpoint) else self.endpoint
-        if not found:
-            raise errors.Unavailable(
-                f"The catalogue names no {NAME}; register it or set [share] endpoint."
-            )
-        return _VERSION_AND_PROJECT.sub("", found.rstrip("/")) + "/v2"
+        return _VERSION_AND_PROJECT.sub("", self._base()) + "/v2"
 
     def _act(self, token: str, share_id: str, body: JsonObject) -> JsonObject:
         return self._json("POST", f"/shares/{quote(share_id, safe='')}/action", token, body)

@@ -35,6 +35,7 @@ class Networks(Neighbour):
         self.held: dict[str, dict[str, Any]] = {}
         self.floating: dict[str, dict[str, list[str]]] = {}  # by port and fixed address
         self.refuses: str | None = None
+        self.missing: errors.Unavailable | None = None  # what is said where no catalogue names it
         self.slow = (
             False  # calls that make ports are given up, and carried out when ``catch_up`` is called
         )
@@ -43,6 +44,11 @@ class Networks(Neighbour):
         self.cannot_bind: set[str] = set()
         self.one_host_a_port = False  # it knows no second binding
         self.numbers = iter(range(10, 250))
+
+    def _speak(self, method: str, about: str = "") -> None:
+        super()._speak(method, about)
+        if self.missing is not None:
+            raise errors.Unavailable(self.missing.text)
 
     def ports(self, server: str) -> list[dict[str, Any]]:
         self._speak("ports", server)

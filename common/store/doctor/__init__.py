@@ -4,11 +4,12 @@
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect
 of Kilonova, never something that an operator did, but for one: CPUs, pages or devices that were
 taken from a host's configuration while guests have them, which nothing else would tell; work that
-only an operator can bring on; notifications that no broker takes; and guests that are missing or
-not known, since a database was set back or an admin ended a live migration. What is merely old
-(debts, actions, pending cleanups) is in ``ages``. Run it by ``Store.snapshot``, which sees each
-transaction whole or not at all; by ``read`` only where nothing moves. Hosts and network service are
-asked at another moment: callers repeat a finding of ``compare`` before they believe it.
+only an operator can bring on; notifications that no broker takes; services that are needed and not
+registered; and guests that are missing or not known, since a database was set back or an admin
+ended a live migration. What is merely old (debts, actions, pending cleanups) is in ``ages``. Run
+it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where
+nothing moves. Hosts and network service are asked at another moment: callers repeat a finding of
+``compare`` before they believe it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
 from common.store.doctor import placement
+from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
 from common.store.neighbours import cleanups
@@ -44,7 +46,15 @@ _WITH_DOMAIN = (
     states.RESIZED,
 )
 
-__all__ = ["Finding", "ages", "check", "compare", "compare_ports", "wanderers"]
+__all__ = [
+    "Finding",
+    "ages",
+    "check",
+    "compare",
+    "compare_catalogue",
+    "compare_ports",
+    "wanderers",
+]
 
 
 # What is asked, made once: it is asked all the time where somebody watches a cloud.
@@ -382,15 +392,15 @@ def wanderers(tx: Connection) -> set[str]:
 
 def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
     """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server,
-    workflow/step) and ``cleanups`` (server, what a neighbour has still to remove and why it has
-    not)."""
+    workflow/step and why) and ``cleanups`` (server, what a neighbour has still to remove and why it
+    has not)."""
     at = moment(tx)
     debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(_OWED)]
     waiting = [
         (
             row.server_id,
             f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
-            f"{', stuck' if row.state == STUCK else ''}",
+            f"{', stuck' if row.state == STUCK else ''}{f': {row.cause}' if row.cause else ''}",
             (at - row.created_at) / SECOND,
         )
         for row in tx.execute(_IN_HAND)

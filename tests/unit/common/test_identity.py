@@ -20,7 +20,7 @@ from requests.adapters import BaseAdapter
 
 from common import config, errors
 from common.clients import http, identity
-from common.clients.identity import KEEP, RENEW, IdentityClient
+from common.clients.identity import BELIEVED, KEEP, RENEW, IdentityClient
 from common.config import ConfigError
 
 URL = "http://127.0.0.1:9696"
@@ -126,6 +126,35 @@ def test_service_that_is_named_costs_no_token(
     began = session.logins
     assert [found.network_url() for _ in range(9)] == [URL] * 9
     assert session.logins == began
+
+
+def test_a_service_that_has_moved_is_found_and_nobody_waits_for_that(
+    hurried: IdentityClient, session: Session, clock: list[float]
+) -> None:
+    session.catalogue["network"] = URL
+    assert hurried.network_url() == URL
+    session.catalogue["network"] = f"{URL}/moved"
+    clock[0] += BELIEVED - 1
+    assert (hurried.network_url(), session.asked) == (URL, 1)
+    session.answers.clear()
+    clock[0] += 1
+    assert [hurried.network_url() for _ in range(3)] == [URL] * 3
+    coming = hurried._coming
+    assert (session.asked, coming is None) == (2, False)
+    session.answers.set()
+    assert coming is not None
+    coming[1].result(5)
+    assert hurried.network_url() == f"{URL}/moved"
+
+
+def test_an_old_catalogue_is_good_enough_while_identity_is_silent(
+    found: IdentityClient, session: Session, clock: list[float]
+) -> None:
+    session.catalogue["image"] = URL
+    found.token()
+    session.problem = exceptions.ConnectFailure("refused")
+    clock[0] += 10 * BELIEVED
+    assert [found.image_url() for _ in range(9)] == [URL] * 9
 
 
 def test_one_token_serves_everybody_until_it_is_refused(
