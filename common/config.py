@@ -151,6 +151,11 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="Seconds that a body may take to come and an answer to be taken, beside one for each 16 KiB."),
         cfg.IntOpt("idle_seconds", default=75, min=1, help="Seconds that a connection stays open between requests."),
     ),
+    "oslo_middleware": (
+        cfg.BoolOpt("enable_proxy_headers_parsing", default=False,
+                    help="Whether HTTP services believe Forwarded, X-Forwarded-Proto, -Host, -For and -Prefix, of "
+                         "which links are made: only where every request comes through a proxy that sets them anew."),
+    ),
     "conductor": (
         cfg.IntOpt("batch", default=64, min=1, max=1000, help="Most actions advanced in one transaction."),
         cfg.IntOpt("max_attempts", default=3, min=1, max=20, help="Hosts that a create is tried on."),

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 OF_ALL = ("DEFAULT", "log", "prometheus", "tls")
 #: What each process reads of the file beside: a change elsewhere is another process's.
 SECTIONS = {
-    "api": "database api http conductor host_keys scheduler identity image network share console quota "
+    "api": "database api http oslo_middleware conductor host_keys scheduler identity image network share console quota "
     "notifications",
-    "placement": "database http identity placement",
-    "metadata": "database http metadata vendor_data",
-    "image-gateway": "http identity image image_gateway",
+    "placement": "database http oslo_middleware identity placement",
+    "metadata": "database http oslo_middleware metadata vendor_data",
+    "image-gateway": "http oslo_middleware identity image image_gateway",
     "console": "database host_keys identity console",
     "conductor": "database conductor host_keys ha scheduler agent image_gateway identity image network "
     "share notifications",

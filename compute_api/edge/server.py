@@ -24,7 +24,7 @@ from common import config, metrics, reload
 from common.config import ConfigError
 from common.service import EX_CONFIG
 from common.tls import Tls
-from compute_api.edge import access_log
+from compute_api.edge import access_log, forwarded
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.worker import Worker
 
@@ -125,6 +125,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
                 "ssl_context": lambda conf, usual: tls.for_server(proved=False),
             }
         super().__init__()
+        config.register()
         reload.takes("*")
 
     def load_config(self) -> None:
@@ -137,7 +138,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         try:
             if self._forks == 1:  # later ones take the place of those that served
                 self._check()
-            return access_log.logged(self._load())
+            return forwarded.parsed(access_log.logged(self._load()), config.CONF)
         except ConfigError as problem:
             self._status = Arbiter.APP_LOAD_ERROR
             raise AppImportError(

@@ -45,6 +45,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.cfg.set(
             "forwarder_headers", ""
         )  # no client says where in the URLs we are: SCRIPT_NAME
+        self.cfg.set("secure_scheme_headers", {})  # nor how it asked: edge.forwarded
         self.clients = ClientConnections(
             self.poller,
             self.cfg,

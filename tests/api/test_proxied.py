@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Behind a proxy that ends TLS: links lead to where the client asked, on every HTTP service, and
+only where the operator says that there is such a proxy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from compute_api.edge import forwarded
+from deploy.servers import answers, free_ports
+from tests.api.conftest import IMAGE, Cloud
+from tests.waiting import await_true
+
+PROXY = {
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Host": "cloud.example",
+    "X-Forwarded-For": "192.0.2.7",
+    "X-Forwarded-Prefix": "/compute",
+}
+#: As every service serves: through edge.server.
+APPLICATION = """
+import json, sys
+from common import config
+from compute_api.edge.server import Server
+config.load(sys.argv[2])
+SEEN = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "PATH_INFO", "REMOTE_ADDR")
+def application(environ, start_response):
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps([environ[name] for name in SEEN]).encode()]
+Server("test", "127.0.0.1", int(sys.argv[1]), lambda: application, lambda: None, threads=2).run()
+"""
+
+
+@contextmanager
+def serving(folder: Path, *lines: str) -> Iterator[int]:
+    port, path = free_ports(1), folder / "kilonova.conf"
+    path.write_text("\n".join(lines) + "\n")
+    process = subprocess.Popen([sys.executable, "-c", APPLICATION, str(port), str(path)])
+    await_true(lambda: answers(port), 30, "it listens")
+    yield port
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def seen(port: int) -> Any:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/a", headers=PROXY)
+    return json.load(opener.open(request, timeout=30))
+
+
+def test_no_client_is_believed_by_default(tmp_path: Path) -> None:
+    """Not even one on this machine, which gunicorn would believe."""
+    with serving(tmp_path) as port:
+        assert seen(port) == ["http", f"127.0.0.1:{port}", "", "/a", "127.0.0.1"]
+
+
+def test_a_proxy_is_believed_where_the_option_is_on(tmp_path: Path) -> None:
+    with serving(tmp_path, "[oslo_middleware]", "enable_proxy_headers_parsing = true") as port:
+        assert seen(port) == ["https", "cloud.example", "/compute", "/a", "192.0.2.7"]
+
+
+@pytest.fixture
+def proxied(cloud: Cloud) -> Cloud:
+    """The API behind a proxy that it believes."""
+    conf = cfg.ConfigOpts()
+    conf.register_opts([cfg.BoolOpt("enable_proxy_headers_parsing")], group="oslo_middleware")
+    conf([], default_config_files=[], default_config_dirs=[])
+    conf.set_override("enable_proxy_headers_parsing", True, group="oslo_middleware")
+    cloud.client.app = forwarded.parsed(cloud.client.app, conf)
+    return cloud
+
+
+def test_links_lead_through_the_proxy(proxied: Cloud) -> None:
+    answer = proxied.call("GET", "/", root="", token=None, headers=PROXY)
+    assert [version["links"][0]["href"] for version in answer.json["versions"]] == [
+        "https://cloud.example/compute/v2/",
+        "https://cloud.example/compute/v2.1/",
+    ]
+    body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1"}}
+    made = proxied.call("POST", "/servers", body, headers=PROXY)
+    assert made.status_code == 202, made.text
+    server = made.json["server"]["id"]
+    where = f"https://cloud.example/compute/v2.1/servers/{server}"
+    assert made.headers["Location"] == made.json["server"]["links"][0]["href"] == where
