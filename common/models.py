@@ -167,7 +167,8 @@ class GuestSpec:
     ``user_data`` and ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait
     when it is first started, because the network service has not wired its interfaces yet.
     ``assignment``: which parts of the host are its own. ``disks``: those beside its root disk, in
-    the order in which the guest finds them.
+    the order in which the guest finds them. ``record``: what only its row says, for
+    ``server_facts``: user_id, created_at, pinned_availability_zone, disks.
     """
 
     server: str
@@ -182,6 +183,7 @@ class GuestSpec:
     paused: bool = False
     assignment: HardwareAssignment | None = field(default=None, metadata={"wire": "fitting"})
     disks: list[LocalDisk] = field(default_factory=list)
+    record: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

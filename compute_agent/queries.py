@@ -13,6 +13,7 @@ from datetime import datetime
 
 from common import errors
 from common.json_types import JsonObject
+from common.wire import to_wire
 from compute_agent import machine
 from compute_agent.consoles import Consoles
 from compute_agent.virt.driver import Driver, VerbFailed
@@ -30,6 +31,7 @@ class HostQueries:
             "console_output": self._console_output,
             "diagnostics": self._diagnostics,
             "domains": self._domains,
+            "server_facts": self._server_facts,
             "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())},
         }
         if consoles is not None:
@@ -60,3 +62,15 @@ class HostQueries:
 
     def _domains(self, arguments: Arguments) -> JsonObject:
         return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
+
+    def _server_facts(self, arguments: Arguments) -> JsonObject:
+        """The guest of a server, with its power state and fence."""
+        server = arguments["server"]
+        state = next((one for one in self._driver.domains() if one.server == server), None)
+        if state is None:
+            raise errors.NotFound(f"This host has no guest of server {server}.")
+        try:
+            facts = to_wire(self._driver.server_facts(server))
+        except VerbFailed as problem:
+            raise errors.NotFound(str(problem)) from problem
+        return {"power_state": state.power_state, "fence": state.fence, "facts": facts}

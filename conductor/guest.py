@@ -44,6 +44,12 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         interfaces=networks.interfaces_of(run),
         paused=networks.starts_paused(run),
         assignment=run.assignment,
+        record={
+            "user_id": run.server.user_id,
+            "created_at": run.server.created_at,
+            "pinned_availability_zone": run.server.pinned_availability_zone,
+            "disks": run.server.disks,
+        },
     )
 
 

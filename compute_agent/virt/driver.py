@@ -30,6 +30,7 @@ from common.models import (
     ImageRef,
     Interface,
 )
+from common.server_facts import HostedServer
 
 #: Power states as the Compute API numbers them.
 NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
@@ -160,6 +161,11 @@ class Driver(Protocol):
 
     def domains(self) -> list[DomainState]:
         """The states of all domains that carry our metadata; cheap."""
+
+    def server_facts(self, server: str) -> HostedServer:
+        """What our metadata on the domain says of its server, as of the last verb that defined the
+        domain, and of interfaces that came and went since; empty fields of a domain that an older
+        agent made. VerbFailed when there is no domain."""
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         """Fetch the image to this host, for later guests. Repeatable."""

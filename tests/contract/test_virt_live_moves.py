@@ -16,6 +16,7 @@ import pytest
 
 from common import errors
 from common.models import Control, DomainState, GuestSpec
+from common.server_facts import facts_of
 from compute_agent.virt.driver import (
     PAUSED,
     RUNNING,
@@ -67,6 +68,7 @@ def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
             spec.server, RUNNING, 2
         )
     assert live.destination.state(spec.server) == (RUNNING, 2)
+    assert live.destination.driver.server_facts(spec.server) == facts_of(spec)
     live.goes_on(spec, ticked)
     assert told and set(told[-1]) <= {
         f"{what}_{part}"

@@ -58,6 +58,7 @@ PURE = (
             "json_types",
             "instance_data",
             "request_spec",
+            "server_facts",
         )
     ),
     *(

@@ -26,6 +26,8 @@ from compute_agent.virt.libvirt.hardware_xml import RATES, HostPlacement
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
+#: The child of our element with what is remembered of the server.
+FACTS = "facts"
 #: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
 NOT_IN_XML = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: Options of the hardware that are written on the domain: for an interface that is plugged in, for
@@ -70,8 +72,8 @@ class DomainMetadata:
     """What we write on a domain: whose it is, the fence that started it; the fences of its last
     rebuild and of the rescue that lasts (0: none); when it was started (seconds since the epoch);
     the fence of the live migration that it is in, and whether its CPUs ran when that began (1), so
-    that they go on at its end; and the hardware options that count when it is changed later, those
-    of ``KEPT_OPTIONS``."""
+    that they go on at its end; the hardware options that count when it is changed later, those of
+    ``KEPT_OPTIONS``; and ``server_facts`` as JSON, "" for none."""
 
     server: str
     fence: int
@@ -81,6 +83,7 @@ class DomainMetadata:
     moving: int = 0
     resumes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
+    facts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Domain:
     hardware: Hardware = Hardware()
     place: HostPlacement = HostPlacement()
     local: tuple[Disk, ...] = ()
+    facts: str = ""
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -126,7 +130,12 @@ class Domain:
     def marks(self) -> DomainMetadata:
         kept = {name: self.options[name] for name in KEPT_OPTIONS if name in self.options}
         return DomainMetadata(
-            self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept
+            self.server,
+            self.fence,
+            self.made,
+            self.fence if self.rescue else 0,
+            options=kept,
+            facts=self.facts,
         )
 
 
@@ -137,7 +146,15 @@ def domain_name(server: str) -> str:
 
 def metadata(marks: DomainMetadata) -> str:
     """Our element of ``<metadata>``. libvirt adds the namespace."""
-    return ElementTree.tostring(Element("server", _attributes(marks)), encoding="unicode")
+    return ElementTree.tostring(_marked(Element("server"), marks), encoding="unicode")
+
+
+def _marked(element: Element, marks: DomainMetadata) -> Element:
+    """What stands on the element, and in it, as marks say."""
+    element.attrib.update(_attributes(marks))
+    if marks.facts:
+        _text(element, FACTS, marks.facts)
+    return element
 
 
 def _attributes(marks: DomainMetadata) -> dict[str, str]:
@@ -160,6 +177,7 @@ def read_metadata(text: str) -> DomainMetadata:
         server,
         **found,
         options={name: element.attrib[name] for name in KEPT_OPTIONS if name in element.attrib},
+        facts=element.findtext(FACTS) or "",
     )
 
 
@@ -169,7 +187,7 @@ def domain_xml(domain: Domain) -> str:
     _text(root, "name", domain_name(domain.server))
     _text(root, "uuid", domain.server)
     _text(root, "title", NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", domain.name))
-    SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", _attributes(domain.marks))
+    _marked(SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server"), domain.marks)
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
     hardware_xml.memory(root, domain.place)
     hardware_xml.cpus(root, domain.vcpus, domain.options, domain.place)

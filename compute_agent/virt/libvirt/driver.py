@@ -25,6 +25,7 @@ from typing import TypeVar
 from common import errors
 from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
+from common.server_facts import HostedServer
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
 from compute_agent.virt.driver import (
@@ -158,6 +159,10 @@ class LibvirtDriver:
         self._keep_incoming()
         return [power.state(found) for found in self._libvirt.domains() if not found.is_incoming]
 
+    def server_facts(self, server: str) -> HostedServer:
+        self._guests.folder(server)
+        return self._guests.facts(server)
+
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         self._images.fetch(image, 0, read_image, context)
 
@@ -239,18 +244,26 @@ class LibvirtDriver:
     ) -> DomainState:
         self._guests.folder(server)
         plugged = plug(interface)
-        return self._patiently(
-            context, lambda: interfaces.attach(self._libvirt, server, fence, plugged, context)
-        )
+
+        def work() -> DomainState:
+            state = interfaces.attach(self._libvirt, server, fence, plugged, context)
+            self._guests.remember(server, lambda facts: facts.plugged(interface))
+            return state
+
+        return self._patiently(context, work)
 
     def detach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
         self._guests.folder(server)
         mac = interface.mac.lower()
-        return self._patiently(
-            context, lambda: interfaces.detach(self._libvirt, server, fence, mac, context)
-        )
+
+        def work() -> DomainState:
+            state = interfaces.detach(self._libvirt, server, fence, mac, context)
+            self._guests.remember(server, lambda facts: facts.unplugged(interface.port))
+            return state
+
+        return self._patiently(context, work)
 
     def attach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext

@@ -10,18 +10,22 @@ line can be repeated.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 from common import errors
 from common.command_progress import CommandPhase
 from common.hardware import Hardware
 from common.models import DomainState, GuestSpec, HardwareAssignment, ImageRef
+from common.server_facts import HostedServer, facts_of
+from common.wire import from_wire, to_wire
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
 from compute_agent.virt.hardware import required_hardware
@@ -212,6 +216,23 @@ class LibvirtGuests:
         self.shares.mount(spec.server, context)
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
+    def facts(self, server: str) -> HostedServer:
+        """What the domain's metadata says of its server; of a domain that an older agent made what
+        can be seen."""
+        found = power.find(self._libvirt, server)
+        if found.marks.facts:
+            facts = _read(found.marks.facts)
+        else:
+            title = ElementTree.fromstring(self._libvirt.describe(server)).findtext("title") or ""
+            facts = HostedServer(name=title, config_drive=(self.folder(server) / "config").exists())
+        return replace(facts, is_suspended=found.saved, is_rescued=bool(found.marks.rescue))
+
+    def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
+        """Keep the facts as ``changed`` makes them; a domain that an older agent made has none."""
+        known = power.find(self._libvirt, server).marks.facts
+        if known:
+            self._libvirt.mark(server, facts=written(changed(_read(known))))
+
     def pull_plug(self, server: str) -> None:
         """Destroy the domain, if there is one, and drop its saved memory."""
         self._libvirt.destroy(server)
@@ -366,8 +387,23 @@ def described(
             required_hardware(spec),
             home.place,
             tuple(Disk(folder / one.name) for one in spec.disks),
+            written(facts_of(spec)),
         )
     )
+
+
+def written(facts: HostedServer) -> str:
+    """As our metadata has them: ASCII, which XML can hold whatever a tenant wrote."""
+    return json.dumps(to_wire(facts), separators=(",", ":"))
+
+
+def _read(text: str) -> HostedServer:
+    try:
+        return from_wire(HostedServer, json.loads(text))
+    except (ValueError, TypeError, AttributeError) as problem:
+        raise VerbFailed(
+            "What the guest's metadata says of its server cannot be read.", details=str(problem)
+        ) from problem
 
 
 def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from common.command_progress import CommandPhase
 from common.json_types import JsonMapping, JsonObject
 from common.models import GuestSpec, HardwareAssignment
+from common.server_facts import facts_of
 from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, VerbContext, VerbFailed
 from compute_agent.virt.hardware import required_hardware
 from compute_agent.virt.interfaces import plugs
@@ -37,7 +38,13 @@ from compute_agent.virt.libvirt.connection import (
     GuestDomain,
 )
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.guests import HostDetails, LibvirtGuests, described, open_folder
+from compute_agent.virt.libvirt.guests import (
+    HostDetails,
+    LibvirtGuests,
+    described,
+    open_folder,
+    written,
+)
 from compute_agent.virt.libvirt.hardware_xml import HostPlacement
 from compute_agent.virt.libvirt.images import ImageCache
 from compute_agent.virt.libvirt.incoming.records import Arrival
@@ -171,7 +178,7 @@ def finish(
     home = guests.home(spec)
     disk = disks.existing(home.folder)
     libvirt.define(running_domain.placed(described(spec, home, disk, found.marks.made), running))
-    libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0)
+    libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0, facts=written(facts_of(spec)))
     return power.find(libvirt, spec.server)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
+from common.server_facts import HostedServer, ports_of
 from compute_agent.virt.driver import ImageReader, ImageWriter, Part, Peer, VerbContext
 from compute_agent.virt.memory import (
     cold_migration,
@@ -45,6 +47,16 @@ class MemoryDriver:
     def domains(self) -> list[DomainState]:
         with self.host.call("domains"), self.host.lock:
             return [state_of(server, guest) for server, guest in self.host.guests.items()]
+
+    def server_facts(self, server: str) -> HostedServer:
+        with self.host.call("server_facts", server), self.host.lock:
+            guest = self.host.guest(server)
+            return replace(
+                guest.facts,
+                ports=ports_of(guest.interfaces),
+                is_suspended=guest.saved,
+                is_rescued=bool(guest.rescue),
+            )
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         with self.host.call("ensure_image", "", context):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from common import local_disks
 from common.json_types import JsonObject
 from common.models import AttachedShare, GuestSpec, HardwareAssignment, Interface, LocalDisk
+from common.server_facts import HostedServer, facts_of
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.hardware import required_hardware
 
@@ -92,6 +93,8 @@ class MemoryGuest:
     shares: list[AttachedShare] = field(default_factory=list)
     #: The ids of the shares that the host has mounted for it.
     mounted: list[str] = field(default_factory=list)
+    #: What is remembered of its server, but for its ports, which ``interfaces`` have.
+    facts: HostedServer = field(default_factory=HostedServer)
 
     def dress(self, spec: GuestSpec) -> None:
         """Give it the hardware of ``spec``; its disks only grow."""
@@ -100,6 +103,7 @@ class MemoryGuest:
         self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
         self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
+        self.facts = facts_of(spec)
 
     def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
         """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which

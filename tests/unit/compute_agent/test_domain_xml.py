@@ -223,6 +223,7 @@ def test_metadata_comes_back() -> None:
     for marks in (
         DomainMetadata(SERVER, 42),
         DomainMetadata(SERVER, 42, made=7, rescue=9, started=1_800_000_000),
+        DomainMetadata(SERVER, 42, facts='{"name":"</server>&\\u0000"}'),
     ):
         assert read_metadata(metadata(marks)) == marks
 

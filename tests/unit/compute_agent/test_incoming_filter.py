@@ -104,6 +104,13 @@ def test_the_domain_is_this_hosts_own_where_the_guest_ran() -> None:
     )
 
 
+def test_what_is_remembered_of_the_server_is_this_hosts_own() -> None:
+    found = ElementTree.fromstring(
+        domain_of(preparing(), xml=described("/here", facts='{"name":"here"}'))
+    )
+    assert found.findtext("metadata/*/facts") == '{"name":"here"}'
+
+
 def test_storage_that_is_shared_is_not_copied() -> None:
     told, _, flags = prepared(
         passed(preparing(flags=FLAGS & ~(1 << 7) | 1 << 9), made(shared=True))
@@ -184,6 +191,7 @@ HOSTILE = {
     "another fence": lambda root: root.find("metadata")[0].set("fence", "999"),  # type: ignore[index]
     "a mark": lambda root: root.find("metadata")[0].set("rescue", "5"),  # type: ignore[index]
     "an option": lambda root: root.find("metadata")[0].set("vif_model", "e1000"),  # type: ignore[index]
+    "facts": lambda root: setattr(SubElement(root.find("metadata")[0], "facts"), "text", "{}"),  # type: ignore[index]
     "another kind": lambda root: root.set("type", "xen"),
     "a controller's driver": _in("devices/controller", "driver", {"iothread": "1"}),
     "an alias": _in("devices/controller", "alias", {"name": "ua-x"}),

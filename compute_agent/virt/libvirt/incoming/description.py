@@ -19,6 +19,7 @@ from xml.etree.ElementTree import Element
 
 from compute_agent.virt.libvirt import running_domain
 from compute_agent.virt.libvirt.domain_xml import (
+    FACTS,
     KEPT_OPTIONS,
     NAMESPACE,
     SERIAL_SOCKETS,
@@ -115,7 +116,9 @@ def domain(own: str, sent: bytes, server: str, fence: int) -> str:
     ours = ElementTree.fromstring(own)
     _complete_cpu(there, ours)
     _name_socket(there, root)
-    marks = DomainMetadata(server, fence, **_numbers(root), options=_options(ours))
+    marks = DomainMetadata(
+        server, fence, **_numbers(root), options=_options(ours), facts=_facts(ours)
+    )
     return running_domain.at_destination(
         own, ElementTree.tostring(there, encoding="unicode"), marks
     )
@@ -214,3 +217,7 @@ def _options(own: Element) -> dict[str, str]:
         if about is None
         else {name: about.attrib[name] for name in KEPT_OPTIONS if name in about.attrib}
     )
+
+
+def _facts(own: Element) -> str:
+    return own.findtext(f"{MARKS}/{FACTS}") or ""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every virt driver must remember of a guest's server, so that it can be made a record again.
+
+On hosts in memory, of libvirt's mock-up and with real QEMU guests, which are off here or do not
+boot: nobody asks the guest anything.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from common.models import Flavor, GuestSpec, Interface
+from common.server_facts import HostedServer, facts_of
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from tests.contract.virt_pairs import LARGER
+from tests.contract.virt_rigs import KEYS, QUIET, Rig, another
+
+OWNER = {
+    "hostname": "web-1",
+    "project_id": "6e4ea5f4bd2c4ba2a1f7a0a4a80a5b3f",
+    "availability_zone": "nova",
+    "keys": KEYS,
+    "security_groups": ["default", "naïve <web>"],
+    "reservation_id": "r-abc",
+    "launch_index": 3,
+    "root_device_name": "/dev/vda",
+    "meta": {"secret": "of the tenant"},
+    "admin_pass": "never",
+}
+RECORD = {
+    "user_id": "u1",
+    "created_at": 1_795_402_416_000_000,
+    "pinned_availability_zone": "west",
+    "disks": {"swap_mb": 0},
+}
+
+
+def made(rig: Rig, *interfaces: Interface) -> GuestSpec:
+    spec = rig.spec(
+        name='</facts> "naïve" \x00 ]]>',
+        instance=OWNER,
+        record=RECORD,
+        interfaces=list(interfaces),
+        paused=True,
+        flavor=Flavor("1", "m1.nano", 1, 128, 1, extra_specs={"hw:cpu_sockets": "1"}, number=7),
+    )
+    rig.driver.ensure_guest(spec, rig.read_image, QUIET)
+    return replace(spec, paused=False)
+
+
+def told(rig: Rig, spec: GuestSpec) -> HostedServer:
+    return rig.driver.server_facts(spec.server)
+
+
+def test_a_guest_tells_whose_it_is_and_what_of(rig: Rig) -> None:
+    spec = made(rig)
+    facts = told(rig, spec)
+    assert facts == facts_of(spec)
+    assert (facts.name, facts.project_id, facts.user_id) == (
+        spec.name,
+        OWNER["project_id"],
+        "u1",
+    )
+    assert facts.flavor == spec.flavor and facts.image == spec.image and facts.config_drive
+    assert (facts.key_name, facts.key_data) == ("mine", "ssh-ed25519 AAAA me")
+    assert not [word for word in ("of the tenant", "never") if word in repr(facts)]
+    rig.restart()
+    assert told(rig, spec) == facts
+
+
+def test_it_is_told_whatever_is_done_with_its_power(rig: Rig) -> None:
+    spec = made(rig)
+    driver, facts = rig.driver, told(rig, spec)
+    driver.ensure_paused(spec.server, 2, QUIET)
+    driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    driver.ensure_running(spec.server, 4, QUIET)
+    assert told(rig, spec) == facts
+    driver.ensure_suspended(spec.server, 5, QUIET)
+    assert told(rig, spec) == replace(facts, is_suspended=True)
+
+
+def test_another_name_and_flavor_are_told_once_it_is_defined_anew(rig: Rig) -> None:
+    spec = made(rig)
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    larger = replace(spec, fence=3, flavor=LARGER, name="renamed")
+    rig.driver.resize_here(larger, False, QUIET)
+    assert told(rig, spec) == facts_of(larger)
+    rig.driver.settle_resize(replace(larger, fence=4), False, 3, QUIET)
+    assert told(rig, spec) == facts_of(larger)
+    rebuilt = replace(larger, fence=5, image=another(rig), name="rebuilt")
+    rig.driver.rebuild(rebuilt, rig.read_image, False, QUIET)
+    assert told(rig, spec) == facts_of(rebuilt)
+
+
+def test_a_guest_in_rescue_tells_its_own_image(rig: Rig) -> None:
+    spec = made(rig)
+    rescue = replace(spec, fence=2)
+    rig.driver.rescue(rescue, another(rig), rig.read_image, QUIET)
+    assert told(rig, spec) == replace(facts_of(spec), is_rescued=True)
+    rig.driver.unrescue(replace(spec, fence=3), QUIET)
+    assert told(rig, spec) == facts_of(spec)
+
+
+def test_interfaces_that_come_and_go_are_told_with_their_tags(rig: Rig) -> None:
+    if rig.kind == "test":
+        pytest.skip("libvirt's mock-up plugs nothing in")
+    first, second = replace(rig.interface(), tag="first"), replace(rig.interface(), tag="second")
+    spec = made(rig, first)
+    assert told(rig, spec).ports == {first.port: "first"}
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    for _ in range(2):
+        rig.driver.attach_interface(spec.server, 3, second, QUIET)
+    assert told(rig, spec).ports == {first.port: "first", second.port: "second"}
+    for _ in range(2):
+        rig.driver.detach_interface(spec.server, 4, first, QUIET)
+    assert told(rig, spec) == replace(facts_of(spec), ports={second.port: "second"})
+
+
+def test_a_domain_of_an_older_agent_tells_what_can_be_seen(rig: Rig) -> None:
+    if isinstance(rig.driver, MemoryDriver):
+        pytest.skip("a host in memory has no other agent's domains")
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+
+    assert isinstance(rig.driver, LibvirtDriver)
+    spec = rig.boot(name="old", paused=True)
+    rig.driver._libvirt.mark(spec.server, facts="")
+    assert told(rig, spec) == HostedServer(name="old", config_drive=True)
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    rig.driver.resize_here(replace(spec, fence=3, paused=False), False, QUIET)
+    assert told(rig, spec).flavor == spec.flavor
+    rig.driver._libvirt.mark(spec.server, facts='{"flavor": 3}')
+    with pytest.raises(VerbFailed, match="cannot be read"):
+        told(rig, spec)
+
+
+def test_a_guest_that_is_not_there_tells_nothing(rig: Rig) -> None:
+    with pytest.raises(VerbFailed):
+        rig.driver.server_facts(str(uuid.uuid4()))
