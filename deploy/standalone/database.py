@@ -8,14 +8,18 @@ owner only, for it holds password hashes.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, create_engine, event
+from sqlalchemy import Connection, Executable, MetaData, Row, Select, create_engine, event
 from sqlalchemy.engine import URL
 
+#: What a query gives defines the columns of a row.
+DbSelect = Select[Any]
+DbRow = Row[Any]
+DbValues = Mapping[Any, Any]
 PRAGMAS = ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 
@@ -44,6 +48,16 @@ class Database:
         raises."""
         with self._writer.begin() as connection:
             yield connection
+
+    def rows(self, query: Executable) -> Sequence[DbRow]:
+        """All rows of one query."""
+        with self.read() as connection:
+            return connection.execute(query).all()
+
+    def first(self, query: Executable) -> DbRow | None:
+        """The first row of one query."""
+        with self.read() as connection:
+            return connection.execute(query).first()
 
     def close(self) -> None:
         """Close the pooled connections."""

@@ -9,7 +9,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import falcon
-from sqlalchemy import Boolean, ColumnElement, Integer, Row, Select, Table, and_, func, or_, select
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Table,
+    TypeCoerce,
+    and_,
+    func,
+    or_,
+    select,
+    type_coerce,
+)
+
+from deploy.standalone.database import DbRow, DbSelect
 
 Query = Mapping[str, str | list[str]]
 SortKeys = Sequence[tuple[str, bool]]
@@ -43,9 +58,17 @@ def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> 
     return (found if key is None else found.where(each.c.key == key)).exists()
 
 
-def paged(
-    statement: Select[Any], table: Table, keys: SortKeys, marker: Row[Any] | None
-) -> Select[Any]:
+def gathered(
+    value: ColumnElement[Any], *rules: ColumnElement[bool], within: FromClause | None = None
+) -> TypeCoerce[Any]:
+    """The JSON list of this value of all rows that meet the rules, as a column; `within`: of what
+    joined tables."""
+    query = select(func.json_group_array(value)).where(*rules)
+    query = query if within is None else query.select_from(within)
+    return type_coerce(query.scalar_subquery(), JSON)
+
+
+def paged(statement: DbSelect, table: Table, keys: SortKeys, marker: DbRow | None) -> DbSelect:
     """`statement` in the order of `keys`, from after `marker`."""
 
     def nothing(name: str) -> Any:

@@ -6,35 +6,81 @@ is made, changed, removed and shown. It never begins a transaction; the answer t
 after its commit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import falcon
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Executable,
+    Table,
+    delete,
+    select,
+    true,
+)
 from sqlalchemy.exc import IntegrityError
 
-from deploy.standalone.database import Database
+from deploy.standalone.database import Database, DbRow, DbSelect, DbValues
+from deploy.standalone.json_types import Body as Body
+from deploy.standalone.json_types import JsonValue
 from deploy.standalone.web import answer, part_of, read_json, read_object
 
-Body = dict[str, Any]
 MAX_BULK = 1000
+Service = TypeVar("Service")
 
 
 @dataclass
 class Transaction:
-    """A writing transaction under way."""
+    """A transaction under way."""
 
     connection: Connection
 
-    def one(self, table: Table, key: str) -> Row[Any] | None:
+    def one(self, table: Table, key: str) -> DbRow | None:
         """The row with this id."""
-        return self.connection.execute(select(table).where(table.c.id == key)).first()
+        return self.first(select(table).where(table.c.id == key))
+
+    def existing(self, table: Table, key: str) -> DbRow:
+        """The row with this id, which another one names."""
+        return self.execute(select(table).where(table.c.id == key)).one()
 
     def remove(self, table: Table, key: str) -> None:
         """Delete the row with this id."""
-        self.connection.execute(delete(table).where(table.c.id == key))
+        self.execute(delete(table).where(table.c.id == key))
+
+    def execute(self, statement: Executable) -> CursorResult[Any]:
+        """Whatever it gives."""
+        return self.connection.execute(statement)
+
+    def rows(self, statement: Executable) -> Sequence[DbRow]:
+        """All rows."""
+        return self.connection.execute(statement).all()
+
+    def first(self, statement: Executable) -> DbRow | None:
+        """The first row."""
+        return self.connection.execute(statement).first()
+
+    def has(self, statement: Executable) -> bool:
+        """Whether there is a row."""
+        return self.first(statement) is not None
+
+    def scalars(self, statement: Executable) -> list[JsonValue]:
+        """The first column of all rows."""
+        return list(self.connection.scalars(statement))
+
+    def scalar(self, statement: Executable) -> JsonValue:
+        """The first column of the first row, None without one."""
+        return self.connection.scalar(statement)
+
+
+class Handler(Generic[Service]):
+    """What answers the requests of a route, with its service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
 
 class ResourceService(Protocol):
@@ -65,7 +111,7 @@ class Resource:
         """The name of several in a body."""
         return self.plural.replace("-", "_")
 
-    def select(self) -> Select[Any]:
+    def select(self) -> DbSelect:
         """What `show` needs of each row."""
         return select(self.table)
 
@@ -77,7 +123,7 @@ class Resource:
         """Raises 403 for a caller who may not list, create, show, update or delete, whatever is
         there."""
 
-    def admit_to(self, caller: Any, action: str, row: Row[Any]) -> None:
+    def admit_to(self, caller: Any, action: str, row: DbRow) -> None:
         """Raises 403 for a caller who may not update or delete this one."""
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -92,11 +138,11 @@ class Resource:
         """A body, checked. Raises 400, 403."""
         raise NotImplementedError
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         """A row as the API shows it."""
         raise NotImplementedError
 
-    def page(self, service: Any, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: Any, req: falcon.Request) -> tuple[list[DbRow], Body]:
         """The rows of a list, and what stands beside them. Raises 400."""
         raise NotImplementedError
 
@@ -104,15 +150,15 @@ class Resource:
         """Make one and return its id."""
         raise NotImplementedError
 
-    def update(self, change: Any, caller: Any, row: Row[Any], body: Body) -> None:
+    def update(self, change: Any, caller: Any, row: DbRow, body: Body) -> None:
         """Change one."""
         raise NotImplementedError
 
-    def delete(self, change: Any, caller: Any, row: Row[Any]) -> None:
+    def delete(self, change: Any, caller: Any, row: DbRow) -> None:
         """Remove one."""
         change.remove(self.table, row.id)
 
-    def find(self, connection: Connection, caller: Any, key: str) -> Row[Any]:
+    def find(self, connection: Connection, caller: Any, key: str) -> DbRow:
         """One that the caller may know of. Raises 404 also for one that they may not."""
         row = connection.execute(
             self.select().where(self.table.c.id == key, self.visible(caller))

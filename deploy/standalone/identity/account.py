@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import falcon
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.identity import passwords, tokens
 from deploy.standalone.identity.authenticate import unauthorized
 from deploy.standalone.identity.resources import list_links
@@ -23,6 +24,7 @@ from deploy.standalone.identity.schema import application_credentials as table
 from deploy.standalone.identity.schema import roles, users
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Named, Token
+from deploy.standalone.json_types import Body
 from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, mapping, nullable, text
 from deploy.standalone.web import answer, read_object
 
@@ -65,9 +67,7 @@ class Password:
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         body = PASSWORDS.checked(read_object(req, "user"), "user")
         with self._service.database.read() as connection:
-            stored = connection.execute(
-                select(users.c.password_hash).where(users.c.id == key)
-            ).scalar()
+            stored = connection.scalar(select(users.c.password_hash).where(users.c.id == key))
         attempts = self._service.throttle.attempts(req.remote_addr)
         if not attempts.matches(("user", key), stored, body["original_password"]):
             raise unauthorized()
@@ -206,7 +206,7 @@ def _moment(text: str | None) -> str | None:
         ) from error
 
 
-def _row(connection: Connection, user: str, key: str) -> Row[Any]:
+def _row(connection: Connection, user: str, key: str) -> DbRow:
     row = connection.execute(
         select(table).where(table.c.id == key, table.c.user_id == user)
     ).first()
@@ -215,7 +215,7 @@ def _row(connection: Connection, user: str, key: str) -> Row[Any]:
     return row
 
 
-def _view(connection: Connection, req: falcon.Request, row: Row[Any]) -> dict[str, Any]:
+def _view(connection: Connection, req: falcon.Request, row: DbRow) -> Body:
     lent = connection.execute(
         select(roles.c.id, roles.c.name)
         .join(delegated)

@@ -6,13 +6,15 @@
 from typing import Any
 
 import falcon
-from sqlalchemy import FromClause, Select, Table, delete, literal, select, union_all
+from sqlalchemy import FromClause, Table, delete, literal, select, union_all
 from sqlalchemy.dialects.sqlite import insert
 
+from deploy.standalone.database import DbSelect
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.resources import RESOURCES, list_links, listing, require_rows
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import implied
+from deploy.standalone.json_types import Body
 from deploy.standalone.resource import Transaction
 from deploy.standalone.web import answer
 
@@ -37,7 +39,7 @@ class Assignments:
         require(req.context.caller.is_admin)
         with self._service.change() as change:
             require_rows(change, {**self._target_keys(key), "users": user, "roles": role})
-            change.connection.execute(
+            change.execute(
                 insert(self._table)
                 .values(self._columns(key, user_id=user, role_id=role))
                 .on_conflict_do_nothing()
@@ -50,7 +52,7 @@ class Assignments:
         require(req.context.caller.is_admin)
         query = delete(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
         with self._service.change() as change:
-            if change.connection.execute(query).rowcount == 0:
+            if change.execute(query).rowcount == 0:
                 raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
 
@@ -135,7 +137,7 @@ def _flag(req: falcon.Request, name: str) -> bool:
     return req.has_param(name) and (req.get_param(name) or "").lower() not in ("0", "false")
 
 
-def _held(targets: str) -> Select[Any]:
+def _held(targets: str) -> DbSelect:
     held, target, home = HELD[targets], RESOURCES[targets].table, schema.domains.alias()
     parent = target.c.domain_id if targets == "projects" else target.c.id
     columns = [
@@ -148,7 +150,7 @@ def _held(targets: str) -> Select[Any]:
     return _with_user_and_role(columns, held.join(target).join(home, home.c.id == parent), held)
 
 
-def _of_system() -> Select[Any]:
+def _of_system() -> DbSelect:
     columns = [
         literal(SYSTEM).label("targets"),
         *(literal("").label(name) for name in ("target_id", "target_name", "home_id", "home_name")),
@@ -156,7 +158,7 @@ def _of_system() -> Select[Any]:
     return _with_user_and_role(columns, schema.system_roles, schema.system_roles)
 
 
-def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) -> Select[Any]:
+def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) -> DbSelect:
     users, roles, home = schema.users, schema.roles, schema.domains.alias()
     return select(
         *columns,
@@ -173,7 +175,7 @@ def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) ->
     )
 
 
-def _effective(rows: list[dict[str, Any]], roles: dict[str, str]) -> list[dict[str, Any]]:
+def _effective(rows: list[Body], roles: dict[str, str]) -> list[Body]:
     found = {}
     for row in rows:
         for name in sorted(implied({row["role_name"]}) & roles.keys()):
@@ -182,8 +184,8 @@ def _effective(rows: list[dict[str, Any]], roles: dict[str, str]) -> list[dict[s
     return list(found.values())
 
 
-def _view(req: falcon.Request, row: dict[str, Any], names: bool) -> dict[str, Any]:
-    def shown(key: str, name: str, home: str = "") -> dict[str, Any]:
+def _view(req: falcon.Request, row: Body, names: bool) -> Body:
+    def shown(key: str, name: str, home: str = "") -> Body:
         if not names:
             return {"id": row[key]}
         domain = {"domain": {"id": row[f"{home}_id"], "name": row[f"{home}_name"]}} if home else {}
@@ -193,7 +195,7 @@ def _view(req: falcon.Request, row: dict[str, Any], names: bool) -> dict[str, An
     path = f"{targets}/{row['target_id']}/users/{row['user_id']}/roles/{row['role_id']}".replace(
         "//", "/"
     )
-    scope: dict[str, Any] = (
+    scope: Body = (
         {"system": {"all": True}}
         if targets == SYSTEM
         else {

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v3/auth: tokens (issue, validate, revoke), and what the caller's token opens."""
 
-from typing import Any
-
 import falcon
 from sqlalchemy import Table, select
 
@@ -12,6 +10,7 @@ from deploy.standalone.identity.catalogue import catalogue_for
 from deploy.standalone.identity.resources import RESOURCES, listing
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Token
+from deploy.standalone.json_types import Body
 from deploy.standalone.web import answer, read_object
 
 
@@ -63,7 +62,7 @@ class Tokens:
         return secret, subject
 
     def _show(self, req: falcon.Request, resp: falcon.Response, token: Token) -> None:
-        catalogue: list[dict[str, Any]] | None = None
+        catalogue: list[Body] | None = None
         if not req.has_param("nocatalog") and token.roles:
             with self._service.database.read() as connection:
                 catalogue = catalogue_for(connection, token)

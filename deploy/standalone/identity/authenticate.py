@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Row, Table, select
+from sqlalchemy import ColumnElement, Table, select
 
-from deploy.standalone.database import Database
+from deploy.standalone.database import Database, DbRow
 from deploy.standalone.identity import schema, tokens
 from deploy.standalone.identity.throttle import Attempts
 from deploy.standalone.identity.tokens import Grant
@@ -137,9 +137,9 @@ def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | Non
 
 def _default_project(database: Database, user_id: str) -> str | None:
     with database.read() as connection:
-        project_id = connection.execute(
+        project_id = connection.scalar(
             select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)
-        ).scalar()
+        )
         # A default project that the user may no longer enter gives an unscoped token, as in
         # Keystone.
         return project_id if tokens.roles_of(connection, user_id, project_id, None) else None
@@ -208,7 +208,7 @@ def _name_of(kind: str, body: Any) -> tuple[str, str]:
     return kind, str(body["id"] if "id" in body else body.get("name"))
 
 
-def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] | None:
+def _find(database: Database, table: Table, body: Any, where: str) -> DbRow | None:
     """The domain, project or user that `body` names by id, or by name and domain."""
     if "id" in body:
         return _one(database, table, table.c.id == body["id"])
@@ -226,12 +226,12 @@ def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] |
     )
 
 
-def _one(database: Database, table: Table, rule: ColumnElement[bool]) -> Row[Any] | None:
+def _one(database: Database, table: Table, rule: ColumnElement[bool]) -> DbRow | None:
     with database.read() as connection:
         return connection.execute(select(table).where(rule)).first()
 
 
-def _required(row: Row[Any] | None) -> Row[Any]:
+def _required(row: DbRow | None) -> DbRow:
     if row is None:
         raise unauthorized()
     return row

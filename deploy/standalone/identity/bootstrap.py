@@ -118,7 +118,7 @@ def _ensure(
     rest: Mapping[str, Any] | None = None,
 ) -> str:
     """The id of the row with `key`; made with `rest` added when there is none."""
-    found = connection.execute(select(table.c.id).filter_by(**key)).scalar()
+    found = connection.scalar(select(table.c.id).filter_by(**key))
     if found is None:
         values = {"id": uuid.uuid4().hex} | dict(key) | dict(rest or {})
         connection.execute(insert(table).values(values))

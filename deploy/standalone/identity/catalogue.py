@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The version documents and the service catalogue."""
 
-from typing import Any
-
 import falcon
 from sqlalchemy import Connection, select
 
 from deploy.standalone.identity.schema import endpoints, services
 from deploy.standalone.identity.tokens import Token
+from deploy.standalone.json_types import Body
 from deploy.standalone.web import answer
 
 MEDIA = [{"base": "application/json", "type": "application/vnd.openstack.identity-v3+json"}]
 
 
-def version(base: str) -> dict[str, Any]:
+def version(base: str) -> Body:
     """Keystone's v3 as clients discover it; `base` is the URL under which this service was
     asked."""
     return {
@@ -38,7 +37,7 @@ class IdentityVersions:
         answer(resp, {"version": version(req.prefix)})
 
 
-def catalogue_for(connection: Connection, token: Token) -> list[dict[str, Any]]:
+def catalogue_for(connection: Connection, token: Token) -> list[Body]:
     """The enabled services with their enabled endpoints, ids filled into the URLs."""
     rows = connection.execute(
         select(
@@ -54,7 +53,7 @@ def catalogue_for(connection: Connection, token: Token) -> list[dict[str, Any]]:
         .where(services.c.enabled, endpoints.c.enabled)
         .order_by(services.c.type, services.c.id, endpoints.c.region_id, endpoints.c.interface)
     )
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, Body] = {}
     for row in rows:
         if (url := _filled(row.url, token)) is not None:
             entry = entries.setdefault(

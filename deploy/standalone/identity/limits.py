@@ -13,19 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Table,
-    insert,
-    or_,
-    select,
-    true,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Table, insert, or_, select, true, update
 
+from deploy.standalone.database import DbRow, DbSelect, DbValues
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.resources import DESCRIPTION, ID, NAME, IdentityResource
 from deploy.standalone.identity.schema import limits, registered_limits
@@ -49,7 +39,7 @@ class _LimitResource(IdentityResource):
     def is_shown_to(self, token: Token) -> bool:
         return True
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         return {
             "id": row["id"],
             **{name: row[name] for name in self.fields},
@@ -67,19 +57,19 @@ class RegisteredLimits(_LimitResource):
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         values = {"id": uuid.uuid4().hex, **body}
         self._check_key(change.connection, values)
-        change.connection.execute(insert(registered_limits).values(values))
+        change.execute(insert(registered_limits).values(values))
         return str(values["id"])
 
-    def update(self, change: Transaction, caller: Token, row: Row[Any], body: Body) -> None:
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         new = {**row._mapping, **body}
         if any(new[name] != row._mapping[name] for name in KEY):
             self._require_unused(change, row)
             self._check_key(change.connection, new)
-        change.connection.execute(
+        change.execute(
             update(registered_limits).where(registered_limits.c.id == row.id).values(new)
         )
 
-    def delete(self, change: Transaction, caller: Token, row: Row[Any]) -> None:
+    def delete(self, change: Transaction, caller: Token, row: DbRow) -> None:
         self._require_unused(change, row)
         super().delete(change, caller, row)
 
@@ -94,10 +84,8 @@ class RegisteredLimits(_LimitResource):
                 "this service and region."
             )
 
-    def _require_unused(self, change: Transaction, row: Row[Any]) -> None:
-        if change.connection.execute(
-            select(limits.c.id).where(limits.c.registered_limit_id == row.id)
-        ).first():
+    def _require_unused(self, change: Transaction, row: DbRow) -> None:
+        if change.has(select(limits.c.id).where(limits.c.registered_limit_id == row.id)):
             raise falcon.HTTPForbidden(
                 description=f"Unable to update or delete registered limit {row.id} because there"
                 " are project limits associated with it."
@@ -120,7 +108,7 @@ class ProjectLimits(_LimitResource):
         (*KEY, "project_id", "domain_id"),
     )
 
-    def select(self) -> Select[Any]:
+    def select(self) -> DbSelect:
         return select(limits, *(registered_limits.c[name] for name in KEY)).join(registered_limits)
 
     def visible(self, caller: Token) -> ColumnElement[bool]:
@@ -178,9 +166,9 @@ class ProjectLimits(_LimitResource):
         )
         return key
 
-    def update(self, change: Transaction, caller: Token, row: Row[Any], body: Body) -> None:
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         if body:
-            change.connection.execute(update(limits).where(limits.c.id == row.id).values(body))
+            change.execute(update(limits).where(limits.c.id == row.id).values(body))
 
 
 class LimitItem(Item):
@@ -200,7 +188,7 @@ class LimitModel:
         self.on_get(req, resp)
 
 
-def _registered(connection: Connection, key: Mapping[str, Any]) -> Row[Any] | None:
+def _registered(connection: Connection, key: Mapping[str, Any]) -> DbRow | None:
     """The registered limit of a service's resource in a region."""
     return connection.execute(
         select(registered_limits).where(

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.identity import passwords, schema, tokens
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Token
@@ -93,7 +94,7 @@ class IdentityResource(Resource):
             found.setdefault("domain_id", caller.row.project_domain_id or schema.DEFAULT_DOMAIN)
         return found
 
-    def page(self, service: IdentityService, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: IdentityService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         query = self.select().where(self.visible(req.context.caller))
         columns = query.selected_columns
         for name in self.filters:
@@ -107,7 +108,7 @@ class IdentityResource(Resource):
             rows = connection.execute(query.order_by(columns[order], columns.id)).all()
         return list(rows), list_links(req)
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         shown = {name: value for name, value in row.items() if name != "extra"}
         return (
             (row.get("extra") or {})
@@ -117,14 +118,14 @@ class IdentityResource(Resource):
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         values = {"id": uuid.uuid4().hex} | self._columns(body, {})
-        change.connection.execute(insert(self.table).values(values))
+        change.execute(insert(self.table).values(values))
         return str(values["id"])
 
-    def update(self, change: Transaction, caller: Token, row: Row[Any], body: Body) -> None:
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         for name in self.fixed:
             if body.setdefault(name, row._mapping[name]) != row._mapping[name]:
                 raise falcon.HTTPBadRequest(description=f"'{self.name}.{name}' cannot be changed.")
-        change.connection.execute(
+        change.execute(
             update(self.table)
             .where(self.table.c.id == row.id)
             .values(self._columns(body, row._mapping.get("extra") or {}))
@@ -165,7 +166,7 @@ class IdentityDomains(IdentityResource):
     def is_own(self, token: Token, key: str) -> bool:
         return key in (token.row.user_domain_id, token.row.project_domain_id)
 
-    def delete(self, change: Transaction, caller: Token, row: Row[Any]) -> None:
+    def delete(self, change: Transaction, caller: Token, row: DbRow) -> None:
         if row.enabled:
             raise falcon.HTTPForbidden(
                 description="A domain must be disabled before it is deleted."
@@ -191,7 +192,7 @@ class IdentityProjects(IdentityResource):
     def is_own(self, token: Token, key: str) -> bool:
         return bool(key == token.row.project_id)
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         return super().show(req, row) | {
             "parent_id": row["domain_id"],
             "is_domain": False,
@@ -224,7 +225,7 @@ class IdentityUsers(IdentityResource):
     def is_own(self, token: Token, key: str) -> bool:
         return key == token.user_id
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         shown = super().show(req, row) | {"password_expires_at": None, "options": {}}
         del shown["password_hash"]
         return shown
@@ -237,7 +238,7 @@ class IdentityUsers(IdentityResource):
             found["password_hash"] = None if password is None else passwords.digest(password)
         return found
 
-    def update(self, change: Transaction, caller: Token, row: Row[Any], body: Body) -> None:
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         super().update(change, caller, row, body)
         if "password_hash" in body:
             tokens.revoke_all(change.connection, row.id)
@@ -256,7 +257,7 @@ class IdentityRoles(IdentityResource):
     fields = {"name": NAME, "description": DESCRIPTION, "domain_id": {"type": "null"}}
     required, filters = ("name",), ("name",)
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         return super().show(req, row) | {"domain_id": None, "options": {}}
 
 
@@ -300,7 +301,7 @@ class CatalogueEndpoints(IdentityResource):
     def is_shown_to(self, token: Token) -> bool:
         return token.reads_all
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         return super().show(req, row) | {"region": row["region_id"]}
 
     def checked(self, caller: Token, body: object, *, new: bool) -> Body:
@@ -324,7 +325,7 @@ RESOURCES: dict[str, IdentityResource] = {
 }
 
 
-def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[Row[Any]]) -> Body:
+def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[DbRow]) -> Body:
     """A list as the API shows it."""
     return {resource.plural: [resource.show(req, row._mapping) for row in rows]} | list_links(req)
 
@@ -333,9 +334,5 @@ def require_rows(change: Transaction, keys: Mapping[str, str | None]) -> None:
     """Raises 404 for a key (by its resource's plural) that names nothing."""
     for plural, key in keys.items():
         table = RESOURCES[plural].table
-        if (
-            key is not None
-            and change.connection.execute(select(table.c.id).where(table.c.id == key)).first()
-            is None
-        ):
+        if key is not None and not change.has(select(table.c.id).where(table.c.id == key)):
             raise RESOURCES[plural].not_found(key)

@@ -12,13 +12,14 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, true
+from sqlalchemy import Connection, delete, insert, select, true
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.schema import application_credentials as credentials
 from deploy.standalone.identity.schema import projects, roles, system_tokens, tokens, users
+from deploy.standalone.json_types import Body
 
 USER_DOMAIN = schema.domains.alias("user_domain")
 PROJECT_DOMAIN = schema.domains.alias("project_domain")
@@ -47,7 +48,7 @@ class Token:
     """A valid token: its row joined with user, scope and application credential, and the roles it
     carries."""
 
-    row: Row[Any]
+    row: DbRow
     roles: list[Named]
 
     @property
@@ -211,10 +212,10 @@ def implied(names: set[str]) -> set[str]:
     return whole
 
 
-def view(token: Token, catalogue: list[dict[str, Any]] | None) -> dict[str, Any]:
+def view(token: Token, catalogue: list[Body] | None) -> Body:
     """The token as Keystone shows it; a scoped one carries the catalogue unless it is None."""
     row = token.row
-    body: dict[str, Any] = {
+    body: Body = {
         "methods": row.methods,
         "audit_ids": row.audit_ids,
         "issued_at": row.issued_at,
@@ -250,7 +251,7 @@ def view(token: Token, catalogue: list[dict[str, Any]] | None) -> dict[str, Any]
     return {"token": body}
 
 
-def _stands(row: Row[Any], now: datetime) -> bool:
+def _stands(row: DbRow, now: datetime) -> bool:
     enabled = [row.user_enabled, row.user_domain_enabled]
     if row.project_id:
         enabled += [row.project_enabled, row.project_domain_enabled]

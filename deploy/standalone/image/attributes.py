@@ -7,11 +7,9 @@ JSON column. Both raise the API's errors: 400 for a bad value, 403 for what is n
 set, 409 for a path that is missing.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import falcon
 
+from deploy.standalone.database import DbValues
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import (
@@ -122,7 +120,7 @@ def checked(body: object, caller: ImageCaller) -> Body:
     return columns | {"properties": properties}
 
 
-def patched(image: Mapping[Any, Any], operations: object, caller: ImageCaller) -> Body:
+def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
     """The columns that a list of JSON-patch operations changes in `image` (a row)."""
     properties, changes = dict(image["properties"]), {}
     for operation in OPERATIONS.checked(operations, "patch"):
@@ -165,7 +163,7 @@ def _converted(operation: Body) -> Body:
     return {"op": verbs[0], "path": operation[verbs[0]], **rest}
 
 
-def view(image: Mapping[Any, Any]) -> Body:
+def view(image: DbValues) -> Body:
     """A row as the API shows it."""
     own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
     path = f"/v2/images/{image['id']}"

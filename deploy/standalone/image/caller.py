@@ -7,11 +7,11 @@ needs a project and the role member.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Row, or_, select, true
+from sqlalchemy import ColumnElement, or_, select, true
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.image.schema import images, members
 
 VERSIONS = ("/", "/versions", "/v2", "/v2/")
@@ -52,7 +52,7 @@ class ImageCaller:
                 description="You need the role member in a project to change images."
             )
 
-    def require_owner(self, image: Row[Any]) -> None:
+    def require_owner(self, image: DbRow) -> None:
         """Raises 403 unless the image is the caller's to change."""
         self.require_writer()
         if not self.is_admin and image.owner != self.project_id:

@@ -7,12 +7,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import falcon
-from sqlalchemy import Row
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.image.attributes import TAG_SCHEMA, checked, converted, patched, view
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.listing import matching, page
 from deploy.standalone.image.store import ImageStore
+from deploy.standalone.json_types import Body
 from deploy.standalone.web import answer, read_bytes, read_json
 
 PATCH_TYPE, OLD_PATCH_TYPE = (
@@ -36,7 +37,7 @@ class ImageCollection:
         query, limit = page(req.params, matching(req.params, caller), marker)
         with self._store.database.read() as connection:
             rows = connection.execute(query).all() if limit else []
-        body: dict[str, Any] = {
+        body: Body = {
             "images": [view(row._mapping) for row in rows[:limit]],
             "first": "/v2/images",
             "schema": "/v2/schemas/images",
@@ -140,12 +141,12 @@ class ImageItem:
         )
         resp.status = falcon.HTTP_204
 
-    def _owned(self, req: falcon.Request, key: str) -> Row[Any]:
+    def _owned(self, req: falcon.Request, key: str) -> DbRow:
         image = self._store.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         return image
 
-    def _change(self, image: Row[Any], columns: dict[str, Any], **seen: Any) -> None:
+    def _change(self, image: DbRow, columns: Body, **seen: Any) -> None:
         if not self._store.change(image.id, columns, **seen):
             raise falcon.HTTPConflict(
                 description="The image was changed or deleted meanwhile: read it and try again."

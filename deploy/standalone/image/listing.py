@@ -4,11 +4,10 @@
 An unknown parameter filters by the custom property of that name, as in Glance.
 """
 
-from typing import Any
-
 import falcon
-from sqlalchemy import ColumnElement, Row, Select, and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 
+from deploy.standalone.database import DbRow, DbSelect
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.schema import images, members
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
@@ -55,8 +54,8 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
 
 
 def page(
-    query: Query, rules: list[ColumnElement[bool]], marker: Row[Any] | None
-) -> tuple[Select[Any], int]:
+    query: Query, rules: list[ColumnElement[bool]], marker: DbRow | None
+) -> tuple[DbSelect, int]:
     """The SELECT for one page, one row longer than its limit, and the limit. Raises 400."""
     limit = min(number_of("limit", value_of(query, "limit", str(DEFAULT_LIMIT)), 2**31), MAX_LIMIT)
     return paged(select(images).where(*rules), images, _sort_keys(query), marker).limit(

@@ -8,12 +8,14 @@ its lists hold it.
 from typing import Any
 
 import falcon
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.schema import members
 from deploy.standalone.image.store import ImageStore, now
+from deploy.standalone.json_types import Body
 from deploy.standalone.schemas import NOT_EMPTY, BodySchema, mapping, one_of, text
 from deploy.standalone.web import answer, read_json
 
@@ -79,7 +81,7 @@ class ImageMembers:
                 query.where(members.c.image_id == key, members.c.member_id == member)
             )
 
-    def _seen(self, req: falcon.Request, key: str) -> list[Row[Any]]:
+    def _seen(self, req: falcon.Request, key: str) -> list[DbRow]:
         """The members that the caller may know of: all for the owner, themselves for a member."""
         caller: ImageCaller = req.context.caller
         image = self._store.find(caller, key)
@@ -89,12 +91,12 @@ class ImageMembers:
         with self._store.database.read() as connection:
             return list(connection.execute(query))
 
-    def _one(self, req: falcon.Request, key: str, member: str) -> Row[Any]:
+    def _one(self, req: falcon.Request, key: str, member: str) -> DbRow:
         for row in self._seen(req, key):
             if row.member_id == member:
                 return row
         raise falcon.HTTPNotFound(description=f"Image {key[:64]} has no member {member[:64]}.")
 
 
-def _view(row: Row[Any]) -> dict[str, Any]:
+def _view(row: DbRow) -> Body:
     return dict(row._mapping) | {"schema": "/v2/schemas/member"}

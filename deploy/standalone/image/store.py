@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import falcon
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from deploy.standalone.database import Database
+from deploy.standalone.database import Database, DbRow
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.files import ImageFiles
 from deploy.standalone.image.schema import images
@@ -34,7 +34,7 @@ class ImageStore:
     def __init__(self, database: Database, files: ImageFiles) -> None:
         self.database, self.files = database, files
 
-    def find(self, caller: ImageCaller, key: str) -> Row[Any]:
+    def find(self, caller: ImageCaller, key: str) -> DbRow:
         """An image that the caller may see. Raises 404 also for one that they may not."""
         with self.database.read() as connection:
             row = connection.execute(
@@ -63,7 +63,7 @@ class ImageStore:
         with self.database.write() as connection:
             return connection.execute(query.values(updated_at=now(), **columns)).rowcount == 1
 
-    def upload(self, image: Row[Any], announced: int | None, read: Callable[[int], bytes]) -> None:
+    def upload(self, image: DbRow, announced: int | None, read: Callable[[int], bytes]) -> None:
         """Give a queued image its data. Raises 409 in another state, 410 when it is deleted
         meanwhile."""
         if not (image.disk_format and image.container_format):
@@ -83,7 +83,7 @@ class ImageStore:
             self.change(image.id, {"status": "queued", "upload": None}, upload=name)
             raise
 
-    def remove(self, image: Row[Any]) -> None:
+    def remove(self, image: DbRow) -> None:
         """Delete an image and its data. Raises 403 for a protected one."""
         if image.protected:
             raise falcon.HTTPForbidden(
@@ -109,8 +109,6 @@ class ImageStore:
                 .values(status="queued", upload=None)
             )
             keep = set(
-                connection.execute(
-                    select(images.c.upload).where(images.c.upload.is_not(None))
-                ).scalars()
+                connection.scalars(select(images.c.upload).where(images.c.upload.is_not(None)))
             )
         self.files.sweep(keep)

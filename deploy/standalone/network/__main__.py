@@ -16,6 +16,7 @@ from typing import Any
 from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
+from deploy.standalone.json_types import Body
 from deploy.standalone.network.app import build
 from deploy.standalone.network.background import BackgroundThread, ComputeService
 from deploy.standalone.network.caller import is_open
@@ -80,7 +81,7 @@ def _host_secret(options: argparse.Namespace) -> str:
     return secret(options.metadata_secret_file, "KILONOVA_METADATA_SECRET")
 
 
-def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
+def _start(options: argparse.Namespace, identity: Body) -> Any:
     settings = NetworkSettings(
         has_hosts=not options.no_hosts,
         dns=options.dns,

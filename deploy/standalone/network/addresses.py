@@ -11,10 +11,10 @@ import ipaddress
 import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.network import schema
 from deploy.standalone.network.faults import fault
 from deploy.standalone.resource import Body
@@ -54,7 +54,7 @@ def has_mac(connection: Connection, network_id: str, mac: str) -> bool:
     )
 
 
-def subnets_of(connection: Connection, network_id: str) -> Sequence[Row[Any]]:
+def subnets_of(connection: Connection, network_id: str) -> Sequence[DbRow]:
     """The subnets of a network, oldest first."""
     return connection.execute(
         select(schema.subnets)
@@ -63,7 +63,7 @@ def subnets_of(connection: Connection, network_id: str) -> Sequence[Row[Any]]:
     ).all()
 
 
-def is_from_mac(subnet: Row[Any]) -> bool:
+def is_from_mac(subnet: DbRow) -> bool:
     """Do its guests make their addresses themselves?"""
     return subnet.ipv6_address_mode in FROM_MAC
 
@@ -138,7 +138,7 @@ def from_mac(cidr: str, mac: str) -> str:
 
 
 def _default(
-    connection: Connection, network_id: str, subnets: Sequence[Row[Any]], mac: str
+    connection: Connection, network_id: str, subnets: Sequence[DbRow], mac: str
 ) -> list[Fixed]:
     found: list[Fixed] = []
     for version in (4, 6):
@@ -157,7 +157,7 @@ def _default(
     ]
 
 
-def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[Any]:
+def _subnet(network_id: str, subnets: Sequence[DbRow], request: Body) -> DbRow:
     address = request.get("ip_address")
     if request.get("subnet_id"):
         for subnet in subnets:
@@ -183,7 +183,7 @@ def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[
 def _require_free(
     connection: Connection,
     network_id: str,
-    subnet: Row[Any],
+    subnet: DbRow,
     fixed: Fixed,
     own: set[Fixed],
     found: Sequence[Fixed],
@@ -198,14 +198,14 @@ def _require_free(
         raise fault("IpAddressInUse", network=network_id, ip=fixed[1])
 
 
-def _free(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -> str:
+def _free(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> str:
     address = _lowest(connection, subnet, reserved)
     if address is None:
         raise fault("IpAddressGenerationFailure", network=subnet.network_id)
     return address
 
 
-def _lowest(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -> str | None:
+def _lowest(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> str | None:
     """An address of the subnet's pools that nobody has; None when there is none."""
     pools = [
         (int(ipaddress.ip_address(pool["start"])), int(ipaddress.ip_address(pool["end"])))
@@ -216,11 +216,11 @@ def _lowest(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -
     query = select(ADDRESSES.c.address).where(ADDRESSES.c.subnet_id == subnet.id)
     if size > SMALL_SUBNET_SIZE:
         guesses = [str(make(_nth(pools, random.randrange(size)))) for _ in range(GUESSES)]
-        taken.update(connection.execute(query.where(ADDRESSES.c.address.in_(guesses))).scalars())
+        taken.update(connection.scalars(query.where(ADDRESSES.c.address.in_(guesses))))
         for guess in guesses:
             if guess not in taken:
                 return guess
-    taken.update(connection.execute(query).scalars())
+    taken.update(connection.scalars(query))
     return next(
         (address for address in map(str, map(make, _numbers(pools))) if address not in taken), None
     )

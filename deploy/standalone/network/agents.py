@@ -5,11 +5,11 @@
 import uuid
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from typing import Any
 
 import falcon
-from sqlalchemy import Row, func, select
+from sqlalchemy import func, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.listing import values_of
 from deploy.standalone.network import schema
 from deploy.standalone.network.fabric import Fabric
@@ -49,7 +49,7 @@ class NetworkAgents:
             rows = connection.execute(select(schema.hosts).order_by(schema.hosts.c.name)).all()
         return [self._show(row) for row in rows]
 
-    def _show(self, row: Row[Any]) -> Body:
+    def _show(self, row: DbRow) -> Body:
         silence = self._fabric.hosts.silence(row.name)
         heard = datetime.now(UTC) - timedelta(seconds=silence or 0)
         created = row.created_at.replace("T", " ").rstrip("Z")
@@ -131,7 +131,7 @@ class IpAvailabilities:
         return found
 
 
-def _size(subnet: Row[Any]) -> int:
+def _size(subnet: DbRow) -> int:
     return sum(
         int(ip_address(pool["end"])) - int(ip_address(pool["start"])) + 1
         for pool in subnet.allocation_pools

@@ -55,7 +55,7 @@ def build(fabric: Fabric) -> App:
     hosts = HostApi(fabric)
     app.add_route("/v2.0/kilonova/hosts/{name}", hosts)
     app.add_route("/v2.0/kilonova/hosts/{name}/description", hosts, suffix="description")
-    interfaces = RouterInterfaces(fabric, ROUTERS)
+    interfaces = RouterInterfaces(fabric)
     app.add_route("/v2.0/routers/{key}/add_router_interface", interfaces, suffix="add")
     app.add_route("/v2.0/routers/{key}/remove_router_interface", interfaces, suffix="remove")
     bindings = PortBindings(fabric, PORTS)

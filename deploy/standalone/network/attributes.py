@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attributes of Neutron's resources: their JSON schemas, defaults, and who may set them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -99,10 +98,6 @@ class Attributes(dict[str, Attribute]):
             if new and attribute.default is not UNSET
         }
         return defaults | given
-
-    def columns(self, body: Mapping[str, Any]) -> Body:
-        """The attributes of `body` under the names of their columns."""
-        return {self[name].column or name: value for name, value in body.items()}
 
 
 #: What nearly every resource has.

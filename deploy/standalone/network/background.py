@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from keystoneauth1 import exceptions
 from keystoneauth1.identity import v3
 from keystoneauth1.session import Session
-from sqlalchemy import Row, delete, select
+from sqlalchemy import delete, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.routers import place_routers
 from deploy.standalone.network.schema import events
@@ -129,7 +130,7 @@ def send_events(
             connection.execute(delete(events).where(events.c.id <= rows[-1].id))
 
 
-def _send(rows: Sequence[Row[Any]], receiver: EventReceiver, now: Callable[[], float]) -> bool:
+def _send(rows: Sequence[DbRow], receiver: EventReceiver, now: Callable[[], float]) -> bool:
     fresh = [row for row in rows if row.created > now() - KEEP_SECONDS]
     if len(fresh) < len(rows):
         LOG.error(

@@ -10,8 +10,9 @@ more, inactive bindings (port_bindings.py): it is wired on those hosts too.
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, select
+from sqlalchemy import ColumnElement, delete, select
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.network import schema
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.host.names import bridge
@@ -45,7 +46,7 @@ def bind_to_carrier(change: Change, host: str) -> Body:
     return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
 
 
-def shown_binding(row: Mapping[Any, Any]) -> Body:
+def shown_binding(row: DbValues) -> Body:
     """What only admins and services see of a port."""
     is_bound = row["vif_type"] == "bridge"
     details = {"port_filter": True, "bridge_name": bridge(row["network_id"])} if is_bound else {}
@@ -55,19 +56,15 @@ def shown_binding(row: Mapping[Any, Any]) -> Body:
 def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
     """Give the inactive bindings of a port up, all or those that meet `rules`."""
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
-    hosts = (
-        change.connection.execute(
-            delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)
-        )
-        .scalars()
-        .all()
+    hosts = change.scalars(
+        delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)
     )
     if hosts:
-        change.connection.execute(
+        change.execute(
             delete(arrivals).where(arrivals.c.port_id == port_id, arrivals.c.host.in_(hosts))
         )
         network = select(schema.ports.c.network_id).where(schema.ports.c.id == port_id)
-        change.touch(networks=change.connection.execute(network).scalars(), hosts=hosts)
+        change.touch(networks=change.scalars(network), hosts=hosts)
 
 
 def is_of_server(row: Any) -> bool:
@@ -75,7 +72,7 @@ def is_of_server(row: Any) -> bool:
     return bool(row.device_id) and row.device_owner.startswith("compute:")
 
 
-def notify_changed(change: Change, row: Row[Any]) -> None:
+def notify_changed(change: Change, row: DbRow) -> None:
     """The compute service looks again at what it knows of this port."""
     if is_of_server(row):
         change.add_event("network-changed", row.device_id, row.id)

@@ -12,10 +12,10 @@ and tunnels of all hosts the new way.
 import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import Connection, or_, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.network import schema
 from deploy.standalone.network.bindings import ROUTER_OWNERS
 from deploy.standalone.network.host.names import bridge, tap
@@ -24,10 +24,10 @@ from deploy.standalone.resource import Body
 PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
 ARRIVALS = schema.arrivals
-Addresses = dict[str, list[Row[Any]]]
+Addresses = dict[str, list[DbRow]]
 
 
-def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body:
+def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
     """The description for this host (its row)."""
     here = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
     ports = connection.execute(select(PORTS).where(PORTS.c.id.in_(here))).all()
@@ -52,7 +52,7 @@ def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body
     ).all()
     held = _addresses(connection, [port.id for port in [*ports, *servers]])
     arrived = set(
-        connection.execute(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name)).scalars()
+        connection.scalars(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name))
     )
     groups = _groups_of(connection, [port.id for port in plugged if port.port_security_enabled])
     return {
@@ -92,9 +92,7 @@ def _groups_of(connection: Connection, keys: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _peers(
-    connection: Connection, host: Row[Any], networks: Sequence[Row[Any]]
-) -> dict[str, list[str]]:
+def _peers(connection: Connection, host: DbRow, networks: Sequence[DbRow]) -> dict[str, list[str]]:
     """network -> tunnel addresses of the other hosts that have it."""
     others = {
         row.name: row.tunnel_address
@@ -107,9 +105,7 @@ def _peers(
         .distinct()
         .where(PLACES.c.network_id.in_([network.id for network in networks]))
     ).all()
-    gateways = (
-        connection.execute(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).scalars().all()
-    )
+    gateways = connection.scalars(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).all()
     found: dict[str, set[str]] = {network.id: set() for network in networks}
     pairs = [(row.network_id, row.host) for row in there]
     pairs += [(network.id, name) for network in networks if network.external for name in gateways]
@@ -120,10 +116,10 @@ def _peers(
 
 
 def _networks(
-    networks: Sequence[Row[Any]],
-    subnets: dict[str, Row[Any]],
+    networks: Sequence[DbRow],
+    subnets: dict[str, DbRow],
     held: Addresses,
-    servers: dict[str, Row[Any]],
+    servers: dict[str, DbRow],
     peers: dict[str, list[str]],
 ) -> Body:
     found: Body = {}
@@ -155,7 +151,7 @@ def _networks(
     return found
 
 
-def _subnet(row: Row[Any]) -> Body:
+def _subnet(row: DbRow) -> Body:
     return {
         "cidr": row.cidr,
         "version": row.ip_version,
@@ -167,7 +163,7 @@ def _subnet(row: Row[Any]) -> Body:
     }
 
 
-def _port(row: Row[Any], held: Addresses, groups: list[str], arrived: bool) -> Body:
+def _port(row: DbRow, held: Addresses, groups: list[str], arrived: bool) -> Body:
     return {
         "network": row.network_id,
         "mac": row.mac_address,
@@ -236,10 +232,10 @@ def _members(connection: Connection, groups: Iterable[str]) -> dict[str, set[str
 
 def _routers(
     connection: Connection,
-    host: Row[Any],
-    ports: Sequence[Row[Any]],
+    host: DbRow,
+    ports: Sequence[DbRow],
     held: Addresses,
-    subnets: dict[str, Row[Any]],
+    subnets: dict[str, DbRow],
 ) -> Body:
     routers = connection.execute(
         select(schema.routers).where(
@@ -279,9 +275,7 @@ def _routers(
     return found
 
 
-def _external(
-    port: Row[Any], router: Row[Any], held: Addresses, subnets: dict[str, Row[Any]]
-) -> Body:
+def _external(port: DbRow, router: DbRow, held: Addresses, subnets: dict[str, DbRow]) -> Body:
     gateways = [subnets[address.subnet_id].gateway_ip for address in held[port.id]]
     return {
         "network": port.network_id,
@@ -292,7 +286,7 @@ def _external(
     }
 
 
-def _with_prefix(held: Row[Any], subnets: dict[str, Row[Any]]) -> str:
+def _with_prefix(held: DbRow, subnets: dict[str, DbRow]) -> str:
     return f"{held.address}/{ipaddress.ip_network(subnets[held.subnet_id].cidr).prefixlen}"
 
 

@@ -8,11 +8,11 @@ change, and so does the compute service.
 """
 
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Row, Select, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, func, or_, select
 
+from deploy.standalone.database import DbRow, DbSelect, DbValues
+from deploy.standalone.listing import gathered
 from deploy.standalone.network import ports, schema
 from deploy.standalone.network.addresses import subnets_of
 from deploy.standalone.network.attributes import (
@@ -27,9 +27,9 @@ from deploy.standalone.network.attributes import (
 from deploy.standalone.network.bindings import ROUTER_OWNERS, notify_changed
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import NeutronFault, fault
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import NetworkResource, standard
+from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import nullable
 
@@ -45,7 +45,6 @@ DETAILS = (
     "device_id",
     "device_owner",
 )
-NOWHERE: Mapping[str, None] = {"port_id": None, "fixed_ip_address": None, "router_id": None}
 
 
 def by_status(values: list[str]) -> ColumnElement[bool]:
@@ -75,44 +74,25 @@ class FloatingIpsApi(NetworkResource):
     )
     filters = {"status": by_status, "router_id": FLOATING.c.router_id.in_}
 
-    def select(self) -> Select[Any]:
-        details = select(
-            func.json_object(*[part for name in DETAILS for part in (name, PORTS.c[name])])
-        ).where(PORTS.c.id == FLOATING.c.port_id)
-        return select(FLOATING, type_coerce(details.scalar_subquery(), JSON).label("details"))
+    def select(self) -> DbSelect:
+        parts = [part for name in DETAILS for part in (name, PORTS.c[name])]
+        details = gathered(func.json_object(*parts), PORTS.c.id == FLOATING.c.port_id)
+        return select(FLOATING, details.label("details"))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        shown = {
-            name: row[name]
-            for name in (
-                "floating_network_id",
-                "floating_ip_address",
-                "port_id",
-                "fixed_ip_address",
-                "router_id",
-                "dns_name",
-                "dns_domain",
-            )
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
+        details = [one | {"admin_state_up": bool(one["admin_state_up"])} for one in row["details"]]
+        return super().view(row, caller) | {
+            "router_id": row["router_id"],
+            "status": "ACTIVE" if row["port_id"] else "DOWN",
+            "port_details": details[0] if details else None,
         }
-        details = row["details"] and row["details"] | {
-            "admin_state_up": bool(row["details"]["admin_state_up"])
-        }
-        return (
-            standard(row)
-            | shown
-            | {"status": "ACTIVE" if row["port_id"] else "DOWN", "port_details": details}
-        )
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = change.one(schema.networks, body["floating_network_id"])
         if network is None or not (network.external or caller.owns(network.project_id)):
             raise fault("NetworkNotFound", id=body["floating_network_id"])
         if not network.external:
-            raise fault(
-                "BadRequest",
-                what="floatingip",
-                why=f"Network {network.id} is not a valid external network",
-            )
+            raise _bad(f"Network {network.id} is not a valid external network")
         spend(change, body["project_id"], "floatingip")
         key = str(uuid.uuid4())
         held = ports.add(
@@ -127,9 +107,7 @@ class FloatingIpsApi(NetworkResource):
                 "fixed_ips": [_wanted_address(change, network.id, body)],
             },
         )
-        taken = change.connection.execute(
-            select(HELD.c.address).where(HELD.c.port_id == held)
-        ).scalar_one()
+        taken = change.execute(select(HELD.c.address).where(HELD.c.port_id == held)).scalar_one()
         own = {name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")}
         change.add(
             FLOATING,
@@ -145,7 +123,7 @@ class FloatingIpsApi(NetworkResource):
             self._associate(change, caller, key, network.id, body)
         return key
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
         if "description" in body:
             change.set(FLOATING, row.id, {"description": body["description"]})
         if "port_id" not in body:
@@ -154,12 +132,10 @@ class FloatingIpsApi(NetworkResource):
         if body["port_id"]:
             self._associate(change, caller, row.id, row.floating_network_id, body)
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         _disassociate(change, row)
         change.remove(FLOATING, row.id)
-        held = change.one(PORTS, row.floating_port_id)
-        assert held is not None
-        ports.remove(change, held)
+        ports.remove(change, change.existing(PORTS, row.floating_port_id))
 
     def _associate(
         self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body
@@ -169,29 +145,15 @@ class FloatingIpsApi(NetworkResource):
         if port is None or not caller.owns(port.project_id):
             raise fault("PortNotFound", id=port_id)
         inside = _inside(change, port_id, fixed)
-        other = select(FLOATING.c.id).where(
-            FLOATING.c.port_id == port_id,
-            FLOATING.c.fixed_ip_address == inside.address,
-            FLOATING.c.floating_network_id == network,
-            FLOATING.c.id != key,
-        )
-        if change.connection.execute(other).first() is not None:
-            raise fault(
-                "FloatingIPPortAlreadyAssociated", port=port_id, ip=inside.address, network=network
-            )
+        wanted = {"port_id": port_id, "fixed_ip_address": inside.address}
+        alike = select(FLOATING).filter_by(floating_network_id=network, **wanted)
+        words = {"port": port_id, "network": network}
+        if change.has(alike.where(FLOATING.c.id != key)):
+            raise fault("FloatingIPPortAlreadyAssociated", ip=inside.address, **words)
         router = _router(change, network, inside.subnet_id)
         if router is None:
-            raise fault(
-                "ExternalGatewayForFloatingIPNotFound",
-                network=network,
-                subnet=inside.subnet_id,
-                port=port_id,
-            )
-        change.set(
-            FLOATING,
-            key,
-            {"port_id": port_id, "fixed_ip_address": inside.address, "router_id": router.id},
-        )
+            raise fault("ExternalGatewayForFloatingIPNotFound", subnet=inside.subnet_id, **words)
+        change.set(FLOATING, key, wanted | {"router_id": router.id})
         change.touch(hosts=[router.host])
         notify_changed(change, port)
 
@@ -202,66 +164,47 @@ def _wanted_address(change: Change, network: str, body: Body) -> Body:
         return {"ip_address": body["floating_ip_address"]}
     if body.get("subnet_id"):
         return {"subnet_id": body["subnet_id"]}
-    subnet = next(
-        (one for one in subnets_of(change.connection, network) if one.ip_version == 4), None
-    )
-    if subnet is None:
-        raise fault(
-            "BadRequest",
-            what="floatingip",
-            why=f"Network {network} does not contain any IPv4 subnet",
-        )
-    return {"subnet_id": subnet.id}
+    for subnet in subnets_of(change.connection, network):
+        if subnet.ip_version == 4:
+            return {"subnet_id": subnet.id}
+    raise _bad(f"Network {network} does not contain any IPv4 subnet")
 
 
-def _disassociate(change: Change, row: Row[Any]) -> None:
+def _bad(why: str) -> NeutronFault:
+    return fault("BadRequest", what="floatingip", why=why)
+
+
+def _disassociate(change: Change, row: DbRow) -> None:
     """Let it lead to no port; the server of the one that it led to gets an event."""
     if row.port_id is None:
         return
-    change.set(FLOATING, row.id, NOWHERE)
+    change.set(FLOATING, row.id, ports.NOWHERE)
     router, port = change.one(ROUTERS, row.router_id or ""), change.one(PORTS, row.port_id)
     change.touch(hosts=[router.host] if router is not None else ())
     if port is not None:
         notify_changed(change, port)
 
 
-def _inside(change: Change, port_id: str, fixed: str | None) -> Row[Any]:
+def _inside(change: Change, port_id: str, fixed: str | None) -> DbRow:
     """The port's address of IPv4 that is meant."""
-    held = change.connection.execute(select(HELD).where(HELD.c.port_id == port_id)).all()
+    held = change.rows(select(HELD).where(HELD.c.port_id == port_id))
     found = [one for one in held if "." in one.address and fixed in (None, one.address)]
     if fixed and not found:
-        raise fault(
-            "BadRequest", what="floatingip", why=f"Port {port_id} does not have fixed ip {fixed}"
-        )
+        raise _bad(f"Port {port_id} does not have fixed ip {fixed}")
     if not found:
-        raise fault(
-            "BadRequest",
-            what="floatingip",
-            why=f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses",
-        )
+        raise _bad(f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses")
     if len(found) > 1:
-        raise fault(
-            "BadRequest",
-            what="floatingip",
-            why=f"Port {port_id} has multiple fixed IPv4 addresses. Must"
-            " provide a specific IPv4 address when assigning one",
+        raise _bad(
+            f"Port {port_id} has multiple fixed IPv4 addresses. Must provide a specific IPv4"
+            " address when assigning one"
         )
     return found[0]
 
 
-def _router(change: Change, network: str, subnet: str) -> Row[Any] | None:
+def _router(change: Change, network: str, subnet: str) -> DbRow | None:
     """The router that joins this subnet and has its gateway in this network."""
-    gateways = select(PORTS.c.device_id).where(
-        PORTS.c.device_owner == GATEWAY, PORTS.c.network_id == network
-    )
-    return change.connection.execute(
-        select(ROUTERS)
-        .join(PORTS, PORTS.c.device_id == ROUTERS.c.id)
-        .join(HELD, HELD.c.port_id == PORTS.c.id)
-        .where(
-            PORTS.c.device_owner == INTERFACE,
-            HELD.c.subnet_id == subnet,
-            ROUTERS.c.id.in_(gateways),
-        )
-        .order_by(ROUTERS.c.created_at, ROUTERS.c.id)
-    ).first()
+    led = select(PORTS.c.device_id).filter_by(device_owner=GATEWAY, network_id=network)
+    joining = select(PORTS.c.device_id).filter_by(device_owner=INTERFACE)
+    joining = joining.join(HELD).where(HELD.c.subnet_id == subnet)
+    mine = select(ROUTERS).where(ROUTERS.c.id.in_(led), ROUTERS.c.id.in_(joining))
+    return change.first(mine.order_by(ROUTERS.c.created_at, ROUTERS.c.id))

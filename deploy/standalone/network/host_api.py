@@ -9,13 +9,13 @@ for them.
 """
 
 import hmac
-from typing import Any
 
 import falcon
-from sqlalchemy import Row, Select, select, update
+from sqlalchemy import select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from compute_api.metadata.proxy_headers import host_key
+from deploy.standalone.database import DbRow, DbSelect
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import ADDRESS, REQUIRED, Attribute, Attributes, number
 from deploy.standalone.network.bindings import is_of_server
@@ -72,7 +72,7 @@ class HostApi:
         report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
         self._register(name)
         with self._fabric.change() as change:
-            host = change.connection.execute(_host(name)).one()
+            host = change.execute(_host(name)).one()
             _store_report(change, host, report)
             _bind_late(change, name)
             _update_ports(change, name, report["revision"], report.get("failed", {}))
@@ -96,7 +96,7 @@ class HostApi:
             if len(name) > 255:
                 raise fault("HTTPBadRequest", why="The name of a host has at most 255 characters")
             with self._fabric.change() as change:
-                change.connection.execute(
+                change.execute(
                     insert(HOSTS)
                     .values(name=name, changed=0, created_at=moment())
                     .on_conflict_do_nothing()
@@ -105,11 +105,11 @@ class HostApi:
         self._fabric.hosts.note_contact(name)
 
 
-def _host(name: str) -> Select[Any]:
+def _host(name: str) -> DbSelect:
     return select(HOSTS).where(HOSTS.c.name == name)
 
 
-def _store_report(change: Change, host: Row[Any], report: Body) -> None:
+def _store_report(change: Change, host: DbRow, report: Body) -> None:
     """Store what the host says of itself; others get a new revision when it is elsewhere now."""
     changed = {
         name: report[name]
@@ -121,10 +121,10 @@ def _store_report(change: Change, host: Row[Any], report: Body) -> None:
             select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
         )
         outside = select(schema.networks.c.id).where(schema.networks.c.external)
-        change.touch(networks=change.connection.execute(here).scalars(), hosts=[host.name])
+        change.touch(networks=change.scalars(here), hosts=[host.name])
         if host.external_gateway or changed.get("external_gateway"):
-            change.touch(networks=change.connection.execute(outside).scalars())
-    change.connection.execute(
+            change.touch(networks=change.scalars(outside))
+    change.execute(
         update(HOSTS)
         .where(HOSTS.c.name == host.name)
         .values(changed | {"acknowledged": report["revision"]})
@@ -133,13 +133,13 @@ def _store_report(change: Change, host: Row[Any], report: Body) -> None:
 
 def _bind_late(change: Change, name: str) -> None:
     """Ports that were bound while the host was silent are bound now."""
-    late = change.connection.execute(
+    late = change.rows(
         select(PORTS.c.id, PORTS.c.network_id).where(
             PORTS.c.host == name, PORTS.c.vif_type == "binding_failed"
         )
-    ).all()
+    )
     if late:
-        change.connection.execute(
+        change.execute(
             update(PORTS)
             .where(PORTS.c.id.in_([port.id for port in late]))
             .values(vif_type="bridge", bound_at=change.revision())
@@ -151,7 +151,7 @@ def _update_ports(change: Change, name: str, revision: int, failed: dict[str, st
     """The ports that this revision holds are wired, but for those that failed."""
     here = [PORTS.c.host == name, PORTS.c.vif_type == "bridge"]
     shown = (PORTS.c.id, PORTS.c.device_id, PORTS.c.device_owner)
-    wired = change.connection.execute(
+    wired = change.rows(
         update(PORTS)
         .where(
             *here,
@@ -162,14 +162,14 @@ def _update_ports(change: Change, name: str, revision: int, failed: dict[str, st
         )
         .values(status="ACTIVE")
         .returning(*shown)
-    ).all()
-    lost = change.connection.execute(
+    )
+    lost = change.rows(
         update(PORTS)
         .where(*here, PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
         .values(status="DOWN")
         .returning(*shown)
-    ).all()
-    change.connection.execute(
+    )
+    change.execute(
         update(INACTIVE)
         .where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision)
         .values(is_wired=INACTIVE.c.port_id.not_in(failed))

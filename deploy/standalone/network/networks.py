@@ -6,22 +6,10 @@ A tenant sees its own networks, shared ones and external ones; only an admin sha
 or reads the provider's attributes. A network that has ports of others than its DHCP is not deleted.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from sqlalchemy import ColumnElement, delete, func, or_, select
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Row,
-    Select,
-    delete,
-    func,
-    or_,
-    select,
-    true,
-    type_coerce,
-)
-
+from deploy.standalone.database import DbRow, DbSelect, DbValues
+from deploy.standalone.listing import gathered
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import (
     ADMIN_STATE_UP,
@@ -42,7 +30,7 @@ from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTH, nullable, one_of
 
 MAX_VNI = 2**24 - 1
-NETWORKS = schema.networks
+NETWORKS, PORTS = schema.networks, schema.ports
 
 
 class NetworksApi(NetworkResource):
@@ -77,124 +65,86 @@ class NetworksApi(NetworkResource):
         }
     )
 
-    def select(self) -> Select[Any]:
-        inside = select(func.json_group_array(schema.subnets.c.id)).where(
-            schema.subnets.c.network_id == NETWORKS.c.id
-        )
-        return select(NETWORKS, type_coerce(inside.scalar_subquery(), JSON).label("subnets"))
+    constant = {
+        "status": "ACTIVE",
+        "availability_zone_hints": [],
+        "availability_zones": ["nova"],
+        "ipv4_address_scope": None,
+        "ipv6_address_scope": None,
+    }
 
-    def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
-        return (
-            true()
-            if caller.is_admin
-            else or_(
-                NETWORKS.c.project_id == caller.project_id, NETWORKS.c.shared, NETWORKS.c.external
-            )
-        )
+    def select(self) -> DbSelect:
+        inside = schema.subnets.c.network_id == NETWORKS.c.id
+        return select(NETWORKS, gathered(schema.subnets.c.id, inside).label("subnets"))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        shown = super().view(row, caller) | {
-            "status": "ACTIVE",
-            "subnets": row["subnets"],
-            "availability_zone_hints": [],
-            "availability_zones": ["nova"],
-            "ipv4_address_scope": None,
-            "ipv6_address_scope": None,
-        }
-        if caller.is_admin:
-            shown |= {"provider:network_type": "vxlan", "provider:physical_network": None}
-        return shown
+    def visible_to(self, project_id: str) -> ColumnElement[bool]:
+        return or_(NETWORKS.c.project_id == project_id, NETWORKS.c.shared, NETWORKS.c.external)
+
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
+        provider = {"provider:network_type": "vxlan", "provider:physical_network": None}
+        shown = super().view(row, caller) | {"subnets": row["subnets"]}
+        return shown | (provider if caller.is_admin else {})
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         spend(change, body["project_id"], "network")
-        limit = change.fabric.settings.mtu
-        if body.get("mtu", limit) > limit:
-            raise fault("InvalidInput", why=f"Requested MTU is too big, maximum is {limit}")
-        for given in (
-            "availability_zone_hints",
-            "provider:network_type",
-            "provider:physical_network",
-        ):
-            body.pop(given, None)
-        values = self.attributes.columns(body)
+        _check_mtu(change, body)
+        values = self.columns(body)
         values["vni"] = values.get("vni") or self._free_vni(change)
-        if change.connection.execute(
-            select(NETWORKS.c.id).where(NETWORKS.c.vni == values["vni"])
-        ).first():
+        if change.has(select(NETWORKS.c.id).where(NETWORKS.c.vni == values["vni"])):
             raise fault("InvalidInput", why=f"segmentation_id {values['vni']} is in use")
-        return change.add(NETWORKS, {"mtu": limit} | values)
+        return change.add(NETWORKS, {"mtu": change.fabric.settings.mtu} | values)
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
-        if body.get("mtu", 0) > change.fabric.settings.mtu:
-            raise fault(
-                "InvalidInput",
-                why=f"Requested MTU is too big, maximum is {change.fabric.settings.mtu}",
-            )
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
+        _check_mtu(change, body)
         if body.get("shared") is False and row.shared and _has_ports_of_others(change, row):
             raise fault("InvalidSharedSetting", id=row.id)
+        outside = PORTS.c.device_owner.in_(("network:router_gateway", "network:floatingip"))
         if (
             body.get("router:external") is False
             and row.external
-            and change.connection.execute(
-                select(schema.ports.c.id).where(
-                    schema.ports.c.network_id == row.id,
-                    schema.ports.c.device_owner.in_(
-                        ("network:router_gateway", "network:floatingip")
-                    ),
-                )
-            ).first()
+            and change.has(select(PORTS).where(PORTS.c.network_id == row.id, outside))
         ):
             raise fault("ExternalNetworkInUse", id=row.id)
-        change.set(NETWORKS, row.id, self.attributes.columns(body))
+        change.set(NETWORKS, row.id, self.columns(body))
         change.touch(
             networks=[row.id], hosts=gateway_hosts(change) if "router:external" in body else ()
         )
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
-        ports = schema.ports
-        left = (
-            change.connection.execute(
-                select(ports.c.id)
-                .where(ports.c.network_id == row.id, ports.c.device_owner != "network:dhcp")
-                .limit(10)
-            )
-            .scalars()
-            .all()
-        )
-        if left:
-            raise fault("NetworkInUse", id=row.id, ports=", ".join(left))
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
+        inside = PORTS.c.network_id == row.id
+        left = select(PORTS.c.id).where(inside, PORTS.c.device_owner != "network:dhcp").limit(10)
+        if keys := change.scalars(left):
+            raise fault("NetworkInUse", id=row.id, ports=", ".join(keys))
         change.touch(hosts=gateway_hosts(change) if row.external else ())
-        change.connection.execute(delete(ports).where(ports.c.network_id == row.id))
+        change.execute(delete(PORTS).where(inside))
         change.remove(NETWORKS, row.id)
 
     def _free_vni(self, change: Change) -> int:
         first = change.fabric.settings.first_vni
         after = select(func.max(NETWORKS.c.vni) + 1).where(NETWORKS.c.vni >= first)
-        found: int = change.connection.execute(after).scalar() or first
+        found: int = change.scalar(after) or first
         if found <= MAX_VNI:
             return found
-        taken = set(change.connection.execute(select(NETWORKS.c.vni)).scalars())
+        taken = set(change.scalars(select(NETWORKS.c.vni)))
         return next(vni for vni in range(first, MAX_VNI + 1) if vni not in taken)
+
+
+def visible_network(change: Change, caller: NetworkCaller, key: str) -> DbRow:
+    """A network that the caller may know of. Raises 404."""
+    return NetworksApi().find(change.connection, caller, key)
 
 
 def gateway_hosts(change: Change) -> list[str]:
     """The hosts that own the gateways of external networks: they know all of those."""
-    return list(
-        change.connection.execute(
-            select(schema.hosts.c.name).where(schema.hosts.c.external_gateway)
-        ).scalars()
-    )
+    return change.scalars(select(schema.hosts.c.name).where(schema.hosts.c.external_gateway))
 
 
-def _has_ports_of_others(change: Change, row: Row[Any]) -> bool:
-    ports = schema.ports.c
-    return (
-        change.connection.execute(
-            select(ports.id).where(
-                ports.network_id == row.id,
-                ports.project_id != row.project_id,
-                ~ports.device_owner.like("network:%"),
-            )
-        ).first()
-        is not None
-    )
+def _check_mtu(change: Change, body: Body) -> None:
+    limit = change.fabric.settings.mtu
+    if body.get("mtu", limit) > limit:
+        raise fault("InvalidInput", why=f"Requested MTU is too big, maximum is {limit}")
+
+
+def _has_ports_of_others(change: Change, row: DbRow) -> bool:
+    others = (PORTS.c.project_id != row.project_id) & ~PORTS.c.device_owner.like("network:%")
+    return change.has(select(PORTS.c.id).where(PORTS.c.network_id == row.id, others))

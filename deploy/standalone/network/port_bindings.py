@@ -9,12 +9,13 @@ active binding a port, at most one binding a port and host, and an inactive one 
 what the port shows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import falcon
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import values_of
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import ID, PROFILE, REQUIRED, Attribute, Attributes
@@ -76,7 +77,7 @@ class PortBindings:
             bound = bind(change, host, port.admin_state_up)
             if bound["vif_type"] != "bridge":
                 raise fault("PortBindingError", id=port.id, host=host)
-            change.connection.execute(
+            change.execute(
                 insert(INACTIVE).values(
                     port_id=port.id,
                     host=host,
@@ -87,7 +88,7 @@ class PortBindings:
                     is_wired=bound["status"] == "ACTIVE",
                 )
             )
-            change.connection.execute(insert(schema.arrivals).values(port_id=port.id, host=host))
+            change.execute(insert(schema.arrivals).values(port_id=port.id, host=host))
             change.touch(networks=[port.network_id], hosts=[host])
         self._fabric.settle(change)
         self.on_get_one(req, resp, key, host)
@@ -103,11 +104,11 @@ class PortBindings:
         """Change what the binding's user keeps of it: profile and vnic_type."""
         body = _body(req, new=False)
 
-        def turn(change: Change, port: Row[Any], found: Body) -> None:
+        def turn(change: Change, port: DbRow, found: Body) -> None:
             if found["status"] == "ACTIVE":
                 change.set(schema.ports, port.id, body)
             elif body:
-                change.connection.execute(update(INACTIVE).where(*_at(port, host)).values(body))
+                change.execute(update(INACTIVE).where(*_at(port, host)).values(body))
 
         self._turn(req, key, host, turn)
         self.on_get_one(req, resp, key, host)
@@ -117,7 +118,7 @@ class PortBindings:
     ) -> None:
         """Make it the active one; the one that was stays, inactive."""
 
-        def turn(change: Change, port: Row[Any], found: Body) -> None:
+        def turn(change: Change, port: DbRow, found: Body) -> None:
             if found["status"] == "ACTIVE":
                 raise fault("PortBindingAlreadyActive", id=port.id, host=host)
             _activate(change, port, host)
@@ -130,7 +131,7 @@ class PortBindings:
     ) -> None:
         """Give an inactive one up."""
 
-        def turn(change: Change, port: Row[Any], found: Body) -> None:
+        def turn(change: Change, port: DbRow, found: Body) -> None:
             if found["status"] == "ACTIVE":
                 raise fault("PortBindingInUse", id=port.id, host=host)
             withdraw(change, port.id, INACTIVE.c.host == host)
@@ -139,17 +140,13 @@ class PortBindings:
         resp.status = falcon.HTTP_204
 
     def _turn(
-        self,
-        req: falcon.Request,
-        key: str,
-        host: str,
-        turn: Callable[[Change, Row[Any], Body], None],
+        self, req: falcon.Request, key: str, host: str, turn: Callable[[Change, DbRow, Body], None]
     ) -> None:
         with self._fabric.change() as change:
             port = self._port(change.connection, req, key, "update")
             turn(change, port, _one(change.connection, port, host))
 
-    def _port(self, connection: Connection, req: falcon.Request, key: str, verb: str) -> Row[Any]:
+    def _port(self, connection: Connection, req: falcon.Request, key: str, verb: str) -> DbRow:
         caller: NetworkCaller = req.context.caller
         caller.require_admin(f"(rule:{verb}_port_binding)")
         port = self._ports.find(connection, caller, key)
@@ -164,11 +161,11 @@ def _body(req: falcon.Request, *, new: bool) -> Body:
     return BINDING.checked(read_object(req, "binding"), "binding", req.context.caller, new=new)
 
 
-def _at(port: Row[Any], host: str) -> tuple[Any, Any]:
+def _at(port: DbRow, host: str) -> tuple[Any, Any]:
     return INACTIVE.c.port_id == port.id, INACTIVE.c.host == host
 
 
-def _all(connection: Connection, port: Row[Any]) -> list[Body]:
+def _all(connection: Connection, port: DbRow) -> list[Body]:
     more = connection.execute(
         select(INACTIVE).where(INACTIVE.c.port_id == port.id).order_by(INACTIVE.c.host)
     ).all()
@@ -176,14 +173,14 @@ def _all(connection: Connection, port: Row[Any]) -> list[Body]:
     return active + [_shown(row._mapping, port.network_id, "INACTIVE") for row in more]
 
 
-def _one(connection: Connection, port: Row[Any], host: str) -> Body:
+def _one(connection: Connection, port: DbRow, host: str) -> Body:
     found = next((one for one in _all(connection, port) if one["host"] == host), None)
     if found is None:
         raise fault("PortBindingNotFound", id=port.id, host=host)
     return found
 
 
-def _shown(row: Mapping[Any, Any], network_id: str, status: str) -> Body:
+def _shown(row: DbValues, network_id: str, status: str) -> Body:
     details = shown_binding({"vif_type": row["vif_type"], "network_id": network_id})
     return {
         "host": row["host"],
@@ -195,14 +192,12 @@ def _shown(row: Mapping[Any, Any], network_id: str, status: str) -> Body:
     }
 
 
-def _activate(change: Change, port: Row[Any], host: str) -> None:
+def _activate(change: Change, port: DbRow, host: str) -> None:
     """Exchange the two. Hosts need no new revision: they have wired both."""
-    row = change.connection.execute(
-        delete(INACTIVE).where(*_at(port, host)).returning(INACTIVE)
-    ).one()
+    row = change.execute(delete(INACTIVE).where(*_at(port, host)).returning(INACTIVE)).one()
     if port.host:
         before = {name: port._mapping[name] for name in OF_BINDING}
-        change.connection.execute(
+        change.execute(
             insert(INACTIVE).values(port_id=port.id, is_wired=port.status == "ACTIVE", **before)
         )
     is_active = row.is_wired and port.admin_state_up

@@ -8,22 +8,11 @@ compute service get of it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Row,
-    Select,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    true,
-    type_coerce,
-)
+from sqlalchemy import ColumnElement, delete, insert, or_, select, true
 
+from deploy.standalone.database import DbRow, DbSelect, DbValues
+from deploy.standalone.listing import gathered
 from deploy.standalone.network import schema
 from deploy.standalone.network.addresses import choose_addresses, free_mac, has_mac, store
 from deploy.standalone.network.attributes import (
@@ -45,6 +34,7 @@ from deploy.standalone.network.bindings import (
     UNBOUND,
     bind,
     bind_to_carrier,
+    is_of_server,
     notify_changed,
     shown_binding,
     withdraw,
@@ -53,6 +43,7 @@ from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
 from deploy.standalone.network.host_names import host_name, qualified
+from deploy.standalone.network.networks import visible_network
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.network.security_groups import default_group, require_groups
@@ -70,6 +61,12 @@ DNS_NAME = text(
     format="lower-case",
     null_is="",
 )
+
+
+#: A server's instance learns of changes of these.
+NOTIFIED = {"fixed_ips", "security_groups", "allowed_address_pairs", "port_security_enabled"}
+#: The columns of a floating address that leads to no port.
+NOWHERE: Mapping[str, None] = {"port_id": None, "fixed_ip_address": None, "router_id": None}
 
 
 def _with_address(field: str, value: str) -> ColumnElement[bool]:
@@ -122,6 +119,7 @@ class PortsApi(NetworkResource):
             "binding:vnic_type": Attribute(one_of("normal"), "normal", column="vnic_type"),
         }
     )
+    constant = {"extra_dhcp_opts": []}
     filters = {
         "fixed_ips": by_fixed_ips,
         "ip_address": lambda values: by_fixed_ips([f"ip_address={value}" for value in values]),
@@ -134,66 +132,40 @@ class PortsApi(NetworkResource):
         "mac_address": lambda values: PORTS.c.mac_address.in_([value.lower() for value in values]),
     }
 
-    def select(self) -> Select[Any]:
-        fixed = select(
-            func.json_group_array(
-                func.json_object("subnet_id", HELD.c.subnet_id, "ip_address", HELD.c.address)
-            )
-        ).where(HELD.c.port_id == PORTS.c.id)
-        groups = select(func.json_group_array(GROUPS.c.group_id)).where(
-            GROUPS.c.port_id == PORTS.c.id
-        )
-        return select(
-            PORTS,
-            type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"),
-            type_coerce(groups.scalar_subquery(), JSON).label("security_groups"),
-        )
+    def select(self) -> DbSelect:
+        fixed = gathered(schema.FIXED_IP, HELD.c.port_id == PORTS.c.id)
+        groups = gathered(GROUPS.c.group_id, GROUPS.c.port_id == PORTS.c.id)
+        return select(PORTS, fixed.label("fixed_ips"), groups.label("security_groups"))
 
-    def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
-        own = select(schema.networks.c.id).where(schema.networks.c.project_id == caller.project_id)
-        return (
-            true()
-            if caller.is_admin
-            else or_(PORTS.c.project_id == caller.project_id, PORTS.c.network_id.in_(own))
-        )
+    def visible_to(self, project_id: str) -> ColumnElement[bool]:
+        own = select(schema.networks.c.id).where(schema.networks.c.project_id == project_id)
+        return or_(PORTS.c.project_id == project_id, PORTS.c.network_id.in_(own))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        named = [
-            (host_name(row["dns_name"], fixed["ip_address"]), fixed["ip_address"])
-            for fixed in row["fixed_ips"]
-        ]
-        assigned = [
-            {"hostname": name, "ip_address": held, "fqdn": qualified(name)} for name, held in named
-        ]
-        shown = super().view(row, caller) | {"dns_assignment": assigned, "extra_dhcp_opts": []}
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
+        assigned = []
+        for held in (fixed["ip_address"] for fixed in row["fixed_ips"]):
+            name = host_name(row["dns_name"], held)
+            assigned.append({"hostname": name, "ip_address": held, "fqdn": qualified(name)})
+        shown = super().view(row, caller) | {"dns_assignment": assigned}
         return shown | (shown_binding(row) if caller.is_admin else {})
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
-        network = change.one(schema.networks, body["network_id"])
-        if network is None or not (
-            caller.owns(network.project_id) or network.shared or network.external
-        ):
-            raise fault("NetworkNotFound", id=body["network_id"])
+        network = visible_network(change, caller, body["network_id"])
         if not (caller.owns(network.project_id) or network.shared):
             raise fault("PolicyNotAuthorized", rule="(rule:create_port on an external network)")
         _check_policy(caller, network, body, "create_port")
         spend(change, body["project_id"], "port")
         return add(change, network, body, caller)
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
-        network = change.one(schema.networks, row.network_id)
-        assert network is not None
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
+        network = change.existing(schema.networks, row.network_id)
         _check_policy(caller, network, body, "update_port")
-        if (
-            "device_owner" in body
-            and row.device_owner in ROUTER_OWNERS
-            and body["device_owner"] != row.device_owner
-        ):
-            raise fault(
-                "InvalidInput", why="device_owner of a router's port is the router's to change"
-            )
-        own = dict(self.attributes.columns(body))
-        requested, groups = own.pop("fixed_ips", None), own.pop("security_groups", None)
+        owner = body.get("device_owner", row.device_owner)
+        if row.device_owner in ROUTER_OWNERS and owner != row.device_owner:
+            why = "device_owner of a router's port is the router's to change"
+            raise fault("InvalidInput", why=why)
+        own = self.columns(body)
+        requested, groups = body.get("fixed_ips"), body.get("security_groups")
         host = own.pop("host", None)
         if own.get("mac_address", "") is None or own.get("mac_address") == row.mac_address:
             own.pop("mac_address")
@@ -204,96 +176,66 @@ class PortsApi(NetworkResource):
             _readdress(change, row, requested, own.get("mac_address") or row.mac_address)
         if groups is not None:
             require_groups(change, caller, groups, row.project_id)
-            _regroup(change, row.id, groups)
+            change.execute(delete(GROUPS).where(GROUPS.c.port_id == row.id))
+            _join(change, row.id, groups)
             change.touch(groups=groups)
-        merged = {
-            name: own.get(name, getattr(row, name))
-            for name in ("port_security_enabled", "allowed_address_pairs")
-        }
-        _check_security(
-            merged["port_security_enabled"],
-            row.security_groups if groups is None else groups,
-            merged["allowed_address_pairs"],
-        )
+        after = {**row._mapping, **own} | ({} if groups is None else {"security_groups": groups})
+        _check_security(after)
         if own.get("admin_state_up") is False:
             own["status"] = "DOWN"
         elif own.get("admin_state_up") and not row.admin_state_up and row.vif_type == "bridge":
             own |= bind(change, row.host)
         change.set(PORTS, row.id, own | ({} if host is None else _rebound(change, row, host, own)))
-        if (
-            not caller.is_service
-            and {"fixed_ips", "security_groups", "allowed_address_pairs", "port_security_enabled"}
-            & body.keys()
-        ):
+        if not caller.is_service and NOTIFIED & body.keys():
             notify_changed(change, row)
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         if row.device_owner.startswith("network:"):
-            raise fault(
-                "ServicePortInUse", id=row.id, why=f"it has device owner {row.device_owner}"
-            )
+            why = f"it has device owner {row.device_owner}"
+            raise fault("ServicePortInUse", id=row.id, why=why)
         remove(change, row)
-        if (
-            not caller.is_service
-            and row.host
-            and row.device_id
-            and row.device_owner.startswith("compute:")
-        ):
+        if not caller.is_service and row.host and is_of_server(row):
             change.add_event("network-vif-deleted", row.device_id, row.id)
 
 
-def add(change: Change, network: Row[Any], body: Body, caller: NetworkCaller | None = None) -> str:
+def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None = None) -> str:
     """Make a port of `network`; `body` has the attributes of a port, checked. Without `caller` it
     is a service's own.
 
     Raises 400, 404 and 409 for addresses, groups and MACs that cannot be had.
     """
-    own = PortsApi.attributes.columns(body)
-    requested, groups, host = (
-        own.pop("fixed_ips", None),
-        own.pop("security_groups", None),
-        own.pop("host", ""),
-    )
+    own = PortsApi.columns(body)
+    groups, host = body.get("security_groups"), own.pop("host", "")
     secure = own.setdefault("port_security_enabled", network.port_security_enabled)
-    is_service = own.get("device_owner", "").startswith("network:")
+    owner = own.get("device_owner", "")
     if own.get("mac_address"):
         _require_free_mac(change, network.id, own["mac_address"])
     else:
         own["mac_address"] = free_mac(change.connection, network.id)
     if groups is None:
-        groups = [] if is_service or not secure else [default_group(change, own["project_id"])]
+        is_open = owner.startswith("network:") or not secure
+        groups = [] if is_open else [default_group(change, own["project_id"])]
     elif caller is not None:
         require_groups(change, caller, groups, own["project_id"])
-    _check_security(secure, groups, own.get("allowed_address_pairs", []))
-    fixed = choose_addresses(
-        change.connection,
-        network.id,
-        own["mac_address"],
-        requested,
-        router=own.get("device_owner", "") in ROUTER_OWNERS,
-    )
-    if own.get("device_owner") in ROUTER_OWNERS:
+    _check_security({"allowed_address_pairs": [], **own, "security_groups": groups})
+    router, mac = owner in ROUTER_OWNERS, own["mac_address"]
+    requested = body.get("fixed_ips")
+    fixed = choose_addresses(change.connection, network.id, mac, requested, router=router)
+    if router:
         own |= bind_to_carrier(change, host)
     elif host:
         own |= bind(change, host, own.get("admin_state_up", True))
     key = change.add(PORTS, own)
     store(change.connection, key, fixed)
-    if groups:
-        change.connection.execute(
-            insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups]
-        )
+    _join(change, key, groups)
     change.touch(networks=[network.id] if host else (), groups=groups if fixed else ())
     return key
 
 
-def remove(change: Change, row: Row[Any]) -> None:
+def remove(change: Change, row: DbRow) -> None:
     """Remove a port with all that hangs on it; its addresses are free, floating ones no longer
     associated."""
-    groups = (
-        change.connection.execute(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
-        .scalars()
-        .all()
-    )
+    groups = change.scalars(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
     withdraw(change, row.id)
     disassociate(change, row.id)
@@ -303,19 +245,16 @@ def remove(change: Change, row: Row[Any]) -> None:
 def disassociate(change: Change, port_id: str, address: str | None = None) -> None:
     """No floating address leads to this port (or to this address of it) any more; its routers'
     hosts learn of it."""
-    query = (
-        select(FLOATING.c.id, ROUTERS.c.host)
-        .outerjoin(ROUTERS, ROUTERS.c.id == FLOATING.c.router_id)
-        .where(FLOATING.c.port_id == port_id)
-    )
+    query = select(FLOATING.c.id, ROUTERS.c.host).outerjoin_from(FLOATING, ROUTERS)
+    query = query.where(FLOATING.c.port_id == port_id)
     if address is not None:
         query = query.where(FLOATING.c.fixed_ip_address == address)
-    for row in change.connection.execute(query).all():
-        change.set(FLOATING, row.id, {"port_id": None, "fixed_ip_address": None, "router_id": None})
+    for row in change.rows(query):
+        change.set(FLOATING, row.id, NOWHERE)
         change.touch(hosts=[row.host or ""])
 
 
-def _check_policy(caller: NetworkCaller, network: Row[Any], body: Body, rule: str) -> None:
+def _check_policy(caller: NetworkCaller, network: DbRow, body: Body, rule: str) -> None:
     """What only the owner of the network may request. Raises 403."""
     if caller.owns(network.project_id) and not body.get("device_owner", "").startswith("network:"):
         return
@@ -326,12 +265,13 @@ def _check_policy(caller: NetworkCaller, network: Row[Any], body: Body, rule: st
             raise fault("PolicyNotAuthorized", rule=f"(rule:{rule}:{name})")
 
 
-def _check_security(secure: bool, groups: list[str], pairs: list[Body]) -> None:
+def _check_security(port: Body) -> None:
+    pairs, is_secure = port["allowed_address_pairs"], port["port_security_enabled"]
     if any("ip_address" not in pair for pair in pairs):
         raise fault("HTTPBadRequest", why="AllowedAddressPair must contain ip_address")
-    if not secure and groups:
+    if not is_secure and port["security_groups"]:
         raise fault("PortSecurityAndIPRequiredForSecurityGroups")
-    if not secure and pairs:
+    if not is_secure and pairs:
         raise fault("AddressPairAndPortSecurityRequired")
 
 
@@ -340,47 +280,34 @@ def _require_free_mac(change: Change, network_id: str, mac_address: str) -> None
         raise fault("MacAddressInUse", network=network_id, mac=mac_address)
 
 
-def _readdress(change: Change, row: Row[Any], requested: list[Body], mac_address: str) -> None:
+def _readdress(change: Change, row: DbRow, requested: list[Body], mac_address: str) -> None:
     before = [(fixed["subnet_id"], fixed["ip_address"]) for fixed in row.fixed_ips]
+    router = row.device_owner in ROUTER_OWNERS
     after = choose_addresses(
-        change.connection,
-        row.network_id,
-        mac_address,
-        requested,
-        before,
-        router=row.device_owner in ROUTER_OWNERS,
+        change.connection, row.network_id, mac_address, requested, before, router=router
     )
     for subnet, held in set(before) - set(after):
         disassociate(change, row.id, held)
-        change.connection.execute(
-            delete(HELD).where(HELD.c.subnet_id == subnet, HELD.c.address == held)
-        )
+        change.execute(delete(HELD).where(HELD.c.subnet_id == subnet, HELD.c.address == held))
     store(change.connection, row.id, [fixed for fixed in after if fixed not in before])
 
 
-def _regroup(change: Change, key: str, groups: list[str]) -> None:
-    change.connection.execute(delete(GROUPS).where(GROUPS.c.port_id == key))
+def _join(change: Change, key: str, groups: list[str]) -> None:
     if groups:
-        change.connection.execute(
-            insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups]
-        )
+        rows = [{"port_id": key, "group_id": group} for group in groups]
+        change.execute(insert(GROUPS).values(rows))
 
 
-def _rebound(change: Change, row: Row[Any], host: str, own: Body) -> Body:
+def _rebound(change: Change, row: DbRow, host: str, own: Body) -> Body:
     """The columns of a port that is to be at `host`, and nowhere else; none when it is there
     already, as it should be."""
     if host == row.host and row.vif_type in ("bridge", "unbound"):
         return {}
     withdraw(change, row.id)
-    change.connection.execute(delete(schema.arrivals).where(schema.arrivals.c.port_id == row.id))
+    change.execute(delete(schema.arrivals).where(schema.arrivals.c.port_id == row.id))
     change.touch(hosts=[host])
-    if (
-        row.status == "ACTIVE"
-        and row.device_id
-        and row.device_owner.startswith("compute:")
-        and not host
-    ):
+    if host:
+        return bind(change, host, own.get("admin_state_up", row.admin_state_up))
+    if row.status == "ACTIVE" and is_of_server(row):
         change.add_event("network-vif-unplugged", row.device_id, row.id)
-    return (
-        bind(change, host, own.get("admin_state_up", row.admin_state_up)) if host else dict(UNBOUND)
-    )
+    return dict(UNBOUND)

@@ -2,18 +2,15 @@
 """/v2.0/quotas: how many of each resource a project may have; counted exactly, within the
 transaction that adds one."""
 
-from typing import Any
-
 import falcon
-from sqlalchemy import Connection, Table, delete, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, ScalarSelect, Table, delete, func, insert, select
 
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import Attribute, Attributes, number
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.resource import Body
+from deploy.standalone.resource import Body, Handler
 from deploy.standalone.web import answer, read_object
 
 #: resource -> (the limit of a project for which none was set, its table)
@@ -26,103 +23,85 @@ RESOURCES: dict[str, tuple[int, Table]] = {
     "security_group": (10, schema.security_groups),
     "security_group_rule": (100, schema.security_group_rules),
 }
+DEFAULTS = {name: default for name, (default, _) in RESOURCES.items()}
 ATTRIBUTES = Attributes({name: Attribute(number(-1, 2**31 - 1), post=False) for name in RESOURCES})
 QUOTAS = schema.quotas
 
 
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
     """Raises 409 OverQuota unless the project may have `count` more."""
-    default, table = RESOURCES[resource]
     limit = select(QUOTAS.c.limit).where(
         QUOTAS.c.project_id == project_id, QUOTAS.c.resource == resource
     )
-    used = select(func.count()).select_from(table).where(table.c.project_id == project_id)
-    row = change.connection.execute(select(limit.scalar_subquery(), used.scalar_subquery())).one()
-    allowed = default if row[0] is None else row[0]
-    if 0 <= allowed < row[1] + count:
+    used = _used(project_id, resource)
+    row = change.execute(select(limit.scalar_subquery().label("limit"), used.label("used"))).one()
+    allowed = DEFAULTS[resource] if row.limit is None else row.limit
+    if 0 <= allowed < row.used + count:
         raise fault("OverQuota", resource=resource)
 
 
 def _limits(connection: Connection, project_id: str) -> dict[str, int]:
-    rows = connection.execute(
-        select(QUOTAS.c.resource, QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id)
-    )
-    return {name: default for name, (default, _) in RESOURCES.items()} | {
-        row.resource: row.limit for row in rows
-    }
+    own = connection.execute(select(QUOTAS).where(QUOTAS.c.project_id == project_id))
+    return DEFAULTS | {row.resource: row.limit for row in own}
 
 
-class NetworkQuotas:
+def _used(project_id: str, resource: str) -> ScalarSelect[int]:
+    _, table = RESOURCES[resource]
+    counted = select(func.count()).select_from(table).where(table.c.project_id == project_id)
+    return counted.scalar_subquery()
+
+
+class NetworkQuotas(Handler[Fabric]):
     """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id};
     .../default, /details."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("(rule:get_quota)")
-        with self._fabric.database.read() as connection:
-            projects = connection.execute(
-                select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id)
-            )
+        with self._service.database.read() as connection:
+            projects = select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id)
             found: list[Body] = [
                 _limits(connection, key) | {"project_id": key, "tenant_id": key}
-                for key in projects.scalars().all()
+                for key in connection.scalars(projects).all()
             ]
         answer(resp, {"quotas": found})
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
-        with self._fabric.database.read() as connection:
+        with self._service.database.read() as connection:
             answer(resp, {"quota": _limits(connection, project_id)})
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         caller: NetworkCaller = req.context.caller
         caller.require_admin("(rule:update_quota)")
         limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
-        with self._fabric.change() as change:
+        with self._service.change() as change:
             for resource, limit in limits.items():
-                change.connection.execute(
-                    insert(QUOTAS)
-                    .values(project_id=project_id, resource=resource, limit=limit)
-                    .on_conflict_do_update(
-                        index_elements=["project_id", "resource"], set_={"limit": limit}
-                    )
-                )
+                row = {"project_id": project_id, "resource": resource, "limit": limit}
+                change.execute(insert(QUOTAS).prefix_with("OR REPLACE").values(row))
         self.on_get_one(req, resp, project_id)
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         req.context.caller.require_admin("(rule:delete_quota)")
-        with self._fabric.change() as change:
-            change.connection.execute(delete(QUOTAS).where(QUOTAS.c.project_id == project_id))
+        with self._service.change() as change:
+            change.execute(delete(QUOTAS).where(QUOTAS.c.project_id == project_id))
         resp.status = falcon.HTTP_204
 
     def on_get_default(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
-        answer(resp, {"quota": {name: default for name, (default, _) in RESOURCES.items()}})
+        answer(resp, {"quota": DEFAULTS})
 
     def on_get_details(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
-        with self._fabric.database.read() as connection:
+        with self._service.database.read() as connection:
             limits = _limits(connection, project_id)
-            used = {
-                name: _used(connection, table, project_id) for name, (_, table) in RESOURCES.items()
-            }
-        answer(
-            resp,
-            {
-                "quota": {
-                    name: {"limit": limits[name], "used": used[name], "reserved": 0}
-                    for name in limits
-                }
-            },
-        )
-
-
-def _used(connection: Connection, table: Table, project_id: str) -> Any:
-    return connection.execute(
-        select(func.count()).select_from(table).where(table.c.project_id == project_id)
-    ).scalar_one()
+            used = connection.execute(
+                select(*(_used(project_id, name).label(name) for name in limits))
+            ).one()
+        quota = {
+            name: {"limit": limit, "used": used._mapping[name], "reserved": 0}
+            for name, limit in limits.items()
+        }
+        answer(resp, {"quota": quota})
 
 
 def _require_owner(caller: NetworkCaller, project_id: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import falcon
-from sqlalchemy import Boolean, ColumnElement, Integer, Row, and_, not_, or_, true
+from sqlalchemy import Boolean, ColumnElement, Integer, and_, not_, or_, true
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
 from deploy.standalone.network.attributes import TAGS, Attribute, Attributes
 from deploy.standalone.network.caller import NetworkCaller
@@ -36,15 +37,20 @@ class NetworkResource(Resource):
     attributes: Attributes
     missing: str  #: Neutron's type of the 404
     filters: Mapping[str, Filter] = {}
+    constant: Mapping[str, object] = {}  #: what is shown of every one
 
     def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
-        return true() if caller.is_admin else self.table.c.project_id == caller.project_id
+        return true() if caller.is_admin else self.visible_to(caller.project_id)
+
+    def visible_to(self, project_id: str) -> ColumnElement[bool]:
+        """The rows that a project's members may know of."""
+        return self.table.c.project_id == project_id
 
     def admit(self, caller: NetworkCaller, action: str, key: str = "") -> None:
         if action == "create":
             caller.require_writer(f"(rule:create_{self.name})")
 
-    def admit_to(self, caller: NetworkCaller, action: str, row: Row[Any]) -> None:
+    def admit_to(self, caller: NetworkCaller, action: str, row: DbRow) -> None:
         caller.require_owner(row.project_id, f"(rule:{action}_{self.name})")
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -56,19 +62,25 @@ class NetworkResource(Resource):
             caller.require_admin(f"(rule:create_{self.name}:project_id)")
         return found
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    @classmethod
+    def columns(cls, body: Body) -> Body:
+        """What of `body` is stored in this table, under the names of the columns."""
+        named = {cls.attributes[name].column or name: value for name, value in body.items()}
+        return {name: value for name, value in named.items() if name in cls.table.c}
+
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         return fields(req, self.view(row, req.context.caller))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         """A row as the API shows it to this caller."""
         shown = {
             name: row[attribute.column or name]
             for name, attribute in self.attributes.items()
             if (attribute.column or name) in row and (caller.is_admin or not attribute.hidden)
         }
-        return standard(row) | shown
+        return standard(row) | shown | dict(self.constant)
 
-    def page(self, service: Fabric, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: Fabric, req: falcon.Request) -> tuple[list[DbRow], Body]:
         query, caller = req.params, req.context.caller
         limit, marker = (
             number_of("limit", value_of(query, "limit", "0"), 2**31),
@@ -202,7 +214,7 @@ class Tags:
             change.set(self._resource.table, key, tags)
 
 
-def standard(row: Mapping[Any, Any]) -> Body:
+def standard(row: DbValues) -> Body:
     """What is shown of everything."""
     return {"tenant_id": row["project_id"]} | {
         name: row[name]

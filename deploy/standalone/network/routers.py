@@ -8,12 +8,13 @@ so that all hosts of the networks know where it is.
 """
 
 import ipaddress
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import falcon
-from sqlalchemy import JSON, Row, Select, delete, func, select, type_coerce, update
+from sqlalchemy import delete, select, update
 
+from deploy.standalone.database import DbRow, DbSelect, DbValues
+from deploy.standalone.listing import gathered
 from deploy.standalone.network import ports, schema
 from deploy.standalone.network.attributes import (
     ADMIN_STATE_UP,
@@ -29,10 +30,10 @@ from deploy.standalone.network.attributes import (
 from deploy.standalone.network.bindings import ROUTER_OWNERS, bind, bind_to_carrier
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import NeutronFault, fault
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
-from deploy.standalone.resource import Body
+from deploy.standalone.resource import Body, Handler
 from deploy.standalone.schemas import TRUTH, mapping, nullable
 from deploy.standalone.web import answer, read_json
 
@@ -61,61 +62,45 @@ class RoutersApi(NetworkResource):
         }
     )
 
-    def select(self) -> Select[Any]:
+    constant = {
+        "status": "ACTIVE",
+        "availability_zones": ["nova"],
+        "availability_zone_hints": [],
+        "flavor_id": None,
+    }
+
+    def select(self) -> DbSelect:
         mine = (PORTS.c.device_id == ROUTERS.c.id) & (PORTS.c.device_owner == GATEWAY)
         network = select(PORTS.c.network_id).where(mine).scalar_subquery()
-        fixed = (
-            select(
-                func.json_group_array(
-                    func.json_object("subnet_id", HELD.c.subnet_id, "ip_address", HELD.c.address)
-                )
-            )
-            .join(PORTS, PORTS.c.id == HELD.c.port_id)
-            .where(mine)
-        )
-        return select(
-            ROUTERS,
-            network.label("outside"),
-            type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"),
-        )
+        fixed = gathered(schema.FIXED_IP, mine, within=HELD.join(PORTS))
+        return select(ROUTERS, network.label("outside"), fixed.label("fixed_ips"))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         outside = row["outside"] and {
             "network_id": row["outside"],
             "enable_snat": row["enable_snat"],
             "external_fixed_ips": row["fixed_ips"],
         }
-        return super().view(row, caller) | {
-            "status": "ACTIVE",
-            "external_gateway_info": outside or None,
-            "routes": row["routes"],
-            "availability_zones": ["nova"],
-            "availability_zone_hints": [],
-            "flavor_id": None,
-            **({"ha": False, "distributed": False} if caller.is_admin else {}),
-        }
+        shown = super().view(row, caller) | {"external_gateway_info": outside or None}
+        return shown | ({"ha": False, "distributed": False} if caller.is_admin else {})
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         spend(change, body["project_id"], "router")
-        body.pop("availability_zone_hints", None)
-        outside = body.pop("external_gateway_info", None)
-        key = change.add(ROUTERS, self.attributes.columns(body) | {"host": carrier(change)})
-        if outside:
+        key = change.add(ROUTERS, self.columns(body) | {"host": carrier(change)})
+        if outside := body.get("external_gateway_info"):
             self._set_gateway(change, caller, key, outside)
         return key
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
-        values = dict(body)
-        outside = values.pop("external_gateway_info", UNSET)
-        if values.get("routes"):
-            _check_routes(change, row.id, values["routes"])
-        change.set(ROUTERS, row.id, values)
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
+        if body.get("routes"):
+            _check_routes(change, row.id, body["routes"])
+        change.set(ROUTERS, row.id, self.columns(body))
         change.touch(hosts=[row.host])
-        if outside is not UNSET:
-            self._set_gateway(change, caller, row.id, outside or {})
+        if "external_gateway_info" in body:
+            self._set_gateway(change, caller, row.id, body["external_gateway_info"] or {})
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
-        if change.connection.execute(_ports_of(row.id, INTERFACE)).first() is not None:
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
+        if change.has(_ports_of(row.id, INTERFACE)):
             raise fault("RouterInUse", id=row.id)
         self._set_gateway(change, caller, row.id, {})
         change.touch(hosts=[row.host])
@@ -124,20 +109,13 @@ class RoutersApi(NetworkResource):
     def _set_gateway(self, change: Change, caller: NetworkCaller, key: str, wanted: Body) -> None:
         """Let the router have this gateway, or none; addresses that it has in the same network
         stay."""
-        router = change.one(ROUTERS, key)
-        assert router is not None
-        port = change.connection.execute(_ports_of(key, GATEWAY)).first()
-        network_id = wanted.get("network_id")
-        fixed = wanted.get("external_fixed_ips")
+        router = change.existing(ROUTERS, key)
+        port = change.first(_ports_of(key, GATEWAY))
+        network_id, fixed = wanted.get("network_id"), wanted.get("external_fixed_ips")
         if port is not None and (network_id != port.network_id or fixed):
             used = select(FLOATING.c.id).where(FLOATING.c.router_id == key)
-            if (
-                network_id != port.network_id
-                and change.connection.execute(used).first() is not None
-            ):
-                raise fault(
-                    "RouterExternalGatewayInUseByFloatingIp", id=key, network=port.network_id
-                )
+            if (before := port.network_id) != network_id and change.has(used):
+                raise fault("RouterExternalGatewayInUseByFloatingIp", id=key, network=before)
             ports.remove(change, port)
             port = None
         if "enable_snat" in wanted and wanted["enable_snat"] != router.enable_snat:
@@ -145,52 +123,36 @@ class RoutersApi(NetworkResource):
             change.set(ROUTERS, key, {"enable_snat": wanted["enable_snat"]})
         if port is None and network_id:
             network = change.one(schema.networks, network_id)
-            if network is None or not (
-                caller.is_admin or network.external or network.project_id == caller.project_id
-            ):
+            if network is None or not (network.external or caller.owns(network.project_id)):
                 raise fault("NetworkNotFound", id=network_id)
             if not network.external:
-                raise fault(
-                    "BadRequest",
-                    what="router",
-                    why=f"Network {network_id} is not an external network",
-                )
+                raise _bad(f"Network {network_id} is not an external network")
             if fixed:
-                caller.require_admin(
-                    "(rule:update_router:external_gateway_info:external_fixed_ips)"
-                )
-            ports.add(
-                change,
-                network,
-                _port(network_id, router, GATEWAY) | ({"fixed_ips": fixed} if fixed else {}),
-            )
+                rule = "(rule:update_router:external_gateway_info:external_fixed_ips)"
+                caller.require_admin(rule)
+            own = {"fixed_ips": fixed} if fixed else {}
+            ports.add(change, network, _port(network_id, router, GATEWAY) | own)
         change.touch(hosts=[router.host])
 
 
-class RouterInterfaces:
+class RouterInterfaces(Handler[Fabric]):
     """PUT /v2.0/routers/{key}/add_router_interface and .../remove_router_interface."""
-
-    def __init__(self, fabric: Fabric, routers: RoutersApi) -> None:
-        self._fabric, self._routers = fabric, routers
 
     def on_put_add(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller, which = req.context.caller, _which(req)
-        with self._fabric.change() as change:
-            router = self._owned(change, caller, key, "add")
-            port = (
-                _join_port(change, caller, router, which["port_id"])
-                if "port_id" in which
-                else _join_subnet(change, caller, router, which["subnet_id"])
-            )
+        with self._service.change() as change:
+            router = _owned(change, caller, key, "add")
+            join = _join_port if "port_id" in which else _join_subnet
+            port = join(change, caller, router, which.get("port_id") or which["subnet_id"])
             change.touch(hosts=[router.host])
             shown = _interface(change, router, port)
-        self._fabric.settle(change)
+        self._service.settle(change)
         answer(resp, shown)
 
     def on_put_remove(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller, which = req.context.caller, _which(req)
-        with self._fabric.change() as change:
-            router = self._owned(change, caller, key, "remove")
+        with self._service.change() as change:
+            router = _owned(change, caller, key, "remove")
             port = _joined(change, router, which)
             shown = _interface(change, router, port.id)
             for subnet in shown["subnet_ids"]:
@@ -199,22 +161,25 @@ class RouterInterfaces:
             change.touch(hosts=[router.host])
         answer(resp, shown)
 
-    def _owned(self, change: Change, caller: NetworkCaller, key: str, what: str) -> Row[Any]:
-        router = self._routers.find(change.connection, caller, key)
-        caller.require_owner(router.project_id, f"(rule:{what}_router_interface)")
-        return router
+
+def _owned(change: Change, caller: NetworkCaller, key: str, what: str) -> DbRow:
+    router = RoutersApi().find(change.connection, caller, key)
+    caller.require_owner(router.project_id, f"(rule:{what}_router_interface)")
+    return router
+
+
+def _bad(why: str) -> NeutronFault:
+    return fault("BadRequest", what="router", why=why)
 
 
 def _which(req: falcon.Request) -> Body:
     which = WHICH.checked(read_json(req), "router", req.context.caller, new=True)
     if not which:
-        raise fault(
-            "BadRequest", what="router", why="Either subnet_id or port_id must be specified"
-        )
+        raise _bad("Either subnet_id or port_id must be specified")
     return which
 
 
-def _port(network: str, router: Row[Any], owner: str) -> Body:
+def _port(network: str, router: DbRow, owner: str) -> Body:
     """A port of the router; a gateway is nobody's, so that no tenant finds it among their own."""
     return {
         "network_id": network,
@@ -226,108 +191,78 @@ def _port(network: str, router: Row[Any], owner: str) -> Body:
     }
 
 
-def _ports_of(router: str, *owners: str) -> Select[Any]:
+def _ports_of(router: str, *owners: str) -> DbSelect:
     return select(PORTS).where(PORTS.c.device_id == router, PORTS.c.device_owner.in_(owners))
 
 
-def _joined_subnets(change: Change, router: str) -> list[Row[Any]]:
-    """The subnets in which the router has an interface."""
-    return list(
-        change.connection.execute(
-            select(schema.subnets)
-            .join(HELD, HELD.c.subnet_id == schema.subnets.c.id)
-            .join(PORTS, PORTS.c.id == HELD.c.port_id)
-            .where(PORTS.c.device_id == router, PORTS.c.device_owner == INTERFACE)
-        )
-    )
+def _joined_subnets(change: Change, router: str, *owners: str) -> Sequence[DbRow]:
+    """The subnets in which the router has ports of these owners."""
+    mine = (PORTS.c.device_id == router) & PORTS.c.device_owner.in_(owners)
+    held = PORTS.join(HELD).join(schema.subnets, schema.subnets.c.id == HELD.c.subnet_id)
+    return change.rows(select(schema.subnets).select_from(held).where(mine))
 
 
-def _require_apart(change: Change, router: Row[Any], subnet: Row[Any]) -> None:
-    for other in _joined_subnets(change, router.id):
+def _require_apart(change: Change, router: DbRow, subnet: DbRow) -> None:
+    for other in _joined_subnets(change, router.id, INTERFACE):
         if other.id == subnet.id:
-            raise fault(
-                "BadRequest", what="router", why=f"Router already has a port on subnet {subnet.id}"
-            )
+            raise _bad(f"Router already has a port on subnet {subnet.id}")
         if ipaddress.ip_network(other.cidr).overlaps(ipaddress.ip_network(subnet.cidr)):
-            raise fault(
-                "BadRequest",
-                what="router",
-                why=f"Cidr {subnet.cidr} of subnet {subnet.id} overlaps with cidr"
-                f" {other.cidr} of subnet {other.id}",
+            raise _bad(
+                f"Cidr {subnet.cidr} of subnet {subnet.id} overlaps with cidr"
+                f" {other.cidr} of subnet {other.id}"
             )
 
 
-def _join_subnet(change: Change, caller: NetworkCaller, router: Row[Any], subnet_id: str) -> str:
+def _join_subnet(change: Change, caller: NetworkCaller, router: DbRow, subnet_id: str) -> str:
     subnet = change.one(schema.subnets, subnet_id)
     network = subnet and change.one(schema.networks, subnet.network_id)
     if subnet is None or network is None or not (caller.owns(network.project_id) or network.shared):
         raise fault("SubnetNotFound", id=subnet_id)
     caller.require_owner(network.project_id, "(rule:create_port:fixed_ips)")
     if subnet.gateway_ip is None:
-        raise fault(
-            "BadRequest", what="router", why="Subnet for router interface must have a gateway IP"
-        )
+        raise _bad("Subnet for router interface must have a gateway IP")
     _require_apart(change, router, subnet)
-    return ports.add(
-        change,
-        network,
-        _port(network.id, router, INTERFACE)
-        | {"fixed_ips": [{"subnet_id": subnet.id, "ip_address": subnet.gateway_ip}]},
-    )
+    fixed = {"subnet_id": subnet.id, "ip_address": subnet.gateway_ip}
+    return ports.add(change, network, _port(network.id, router, INTERFACE) | {"fixed_ips": [fixed]})
 
 
-def _join_port(change: Change, caller: NetworkCaller, router: Row[Any], port_id: str) -> str:
+def _join_port(change: Change, caller: NetworkCaller, router: DbRow, port_id: str) -> str:
     port = change.one(PORTS, port_id)
     if port is None or not caller.owns(port.project_id):
         raise fault("PortNotFound", id=port_id)
     if port.device_id or port.device_owner:
         raise fault("PortInUse", id=port.id, network=port.network_id, device=port.device_id)
-    subnets = change.connection.execute(
-        select(schema.subnets)
-        .join(HELD, HELD.c.subnet_id == schema.subnets.c.id)
-        .where(HELD.c.port_id == port.id)
-    ).all()
+    subnets = change.rows(select(schema.subnets).join(HELD).where(HELD.c.port_id == port.id))
     if not subnets:
-        raise fault("BadRequest", what="router", why="Router port must have at least one fixed IP")
+        raise _bad("Router port must have at least one fixed IP")
     for subnet in subnets:
         _require_apart(change, router, subnet)
-    change.connection.execute(
-        delete(schema.port_groups).where(schema.port_groups.c.port_id == port.id)
-    )
-    change.set(
-        PORTS,
-        port.id,
-        {"device_id": router.id, "device_owner": INTERFACE, "port_security_enabled": False}
-        | bind_to_carrier(change, router.host),
-    )
+    change.execute(delete(schema.port_groups).where(schema.port_groups.c.port_id == port.id))
+    own = {"device_id": router.id, "device_owner": INTERFACE, "port_security_enabled": False}
+    change.set(PORTS, port.id, own | bind_to_carrier(change, router.host))
     change.touch(networks=[port.network_id])
     return str(port.id)
 
 
-def _joined(change: Change, router: Row[Any], which: Body) -> Row[Any]:
+def _joined(change: Change, router: DbRow, which: Body) -> DbRow:
     """The interface that is meant."""
     query = _ports_of(router.id, INTERFACE)
-    if "port_id" in which:
-        port = change.connection.execute(query.where(PORTS.c.id == which["port_id"])).first()
-        if port is None:
-            raise fault("RouterInterfaceNotFound", id=router.id, port=which["port_id"])
-        return port
-    port = change.connection.execute(
-        query.join(HELD, HELD.c.port_id == PORTS.c.id).where(HELD.c.subnet_id == which["subnet_id"])
-    ).first()
+    if key := which.get("port_id"):
+        query = query.where(PORTS.c.id == key)
+        missing = fault("RouterInterfaceNotFound", id=router.id, port=key)
+    else:
+        key = which["subnet_id"]
+        query = query.join(HELD).where(HELD.c.subnet_id == key)
+        missing = fault("RouterInterfaceNotFoundForSubnet", id=router.id, subnet=key)
+    port = change.first(query)
     if port is None:
-        raise fault("RouterInterfaceNotFoundForSubnet", id=router.id, subnet=which["subnet_id"])
+        raise missing
     return port
 
 
-def _interface(change: Change, router: Row[Any], port_id: str) -> Body:
-    port = change.one(PORTS, port_id)
-    assert port is not None
-    subnets = (
-        change.connection.execute(select(HELD.c.subnet_id).where(HELD.c.port_id == port_id))
-        .scalars()
-        .all()
-    )
+def _interface(change: Change, router: DbRow, port_id: str) -> Body:
+    port = change.existing(PORTS, port_id)
+    subnets = change.scalars(select(HELD.c.subnet_id).where(HELD.c.port_id == port_id))
     return {
         "id": router.id,
         "project_id": router.project_id,
@@ -335,71 +270,49 @@ def _interface(change: Change, router: Row[Any], port_id: str) -> Body:
         "port_id": port_id,
         "network_id": port.network_id,
         "subnet_id": next(iter(subnets), None),
-        "subnet_ids": list(subnets),
+        "subnet_ids": subnets,
         "tags": port.tags,
     }
 
 
-def _require_unused(change: Change, router: Row[Any], subnet_id: str) -> None:
-    floating = (
-        select(FLOATING.c.id)
-        .join(
-            HELD,
-            (HELD.c.port_id == FLOATING.c.port_id)
-            & (HELD.c.address == FLOATING.c.fixed_ip_address),
-        )
-        .where(FLOATING.c.router_id == router.id, HELD.c.subnet_id == subnet_id)
+def _require_unused(change: Change, router: DbRow, subnet_id: str) -> None:
+    led_to = (HELD.c.port_id == FLOATING.c.port_id) & (
+        HELD.c.address == FLOATING.c.fixed_ip_address
     )
-    if change.connection.execute(floating).first() is not None:
+    floating = select(FLOATING.c.id).join(HELD, led_to).where(FLOATING.c.router_id == router.id)
+    if change.has(floating.where(HELD.c.subnet_id == subnet_id)):
         raise fault("RouterInterfaceInUseByFloatingIP", id=router.id, subnet=subnet_id)
-    subnet = change.one(schema.subnets, subnet_id)
-    assert subnet is not None
-    if any(
-        ipaddress.ip_address(route["nexthop"]) in ipaddress.ip_network(subnet.cidr)
-        for route in router.routes
-    ):
+    inside = ipaddress.ip_network(change.existing(schema.subnets, subnet_id).cidr)
+    if any(ipaddress.ip_address(route["nexthop"]) in inside for route in router.routes):
         raise fault("RouterInterfaceInUseByRoute", id=router.id, subnet=subnet_id)
 
 
 def _check_routes(change: Change, router: str, routes: list[Body]) -> None:
-    outside = change.connection.execute(
-        select(schema.subnets)
-        .join(HELD, HELD.c.subnet_id == schema.subnets.c.id)
-        .join(PORTS, PORTS.c.id == HELD.c.port_id)
-        .where(PORTS.c.device_id == router, PORTS.c.device_owner == GATEWAY)
-    ).all()
     joined = [
-        ipaddress.ip_network(subnet.cidr) for subnet in [*_joined_subnets(change, router), *outside]
+        ipaddress.ip_network(subnet.cidr)
+        for subnet in _joined_subnets(change, router, *ROUTER_OWNERS)
     ]
     for route in routes:
         if len(route) < 2:
             raise fault("InvalidRoutes", why="a route has a destination and a nexthop")
         if not any(ipaddress.ip_address(route["nexthop"]) in network for network in joined):
-            raise fault(
-                "InvalidRoutes",
-                why=f"the nexthop {route['nexthop']} is not connected with the router",
-            )
+            why = f"the nexthop {route['nexthop']} is not connected with the router"
+            raise fault("InvalidRoutes", why=why)
 
 
 def carrier(change: Change) -> str:
     """The host for a new router; "" while none is alive."""
-    return (
-        change.connection.execute(
-            select(HOSTS.c.name)
-            .where(HOSTS.c.name.in_(change.fabric.hosts.alive()))
-            .order_by(HOSTS.c.external_gateway.desc(), HOSTS.c.name)
-            .limit(1)
-        ).scalar()
-        or ""
-    )
+    alive = select(HOSTS.c.name).where(HOSTS.c.name.in_(change.fabric.hosts.alive()))
+    best = alive.order_by(HOSTS.c.external_gateway.desc(), HOSTS.c.name).limit(1)
+    return change.scalar(best) or ""
 
 
 def place(change: Change, router_id: str, before: str, host: str) -> None:
     """Let `host` carry the router from now on."""
     mine = [PORTS.c.device_id == router_id, PORTS.c.device_owner.in_(ROUTER_OWNERS)]
-    change.connection.execute(update(ROUTERS).where(ROUTERS.c.id == router_id).values(host=host))
-    change.connection.execute(update(PORTS).where(*mine).values(**bind(change, host)))
-    networks = change.connection.execute(select(PORTS.c.network_id).where(*mine)).scalars().all()
+    change.execute(update(ROUTERS).where(ROUTERS.c.id == router_id).values(host=host))
+    change.execute(update(PORTS).where(*mine).values(**bind(change, host)))
+    networks = change.scalars(select(PORTS.c.network_id).where(*mine))
     change.touch(networks=networks, hosts=[before, host])
 
 
@@ -409,10 +322,9 @@ def place_routers(fabric: Fabric) -> None:
     if not fabric.settings.has_hosts or not alive:
         return
     lost = select(ROUTERS.c.id, ROUTERS.c.host).where(ROUTERS.c.host.not_in(alive))
-    with fabric.database.read() as connection:
-        if connection.execute(lost).first() is None:
-            return
+    if fabric.database.first(lost) is None:
+        return
     with fabric.change() as change:
         host = carrier(change)
-        for row in change.connection.execute(lost).all() if host else ():
+        for row in change.rows(lost) if host else ():
             place(change, row.id, row.host, host)

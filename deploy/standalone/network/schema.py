@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    func,
     select,
     union_all,
 )
@@ -139,6 +140,9 @@ addresses = Table(
     Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), nullable=False, index=True),
     Index("addresses_by_address", "address"),
 )
+
+#: An address of a port as the API shows it.
+FIXED_IP = func.json_object("subnet_id", addresses.c.subnet_id, "ip_address", addresses.c.address)
 
 port_groups = Table(
     "port_groups",

@@ -6,11 +6,11 @@ never changes; no two of a group are equal.
 """
 
 import ipaddress
-from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import JSON, Row, Select, func, select, type_coerce
+from sqlalchemy import JSON, func, select, type_coerce
 
+from deploy.standalone.database import DbRow, DbSelect, DbValues
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import (
     ID,
@@ -64,7 +64,7 @@ class SecurityGroupsApi(NetworkResource):
             with fabric.change() as change:
                 default_group(change, caller.project_id)
 
-    def select(self) -> Select[Any]:
+    def select(self) -> DbSelect:
         each: list[Any] = []
         for column in RULES.c:
             each += [column.name, func.json(column) if column.name == "tags" else column]
@@ -73,7 +73,7 @@ class SecurityGroupsApi(NetworkResource):
         )
         return select(GROUPS, type_coerce(rules.scalar_subquery(), JSON).label("rules"))
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         rules = sorted(row["rules"], key=lambda rule: (rule["created_at"], rule["id"]))
         return super().view(row, caller) | {
             "shared": False,
@@ -88,7 +88,7 @@ class SecurityGroupsApi(NetworkResource):
         spend(change, body["project_id"], "security_group")
         return _add(change, body, open_inside=False)
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
         if row.name == "default" and body.get("name", "default") != "default":
             raise fault("SecurityGroupCannotUpdateDefault")
         if row.name != "default" and body.get("name") == "default":
@@ -96,20 +96,20 @@ class SecurityGroupsApi(NetworkResource):
         _require_stateful(body)
         change.set(GROUPS, row.id, body)
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         if row.name == "default" and not caller.is_admin:
             raise fault("SecurityGroupCannotRemoveDefault")
         users = select(schema.port_groups.c.port_id).where(schema.port_groups.c.group_id == row.id)
-        if change.connection.execute(users).first() is not None:
+        if change.has(users):
             raise fault("SecurityGroupInUse", id=row.id)
         naming = select(RULES.c.security_group_id).where(RULES.c.remote_group_id == row.id)
-        change.touch(groups=change.connection.execute(naming).scalars())
+        change.touch(groups=change.scalars(naming))
         change.remove(GROUPS, row.id)
 
 
 def default_group(change: Change, project_id: str) -> str:
     """The id of the project's default group."""
-    found = change.connection.execute(_default(project_id)).scalar()
+    found = change.scalar(_default(project_id))
     return found or _add(
         change,
         {"project_id": project_id, "name": "default", "description": "Default security group"},
@@ -124,9 +124,7 @@ def require_groups(
     known = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
     if not caller.is_admin:
         known = known.where(GROUPS.c.project_id.in_([caller.project_id, project_id]))
-    missing = (
-        sorted(set(groups) - set(change.connection.execute(known).scalars())) if groups else []
-    )
+    missing = sorted(set(groups) - set(change.scalars(known))) if groups else []
     if missing:
         raise fault("SecurityGroupNotFound", id=missing[0])
 
@@ -186,7 +184,7 @@ class SecurityGroupRulesApi(NetworkResource):
         }
     )
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+    def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         return show_rule(row)
 
     def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
@@ -203,7 +201,7 @@ class SecurityGroupRulesApi(NetworkResource):
             RULES.c.security_group_id == group.id,
             *[RULES.c[name].is_not_distinct_from(body[name]) for name in SAME],
         )
-        known = change.connection.execute(alike).scalar()
+        known = change.scalar(alike)
         if known is not None:
             raise fault("SecurityGroupRuleExists", id=known)
         spend(change, group.project_id, "security_group_rule")
@@ -211,28 +209,28 @@ class SecurityGroupRulesApi(NetworkResource):
         change.set(GROUPS, group.id, {})
         return change.add(RULES, body)
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
         raise fault(
             "HTTPBadRequest",
             why="A security group rule cannot be changed: delete it and make another",
         )
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         change.touch(groups=[row.security_group_id])
         change.set(GROUPS, row.security_group_id, {})
         change.remove(RULES, row.id)
 
-    def _group(self, change: Change, caller: NetworkCaller, key: str) -> Row[Any]:
+    def _group(self, change: Change, caller: NetworkCaller, key: str) -> DbRow:
         query = select(GROUPS).where(GROUPS.c.id == key)
         if not caller.is_admin:
             query = query.where(GROUPS.c.project_id == caller.project_id)
-        row = change.connection.execute(query).first()
+        row = change.first(query)
         if row is None:
             raise fault("SecurityGroupNotFound", id=key)
         return row
 
 
-def show_rule(row: Mapping[Any, Any]) -> Body:
+def show_rule(row: DbValues) -> Body:
     """A rule as the API shows it."""
     prefix = row["remote_ip_prefix"]
     return (

@@ -6,12 +6,11 @@ DHCP has one port network:dhcp with an address in each of them, the same on ever
 """
 
 import ipaddress
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, or_, select, true
+from sqlalchemy import ColumnElement, delete, or_, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.network import schema
 from deploy.standalone.network.addresses import (
     choose_addresses,
@@ -33,13 +32,14 @@ from deploy.standalone.network.attributes import (
 )
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.network.networks import visible_network
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTH, array, mapping, nullable, one_of
 
-SUBNETS = schema.subnets
+SUBNETS, PORTS, HELD = schema.subnets, schema.ports, schema.addresses
 MODE = nullable(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
 DHCP_OWNER = "network:dhcp"
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -68,50 +68,37 @@ class SubnetsApi(NetworkResource):
         }
     )
 
-    def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
-        shared = select(schema.networks.c.id).where(
-            or_(schema.networks.c.shared, schema.networks.c.project_id == caller.project_id)
-        )
-        return (
-            true()
-            if caller.is_admin
-            else or_(SUBNETS.c.project_id == caller.project_id, SUBNETS.c.network_id.in_(shared))
-        )
+    constant = {"subnetpool_id": None, "service_types": [], "segment_id": None}
 
-    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
-        return super().view(row, caller) | {
-            "subnetpool_id": None,
-            "service_types": [],
-            "segment_id": None,
-        }
+    def visible_to(self, project_id: str) -> ColumnElement[bool]:
+        networks = schema.networks.c
+        shared = select(networks.id).where(or_(networks.shared, networks.project_id == project_id))
+        return or_(SUBNETS.c.project_id == project_id, SUBNETS.c.network_id.in_(shared))
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
-        network = owned_network(change, caller, body["network_id"], "create_subnet")
+        network = visible_network(change, caller, body["network_id"])
+        caller.require_owner(network.project_id, "(rule:create_subnet)")
         body["project_id"] = network.project_id if not caller.is_admin else body["project_id"]
         spend(change, body["project_id"], "subnet")
-        body.pop("subnetpool_id", None)
         net = _cidr(body)
         for other in subnets_of(change.connection, network.id):
             if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
-                raise fault(
-                    "InvalidInput",
-                    why=f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
-                    f" with another subnet ({other.id})",
+                raise _invalid(
+                    f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
+                    f" with another subnet ({other.id})"
                 )
-        if "gateway_ip" not in body:
-            body["gateway_ip"] = str(
-                net[1] if net.num_addresses > 1 and net.prefixlen < 31 else net[0]
-            )
+        first = 1 if net.num_addresses > 1 and net.prefixlen < 31 else 0
+        body.setdefault("gateway_ip", str(net[first]))
         _check_gateway(body["gateway_ip"], net, body["ipv6_address_mode"])
         if body.get("allocation_pools") is None:
             body["allocation_pools"] = default_pools(net, body["gateway_ip"])
         check_pools(body["allocation_pools"], net, body["gateway_ip"])
-        key = change.add(SUBNETS, body)
+        key = change.add(SUBNETS, self.columns(body))
         serve_dhcp(change, network)
         change.touch(networks=[network.id])
         return key
 
-    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
         net = ipaddress.ip_network(row.cidr)
         gateway = body.get("gateway_ip", row.gateway_ip)
         if "gateway_ip" in body and gateway != row.gateway_ip:
@@ -121,87 +108,61 @@ class SubnetsApi(NetworkResource):
             body.pop("allocation_pools", None)
         check_pools(body.get("allocation_pools", row.allocation_pools), net, gateway)
         change.set(SUBNETS, row.id, body)
-        network = change.one(schema.networks, row.network_id)
-        assert network is not None
-        serve_dhcp(change, network)
+        serve_dhcp(change, change.existing(schema.networks, row.network_id))
         change.touch(networks=[row.network_id])
 
-    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
-        held, ports = schema.addresses.c, schema.ports.c
-        users = (
-            select(ports.id, ports.device_owner)
-            .join(schema.addresses, held.port_id == ports.id)
-            .where(held.subnet_id == row.id, ports.device_owner != DHCP_OWNER)
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
+        users = select(PORTS).join(HELD).where(HELD.c.subnet_id == row.id)
+        users = users.where(
+            PORTS.c.device_owner.like("network:router%")
+            if is_from_mac(row)
+            else PORTS.c.device_owner != DHCP_OWNER
         )
-        if is_from_mac(row):
-            users = users.where(ports.device_owner.like("network:router%"))
-        user = change.connection.execute(users.limit(1)).first()
+        user = change.first(users.limit(1))
         if user is not None:
-            raise fault(
-                "SubnetInUse",
-                id=row.id,
-                why=f"One or more ports have an IP allocation from this subnet, such"
-                f" as port {user.id} ({user.device_owner or 'without owner'})",
+            why = (
+                "One or more ports have an IP allocation from this subnet, such as port"
+                f" {user.id} ({user.device_owner or 'without owner'})"
             )
+            raise fault("SubnetInUse", id=row.id, why=why)
         change.touch(networks=[row.network_id])
-        change.connection.execute(delete(SUBNETS).where(SUBNETS.c.id == row.id))
-        network = change.one(schema.networks, row.network_id)
-        assert network is not None
-        serve_dhcp(change, network)
+        change.remove(SUBNETS, row.id)
+        serve_dhcp(change, change.existing(schema.networks, row.network_id))
 
 
-def serve_dhcp(change: Change, network: Row[Any]) -> None:
+def serve_dhcp(change: Change, network: DbRow) -> None:
     """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the
     same; no port when none does."""
-    connection, ports, held = change.connection, schema.ports, schema.addresses
+    connection = change.connection
     wanted = {
         subnet.id
         for subnet in subnets_of(connection, network.id)
         if subnet.enable_dhcp and not is_from_mac(subnet)
     }
-    port = connection.execute(
-        select(ports).where(ports.c.network_id == network.id, ports.c.device_owner == DHCP_OWNER)
-    ).first()
+    port = change.first(select(PORTS).filter_by(network_id=network.id, device_owner=DHCP_OWNER))
     if not wanted:
         if port is not None:
-            change.remove(ports, port.id)
+            change.remove(PORTS, port.id)
         return
-    mac = free_mac(connection, network.id) if port is None else port.mac_address
-    key = (
-        port.id
-        if port is not None
-        else change.add(
-            ports,
-            {
-                "project_id": network.project_id,
-                "network_id": network.id,
-                "mac_address": mac,
-                "device_owner": DHCP_OWNER,
-                "device_id": f"dhcp-{network.id}",
-                "status": "ACTIVE",
-                "port_security_enabled": False,
-            },
-        )
-    )
-    before = set(
-        connection.execute(select(held.c.subnet_id).where(held.c.port_id == key)).scalars()
-    )
-    connection.execute(
-        delete(held).where(held.c.port_id == key, held.c.subnet_id.in_(before - wanted))
-    )
+    if port is None:
+        mac = free_mac(connection, network.id)
+        own = {
+            "project_id": network.project_id,
+            "network_id": network.id,
+            "mac_address": mac,
+            "device_owner": DHCP_OWNER,
+            "device_id": f"dhcp-{network.id}",
+            "status": "ACTIVE",
+            "port_security_enabled": False,
+        }
+        key = change.add(PORTS, own)
+    else:
+        mac, key = port.mac_address, port.id
+    before = set(change.scalars(select(HELD.c.subnet_id).where(HELD.c.port_id == key)))
+    gone = HELD.c.subnet_id.in_(before - wanted)
+    change.execute(delete(HELD).where(HELD.c.port_id == key, gone))
     missing = [{"subnet_id": subnet} for subnet in sorted(wanted - before)]
     store(connection, key, choose_addresses(connection, network.id, mac, missing, router=True))
-
-
-def owned_network(change: Change, caller: NetworkCaller, key: str, rule: str) -> Row[Any]:
-    """A network that the caller may add to. Raises 404 or 403."""
-    network = change.one(schema.networks, key)
-    if network is None or not (
-        caller.owns(network.project_id) or network.shared or network.external
-    ):
-        raise fault("NetworkNotFound", id=key)
-    caller.require_owner(network.project_id, f"(rule:{rule})")
-    return network
 
 
 def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
@@ -241,33 +202,28 @@ def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None
 def _cidr(body: Body) -> IPNetwork:
     net = ipaddress.ip_network(body["cidr"])
     if net.version != body["ip_version"]:
-        raise fault(
-            "InvalidInput", why=f"cidr {net} does not match the ip_version {body['ip_version']}"
-        )
+        raise _invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
     modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
     if net.version == 4 and modes != (None, None):
-        raise fault(
-            "InvalidInput", why="ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6"
-        )
+        raise _invalid("ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
     if None not in modes and modes[0] != modes[1]:
-        raise fault(
-            "InvalidInput",
-            why=f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
-            " is not valid. If both attributes are set, they must be the same value",
+        raise _invalid(
+            f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
+            " is not valid. If both attributes are set, they must be the same value"
         )
     if modes != (None, None) and not body["enable_dhcp"]:
-        raise fault(
-            "InvalidInput",
-            why="ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False",
+        raise _invalid(
+            "ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False"
         )
     if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
-        raise fault(
-            "InvalidInput",
-            why="Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64",
-        )
+        raise _invalid("Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
     if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
-        raise fault("InvalidInput", why=f"cidr {net} cannot be a subnet")
+        raise _invalid(f"cidr {net} cannot be a subnet")
     return net
+
+
+def _invalid(why: str) -> NeutronFault:
+    return fault("InvalidInput", why=why)
 
 
 def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> None:
@@ -275,24 +231,14 @@ def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> Non
         return
     found = ipaddress.ip_address(gateway)
     if found.version != net.version:
-        raise fault(
-            "InvalidInput",
-            why=f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'",
-        )
+        raise _invalid(f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
     if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
-        raise fault("InvalidInput", why="Gateway is not valid on subnet")
+        raise _invalid("Gateway is not valid on subnet")
 
 
-def _require_unused_gateway(change: Change, row: Row[Any]) -> None:
-    held, ports = schema.addresses.c, schema.ports.c
-    user = change.connection.execute(
-        select(ports.id)
-        .join(schema.addresses, held.port_id == ports.id)
-        .where(
-            held.subnet_id == row.id,
-            held.address == row.gateway_ip,
-            ports.device_owner.like("network:router%"),
-        )
-    ).scalar()
+def _require_unused_gateway(change: Change, row: DbRow) -> None:
+    holds = (HELD.c.subnet_id == row.id) & (HELD.c.address == row.gateway_ip)
+    routers = PORTS.c.device_owner.like("network:router%")
+    user = change.scalar(select(PORTS.c.id).join(HELD).where(holds, routers))
     if user is not None:
         raise fault("GatewayIpInUse", ip=row.gateway_ip, port=user)

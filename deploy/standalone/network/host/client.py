@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import requests
 
+from deploy.standalone.json_types import Body
 from deploy.standalone.network.host_keys import HEADER, wiring_key
 
 ANSWER_TIMEOUT_SECONDS = 10.0  # beside the agreed wait
@@ -44,7 +45,7 @@ class HostApiClient:
         except ValueError as error:
             raise OSError("the network service sent no JSON") from error
 
-    def acknowledge(self, body: dict[str, Any]) -> None:
+    def acknowledge(self, body: Body) -> None:
         """This much is applied. Raises OSError."""
         self._call(self._reporting, "PUT", "", json=body, timeout=ANSWER_TIMEOUT_SECONDS)
 

@@ -25,6 +25,8 @@ from ipaddress import (
 )
 from typing import Any, TypeVar
 
+from deploy.standalone.json_types import Body
+
 Address = IPv4Address | IPv6Address
 Interface = IPv4Interface | IPv6Interface
 Prefix = IPv4Network | IPv6Network
@@ -213,7 +215,7 @@ def parse(tree: Any) -> Description:
 
 
 def _each(
-    tree: dict[str, Any], key: str, take: Callable[[str, Any], Item | None], wrong: dict[str, str]
+    tree: Body, key: str, take: Callable[[str, Any], Item | None], wrong: dict[str, str]
 ) -> dict[str, Item]:
     found: dict[str, Item] = {}
     for id_, item in (tree.get(key) or {}).items():

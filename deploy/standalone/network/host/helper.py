@@ -23,6 +23,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from deploy.standalone.json_types import Body
 from deploy.standalone.network.host.dnsmasq_config import METADATA
 from deploy.standalone.network.host.host_part import HostPart, LocalHostPart
 from deploy.standalone.network.host.kernel import Kernel, KernelError
@@ -96,9 +97,7 @@ class Helper:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _do(
-        self, verb: str, arguments: Mapping[str, Any], descriptors: list[int]
-    ) -> dict[str, Any]:
+    def _do(self, verb: str, arguments: Mapping[str, Any], descriptors: list[int]) -> Body:
         host, failed = self._host, None
         match verb:
             case "prepare":
@@ -120,7 +119,7 @@ class Helper:
                 descriptors.append(self._kernel.listen(arguments["space"], METADATA, PORT).detach())
         return {"failed": failed, **self._state()}
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> Body:
         namespaces = {}
         for name, network in self._host.listening.items():
             with suppress(OSError):
@@ -176,7 +175,7 @@ class HelperClient(HostPart):
             raise FileNotFoundError(f"there is no namespace {namespace}")
         return self._namespaces[namespace][1]
 
-    def _finish(self, answer: dict[str, Any]) -> dict[str, str]:
+    def _finish(self, answer: Body) -> dict[str, str]:
         self._namespaces = {
             name: (network, id_) for name, (network, id_) in answer["spaces"].items()
         }
@@ -185,13 +184,13 @@ class HelperClient(HostPart):
         self.revision = self.description.revision
         return dict(answer["failed"])
 
-    def _call(self, verb: str, **arguments: object) -> dict[str, Any]:
+    def _call(self, verb: str, **arguments: object) -> Body:
         answer, _ = self._exchange(verb, **arguments)
         if "error" in answer:
             raise KernelError(answer["error"])
         return answer
 
-    def _exchange(self, verb: str, **arguments: object) -> tuple[dict[str, Any], list[int]]:
+    def _exchange(self, verb: str, **arguments: object) -> tuple[Body, list[int]]:
         _send(self._socket, {"verb": verb, **arguments})
         descriptors: list[int] = []
         answer = _received(self._socket, descriptors)
@@ -200,7 +199,7 @@ class HelperClient(HostPart):
         return answer, descriptors
 
 
-def checked(message: object) -> tuple[str, dict[str, Any]]:
+def checked(message: object) -> tuple[str, Body]:
     """A message's verb and arguments: exactly those that the verb has, of their types. Raises
     InvalidMessage."""
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
