@@ -345,6 +345,12 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("sessions_per_user", default=50, min=1, help="Open consoles of one user."),
         cfg.StrOpt("novnc", default="/usr/share/novnc", help="Folder with noVNC."),
     ),
+    "spice": (
+        cfg.BoolOpt("enabled", default=False,
+                    help="For agents: whether guests that are defined from then on speak SPICE beside VNC."),
+        cfg.StrOpt("html5", default="/usr/share/spice-html5",
+                   help="For console services: folder with spice-html5, the page of spice-html5 consoles."),
+    ),
     "placement": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the placement service listens on."),
         cfg.PortOpt("port", default=8778, help="Its port."),

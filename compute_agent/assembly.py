@@ -62,6 +62,7 @@ def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
             inventory=inventory,
             state_file=state_file,
             image_fetches=options.max_concurrent_image_fetches,
+            spice=conf.spice.enabled,
         )
     )
 
@@ -118,6 +119,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         config_drives=config_drive.opened(
             options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
         ),
+        spice=conf.spice.enabled,
     )
 
 

@@ -24,10 +24,10 @@ from common import errors
 from common.json_types import JsonObject
 from common.tls import Tls
 from common.tls_socket import TlsSocket
-from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
+from compute_agent.virt.driver import SERIAL, SPICE, VNC, VerbFailed
 
 log = logging.getLogger(__name__)
-KINDS = (VNC, SERIAL)
+KINDS = (VNC, SERIAL, SPICE)
 OFFER_SECONDS = 30.0  #: that an offer stands
 MAX_SESSIONS = 128  #: offered and open, in all
 MAX_UNPROVED = 32  #: connections that have not yet said their secret

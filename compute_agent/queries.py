@@ -28,6 +28,7 @@ class HostQueries:
     def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
         self._driver = driver
         self._answers: dict[str, Callable[[Arguments], JsonObject]] = {
+            "console_kinds": self._console_kinds,
             "console_output": self._console_output,
             "diagnostics": self._diagnostics,
             "domains": self._domains,
@@ -53,6 +54,12 @@ class HostQueries:
             return {"output": self._driver.console_output(arguments["server"], limit)}
         except VerbFailed as problem:
             raise errors.NotFound(str(problem)) from problem
+
+    def _console_kinds(self, arguments: Arguments) -> JsonObject:
+        try:
+            return {"kinds": self._driver.console_kinds(arguments["server"])}
+        except VerbFailed as problem:
+            raise errors.Conflict(str(problem)) from problem
 
     def _diagnostics(self, arguments: Arguments) -> JsonObject:
         try:

@@ -37,7 +37,7 @@ NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 
 
 #: Kinds of consoles.
-VNC, SERIAL = "vnc", "serial"
+VNC, SERIAL, SPICE = "vnc", "serial", "spice"
 
 #: Of the details of a failure, that a hypervisor or a guest's agent reports, so much is kept.
 MAX_DETAILS_CHARS = 2000
@@ -357,9 +357,13 @@ class Driver(Protocol):
         """The last ``limit`` bytes of the serial console, decoded with replacement; also of a
         domain that is off. VerbFailed when the server has no console log here."""
 
+    def console_kinds(self, server: str) -> list[str]:
+        """The kinds of consoles that the guest which runs has. VerbFailed when it does not run."""
+
     def console(self, server: str, kind: str) -> socket.socket:
-        """A connection to the guest's console. ``kind`` VNC: RFB without a password; SERIAL: the
-        first serial port, for one reader at a time. VerbFailed when the guest does not run."""
+        """A connection to the guest's console. ``kind`` VNC: RFB without a password; SPICE: one of
+        its channels, without a password; SERIAL: the first serial port, for one reader at a time.
+        VerbFailed when the guest does not run, or has no such console."""
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed(server)`` from a thread of the driver whenever a domain's state

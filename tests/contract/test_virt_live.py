@@ -31,6 +31,8 @@ from compute_agent.virt.driver import (
     PAUSED,
     RUNNING,
     SERIAL,
+    SPICE,
+    VNC,
     Cancelled,
     MigrationAborted,
     VerbFailed,
@@ -42,6 +44,7 @@ from compute_agent.virt.libvirt.connection import (
     Connection,
 )
 from compute_agent.virt.libvirt.driver import LibvirtDriver
+from tests import spice
 from tests.contract.test_virt_driver import kill_daemon, says
 from tests.contract.virt_pairs import Machines
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET
@@ -393,6 +396,30 @@ def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(
     busy.here.driver.detach_interface(busy.server, busy.arrived, nic, QUIET)
     busy.leaves(busy.prepared(interfaces=[]))
     busy.came()
+
+
+def test_screen_is_as_the_host_has_them_wherever_it_goes(
+    machines: Machines, bootable: Path
+) -> None:
+    """SPICE comes along, also while somebody looks; a host without it leaves it away."""
+    traveller = Traveller(machines, bootable, options=lambda at: {"spice": True})
+    try:
+        with traveller.here.driver.console(traveller.server, SPICE) as screen:
+            screen.settimeout(BOOT_SECONDS)
+            spice.open_main(spice.OverSocket(screen))
+            traveller.leaves()
+        traveller.came()
+        with traveller.here.driver.console(traveller.server, SPICE) as screen:
+            screen.settimeout(BOOT_SECONDS)
+            spice.open_main(spice.OverSocket(screen))
+        traveller.options = lambda at: {"spice": at == 1}
+        traveller.there.restart()
+        for kinds in ([VNC, SERIAL], [VNC, SPICE, SERIAL]):
+            traveller.leaves()
+            traveller.came()
+            assert traveller.here.driver.console_kinds(traveller.server) == kinds
+    finally:
+        traveller.clean()
 
 
 def add_bridge(space: str, name: str) -> None:

@@ -106,7 +106,7 @@ class Rig:
         self,
         kind: str,
         folder: Path,
-        make: Callable[[], Driver],
+        make: Callable[..., Driver],
         content: bytes,
         disk_format: str,
         daemon: Path | None = None,
@@ -139,9 +139,10 @@ class Rig:
     def has_console(self) -> bool:
         return self.kind != "test"
 
-    def restart(self) -> Driver:
+    def restart(self, **options: Any) -> Driver:
+        """The agent begins anew, with these options where its kind has them."""
         self.driver.close()
-        self.driver = self._make()
+        self.driver = self._make(**options)
         return self.driver
 
     def spec(self, *, user_data: str = "", **changed: Any) -> GuestSpec:
@@ -368,7 +369,9 @@ def memory_rig(folder: Path) -> Rig:
     return Rig(
         "memory",
         folder,
-        lambda: MemoryDriver(MemoryHost(state_file=folder / "guests", read_images=True)),
+        lambda **options: MemoryDriver(
+            MemoryHost(state_file=folder / "guests", read_images=True, **options)
+        ),
         b"image" * 1000,
         "raw",
     )
@@ -392,7 +395,7 @@ def qemu_rig(folder: Path, daemon: Path, image: Path) -> Rig:
     return Rig(
         "qemu",
         folder,
-        lambda: LibvirtDriver(libvirtd.uri(daemon), folder),
+        lambda **options: LibvirtDriver(libvirtd.uri(daemon), folder, **options),
         image.read_bytes(),
         "qcow2",
         daemon,

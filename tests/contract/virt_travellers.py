@@ -72,7 +72,7 @@ def no_options(at: int) -> dict[str, Any]:
 
 class Traveller:
     """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how
-    guests of the first host (0) and of the second move."""
+    guests of the first host (0) and of the second move, and whether they speak SPICE."""
 
     def __init__(
         self,
@@ -116,9 +116,15 @@ class Traveller:
             **self.options(at),
             **options,
         }
+        spice = options.pop("spice", False)
         return self.machines.on(
             self.machines.names[at],
-            LibvirtDriver(self.uris[at], self.folders[at], migration=MigrationOptions(**options)),
+            LibvirtDriver(
+                self.uris[at],
+                self.folders[at],
+                migration=MigrationOptions(**options),
+                spice=spice,
+            ),
         )
 
     def prepared(self, **changed: Any) -> dict[str, Any]:

@@ -223,10 +223,11 @@ class Connection:
     def resume(self, server: str) -> None:
         self.on(server, "resume the guest", lambda domain: domain.resume(), STATE_CHANGED_ERRORS)
 
-    def open_screen(self, server: str) -> socket.socket:
-        """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
+    def open_screen(self, server: str, number: int = 0) -> socket.socket:
+        """A connection to a graphics server of the guest, the first, second … of its description,
+        handed over by QEMU: it listens nowhere."""
         descriptor = self.on(
-            server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0)
+            server, "open the guest's screen", lambda domain: domain.openGraphicsFD(number)
         )
         if descriptor is None:
             raise VerbFailed(

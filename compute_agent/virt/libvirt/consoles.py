@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial console's socket in a server's folder.
+"""The serial console's socket in a server's folder, and which of a guest's screens is meant.
 
 Called by ``virt.libvirt.driver``. QEMU serves one reader at a time there; who connects while
 another reads is heard when that one has gone, which ``compute_agent.consoles`` sees to. A socket's
@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import running_domain
 from compute_agent.virt.libvirt.domain_xml import SERIAL_SOCKETS
 
 MAX_PATH_BYTES, ID_BYTES = 107, 36
@@ -27,6 +28,17 @@ def check_length(instances: Path) -> None:
             f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
             "below it; take a shorter folder"
         )
+
+
+def screen(described: str, kind: str) -> int:
+    """libvirt's number of the screen that speaks ``kind``. VerbFailed when the guest has none."""
+    try:
+        return running_domain.screens(described).index(kind)
+    except ValueError:
+        raise VerbFailed(
+            f"The server's guest has no {kind} console; one that was made before its host had them gets "
+            "it by a rebuild.",
+        ) from None
 
 
 def open_serial(path: str) -> socket.socket:

@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from common.hardware import Hardware
+from compute_agent.virt.driver import SPICE, VNC
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt import hardware_xml, interface_xml
 from compute_agent.virt.libvirt.hardware_xml import RATES, HostPlacement
@@ -101,7 +102,7 @@ class Rescue:
 class Domain:
     """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own
     mock-up). ``addresses``: where on the PCI bus interfaces have been so far, by MAC address.
-    ``local``: the disks beside the own one."""
+    ``local``: the disks beside the own one. ``spice``: the screen speaks SPICE beside VNC."""
 
     server: str
     fence: int
@@ -121,6 +122,7 @@ class Domain:
     place: HostPlacement = HostPlacement()
     local: tuple[Disk, ...] = ()
     facts: str = ""
+    spice: bool = False
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -237,7 +239,7 @@ def _devices(devices: Element, domain: Domain) -> None:
     if domain.options.get("pointer_model") == "usbtablet":
         buses.add("usb")
     hardware_xml.controllers(devices, domain.options, buses)
-    _consoles(devices, domain.console_log)
+    _consoles(devices, domain.console_log, spice=domain.spice)
     hardware_xml.screen(devices, domain.options)
     if domain.options.get("guest_agent") != "no":
         channel = SubElement(devices, "channel", type="unix")
@@ -246,15 +248,17 @@ def _devices(devices: Element, domain: Domain) -> None:
     SubElement(devices, "memballoon", model="virtio")
 
 
-def _consoles(devices: Element, log: Path) -> None:
+def _consoles(devices: Element, log: Path, *, spice: bool) -> None:
     """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come
     with it, on PS/2, which every guest can read. What is written to the serial console goes to its
-    log whoever else reads it."""
+    log whoever else reads it. VNC is always the first screen. SPICE adds nothing that a guest could
+    see, so that a guest may move to a host without it."""
     serial = SubElement(devices, "serial", type="unix")
     SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKETS[0])))
     SubElement(serial, "log", file=str(log), append="on")
     SubElement(serial, "target", port="0")
-    SubElement(SubElement(devices, "graphics", type="vnc"), "listen", type="none")
+    for kind in (VNC, SPICE) if spice else (VNC,):
+        SubElement(SubElement(devices, "graphics", type=kind), "listen", type="none")
 
 
 def _disks(devices: Element, domain: Domain) -> set[str]:

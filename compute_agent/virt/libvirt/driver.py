@@ -30,6 +30,7 @@ from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
 from compute_agent.virt.driver import (
     RUNNING,
+    SERIAL,
     VNC,
     Cancelled,
     ImageReader,
@@ -75,6 +76,7 @@ class LibvirtDriver:
 
     ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:
     auto takes kvm where a probe guest runs under it, else qemu; test is for libvirt's ``test:///``.
+    ``spice``: guests that are defined from now on speak SPICE beside VNC.
     ``image_ttl`` and ``patience`` (how long a verb waits for a libvirtd that does not answer) are
     seconds.
     """
@@ -93,6 +95,7 @@ class LibvirtDriver:
         migration: live_migration.MigrationOptions | None = None,
         local_disks: LocalDisks | None = None,
         mounts: Mounts | None = None,
+        spice: bool = False,
     ) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
@@ -130,6 +133,7 @@ class LibvirtDriver:
             config_drives or ConfigDrives(),
             local_disks or LocalDisks(),
             GuestShares(instances, self._state_dir / "shares", mounts or host_mounts()),
+            spice=spice,
         )
 
     @functools.cached_property
@@ -142,11 +146,14 @@ class LibvirtDriver:
     def inventory(self) -> HostInventory:
         facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
         host.close_to_others(self._state_dir / "instances", facts.capabilities)
+        if self._guests.spice and not host.has_spice(facts):
+            self._guests.spice = False
         found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
         return replace(
             found,
             facts={
                 **found.facts,
+                "spice": self._guests.spice,
                 "migration": self._migration.facts,
                 "storage": host.storage_id(self._state_dir / "instances"),
             },
@@ -432,11 +439,18 @@ class LibvirtDriver:
             text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
         return text.decode(errors="replace")
 
+    def console_kinds(self, server: str) -> list[str]:
+        self._found_active(server)
+        return [*running_domain.screens(self._libvirt.describe(server)), SERIAL]
+
     def console(self, server: str, kind: str) -> socket.socket:
         self._found_active(server)
         if kind == VNC:
             return self._libvirt.open_screen(server)
-        return consoles.open_serial(running_domain.serial_socket(self._libvirt.describe(server)))
+        described = self._libvirt.describe(server)
+        if kind == SERIAL:
+            return consoles.open_serial(running_domain.serial_socket(described))
+        return self._libvirt.open_screen(server, consoles.screen(described, kind))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         self._libvirt.watch(changed)

@@ -53,12 +53,13 @@ COMMAND_LINE = "qemu-argv"
 @dataclass(frozen=True, slots=True)
 class HostDetails:
     """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts
-    of the host, and whether config drives are disks."""
+    of the host, whether config drives are disks, and whether screens speak SPICE."""
 
     folder: Path
     virt_type: str
     place: HostPlacement = HostPlacement()
     config_drive_is_disk: bool = False
+    spice: bool = False
 
 
 class LibvirtGuests:
@@ -75,6 +76,8 @@ class LibvirtGuests:
         config_drives: ConfigDrives,
         local: LocalDisks,
         shares: GuestShares,
+        *,
+        spice: bool = False,
     ) -> None:
         self._libvirt = libvirt
         self._images = images
@@ -84,6 +87,7 @@ class LibvirtGuests:
         self._config_drives = config_drives
         self.local = local
         self.shares = shares
+        self.spice = spice
 
     def folder(self, server: str) -> Path:
         """The server's folder. VerbFailed when the id is no UUID, so that none becomes another
@@ -315,6 +319,7 @@ class LibvirtGuests:
             self._virt_type(),
             self._place(spec.assignment or HardwareAssignment()),
             self._config_drives.is_disk,
+            self.spice,
         )
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
@@ -388,6 +393,7 @@ def described(
             home.place,
             tuple(Disk(folder / one.name) for one in spec.disks),
             written(facts_of(spec)),
+            home.spice,
         )
     )
 

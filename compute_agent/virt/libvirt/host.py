@@ -24,6 +24,7 @@ from typing import Any
 from common.models import Device, HardwareAssignment, HostInventory
 from compute_agent import machine
 from compute_agent.cpu_sets import CpuSets
+from compute_agent.virt.driver import SPICE
 from compute_agent.virt.libvirt import capabilities, shares
 from compute_agent.virt.libvirt.connection import BASELINE_CPU_EXPAND_FEATURES, Connection
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
@@ -250,6 +251,17 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
         found |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
         found |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
     return sorted(found | ({"HW_CPU_HYPERTHREADING"} if has_threads else set()))
+
+
+def has_spice(facts: HostCapabilities) -> bool:
+    """Whether QEMU here can show screens by SPICE; the log says what to do where it cannot."""
+    if SPICE in capabilities.offered(facts.domain_capabilities, "graphics", "type"):
+        return True
+    LOG.error(
+        "[spice] enabled: the QEMU of this host has no SPICE, so its guests get VNC only; install one that "
+        "has it (Debian's package qemu-system-x86 does), and start the agent again"
+    )
+    return False
 
 
 def kvm_works(state_dir: Path) -> bool:

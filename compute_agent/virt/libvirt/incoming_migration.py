@@ -84,6 +84,7 @@ def prepare(
         "folder": str(home.folder),
         "virt_type": home.virt_type,
         "config_drive_is_disk": home.config_drive_is_disk,
+        "spice": home.spice,
         "cpus": list(place.cpus),
         "shared_cpus": {str(numa_node): list(cpus) for numa_node, cpus in place.shared.items()},
         "most_shares": place.most_shares,
@@ -130,7 +131,9 @@ def describe_at_destination(
         tuple(to["cpus"]),
         to["most_shares"],
     )
-    home = HostDetails(Path(to["folder"]), kind, place, to["config_drive_is_disk"])
+    home = HostDetails(
+        Path(to["folder"]), kind, place, to["config_drive_is_disk"], to.get("spice", False)
+    )
     disk = _there(
         next(
             one

@@ -87,6 +87,12 @@ def serial_socket(described: str) -> str:
     return "" if source is None else source.get("path", "")
 
 
+def screens(described: str) -> list[str]:
+    """The protocols that its screen speaks, in the order by which libvirt numbers them."""
+    root = ElementTree.fromstring(described or "<domain/>")
+    return [one.get("type", "") for one in root.iterfind("devices/graphics")]
+
+
 def _give_socket(root: Element, there: Element) -> None:
     ours, theirs = (one.find(SERIAL) for one in (root, there))
     if ours is not None and theirs is not None:

@@ -161,7 +161,7 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
             "The server runs on this host already.", details="files for a guest that is not off"
         )
     host.drop_domain(spec.server)
-    guest.dress(spec)
+    guest.dress(spec, host.spice)
     guest.power_state, guest.saved, guest.offered, guest.received = SHUTDOWN, False, "", spec.fence
     host.keep_files(spec.server, guest)
 
@@ -171,7 +171,7 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
         guest = host.guests.get(spec.server) or _own(host, spec.server)
         if not guest.is_active:
             guest.saved = False
-            guest.dress(spec)
+            guest.dress(spec, host.spice)
             guest.fence = spec.fence
             host.keep_guest(spec.server, guest)
     return power.run_or_stop(host, spec, guest, runs, context)

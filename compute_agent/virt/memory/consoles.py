@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of guests in memory: a VNC server that sends only its version, and a terminal.
+"""Consoles of guests in memory: a VNC server that sends only its version, a SPICE server that sends
+nothing, and a terminal.
 
-Both send back each byte that they get, and end when the guest stops.
+All send back each byte that they get, and end when the guest stops.
 """
 
 from __future__ import annotations

@@ -15,7 +15,17 @@ from dataclasses import replace
 from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from common.server_facts import HostedServer, ports_of
-from compute_agent.virt.driver import ImageReader, ImageWriter, Part, Peer, VerbContext
+from compute_agent.virt.driver import (
+    SERIAL,
+    SPICE,
+    VNC,
+    ImageReader,
+    ImageWriter,
+    Part,
+    Peer,
+    VerbContext,
+    VerbFailed,
+)
 from compute_agent.virt.memory import (
     cold_migration,
     guest_agent,
@@ -235,8 +245,14 @@ class MemoryDriver:
             text = self.host.guest(server).console
             return text.encode()[-limit:].decode(errors="replace") if limit > 0 else ""
 
+    def console_kinds(self, server: str) -> list[str]:
+        with self.host.call("console_kinds", server), self.host.lock:
+            return [VNC, *([SPICE] if self.host.active_guest(server).spice else []), SERIAL]
+
     def console(self, server: str, kind: str) -> socket.socket:
         with self.host.call("console", server), self.host.lock:
+            if kind == SPICE and not self.host.active_guest(server).spice:
+                raise VerbFailed("The server's guest has no spice console.")
             self.host.active_guest(server)
             return self.host.consoles.open(server, kind)
 

@@ -66,6 +66,8 @@ class MemoryGuest:
     memory_mb: int = 0
     config_drive: bool = False
     interfaces: list[Interface] = field(default_factory=list)
+    #: Its screen speaks SPICE beside VNC.
+    spice: bool = False
     #: It lets go of no interface while it runs.
     holds_interfaces: bool = False
     #: When it was started, in seconds since the epoch.
@@ -96,8 +98,10 @@ class MemoryGuest:
     #: What is remembered of its server, but for its ports, which ``interfaces`` have.
     facts: HostedServer = field(default_factory=HostedServer)
 
-    def dress(self, spec: GuestSpec) -> None:
-        """Give it the hardware of ``spec``; its disks only grow."""
+    def dress(self, spec: GuestSpec, spice: bool) -> None:
+        """Give it the hardware of ``spec``, and a screen as its host has them; its disks only
+        grow."""
+        self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
         self.root_gb = max(self.root_gb, spec.flavor.root_gb)
         self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
@@ -193,7 +197,7 @@ class MemoryGuest:
         }
 
 
-def made(spec: GuestSpec, disk: dict[str, str]) -> MemoryGuest:
+def made(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
     """A guest that is off. The image says by its property when no agent runs in its guests."""
     image = spec.image
     guest = MemoryGuest(
@@ -203,7 +207,7 @@ def made(spec: GuestSpec, disk: dict[str, str]) -> MemoryGuest:
         disk=dict(disk),
         has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
     )
-    guest.dress(spec)
+    guest.dress(spec, spice)
     return guest
 
 

@@ -22,7 +22,7 @@ def make(
     wait(0, context)
     power.require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
-        guest = host.guests.get(spec.server) or made(spec, disk)
+        guest = host.guests.get(spec.server) or made(spec, disk, host.spice)
         host.keep_guest(spec.server, guest)
         guest.interfaces = list(spec.interfaces)
         return power.boot(host, spec.server, guest, spec.fence, spec.paused)
@@ -60,7 +60,7 @@ def _replace(
 ) -> MemoryGuest:
     """A new guest, off; the console of the old one goes on."""
     old = host.guests.get(spec.server)
-    guest = made(spec, disk)
+    guest = made(spec, disk, host.spice)
     if old is not None and keep_ephemeral:
         guest.local |= {name: kept for name, kept in old.ephemeral.items() if name in guest.local}
     host.keep_guest(spec.server, guest)

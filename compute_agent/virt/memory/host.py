@@ -73,8 +73,10 @@ class MemoryHost:
         inventory: HostInventory | None = None,
         image_fetches: int = MAX_DOWNLOADS,
         storage: str = "",
+        spice: bool = False,
     ) -> None:
         self.name = host
+        self.spice = spice
         self.size: HostInventory = inventory or described(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         #: The last calls: verb and server.
@@ -112,7 +114,8 @@ class MemoryHost:
         self.size = dataclasses.replace(
             self.size,
             facts=self.size.facts
-            | {"storage": storage, "migration": {"uri": self.uri, "address": self.name}},
+            | {"storage": storage, "migration": {"uri": self.uri, "address": self.name}}
+            | {"spice": self.spice},
         )
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ def prepare(
             )
         here = host.guests.get(spec.server)
         if here is None or here.received != spec.fence:
-            guest = made(spec, {})
+            guest = made(spec, {}, host.spice)
             cold_migration.lay_down(host, spec, guest)
             if shared:
                 guest.disk, guest.local = (
@@ -78,7 +78,7 @@ def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
             raise VerbFailed(
                 "The server did not arrive on this host.", details=f"no domain {spec.server}"
             )
-        guest.dress(spec)
+        guest.dress(spec, host.spice)
         guest.fence = spec.fence
         host.write(spec.server, guest)
         return state_of(spec.server, guest)

@@ -31,7 +31,7 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
                 "local": deepcopy(guest.ephemeral),
                 "resized": spec.fence,
             }
-            guest.dress(spec)
+            guest.dress(spec, host.spice)
             guest.resized, guest.saved = spec.fence, False
             host.write(spec.server, guest)
     return power.run_or_stop(host, spec, guest, runs, context)
@@ -50,7 +50,7 @@ def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> Domai
                     name: disk for name, disk in guest.local.items() if name not in guest.ephemeral
                 }
                 guest.local = guest.aside.get("local", {}) | swap
-            guest.dress(spec)
+            guest.dress(spec, host.spice)
         guest.aside, guest.fence = None, spec.fence
         host.write(spec.server, guest)
         return state_of(spec.server, guest)

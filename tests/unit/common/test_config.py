@@ -43,6 +43,7 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "vendor_data.dynamic_targets",
     "vendor_data.dynamic_ssl_certfile",
     "console.allowed_origins",
+    "spice.html5",
     "console.novnc",
     "scheduler.enabled_weighers",
     "scheduler.image_props_weight_setting",

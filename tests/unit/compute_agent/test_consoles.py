@@ -13,7 +13,7 @@ import pytest
 from common import errors
 from common.models import Flavor, GuestSpec
 from compute_agent.consoles import Consoles
-from compute_agent.virt.driver import SERIAL, VNC
+from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.script import QUIET
 from tests.waiting import await_true
@@ -148,7 +148,9 @@ def test_there_are_so_many_and_no_more(driver: MemoryDriver) -> None:
 
 def test_what_is_not_there_is_refused(relay: Consoles, driver: MemoryDriver) -> None:
     with pytest.raises(errors.BadRequest):
-        relay.offer(SERVER, "spice")
+        relay.offer(SERVER, "rdp")
+    with pytest.raises(errors.Conflict, match="no spice console"):
+        relay.offer(SERVER, SPICE)
     driver.host.power_off(SERVER)
     with pytest.raises(errors.Conflict, match="does not run"):
         relay.offer(SERVER, VNC)

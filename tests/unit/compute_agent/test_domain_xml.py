@@ -273,5 +273,18 @@ def test_rescue_disk_in_place_of_the_own_one_has_that_alone_beside_it() -> None:
     assert domain_xml(replace(rescued, local=LOCAL)) == domain_xml(rescued)
 
 
+@pytest.mark.parametrize("name", DOMAINS)
+def test_spice_is_a_second_screen_server_and_nothing_else(name: str) -> None:
+    """It listens nowhere, and the guest sees nothing of it."""
+    plain = domain_xml(DOMAINS[name])
+    vnc = next(line for line in plain.splitlines(True) if "<graphics" in line)
+    screen = plain[plain.index(vnc) :].partition("</graphics>\n")
+    both = screen[0] + screen[1]
+    assert '<listen type="none" />' in both and "port" not in both
+    assert domain_xml(replace(DOMAINS[name], spice=True)) == plain.replace(
+        both, both + both.replace('"vnc"', '"spice"')
+    )
+
+
 def test_name_holds_the_whole_id() -> None:
     assert domain_name(SERVER) == f"instance-{SERVER}"
