@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 OF_ALL = ("DEFAULT", "log", "prometheus", "tls")
 #: What each process reads of the file beside: a change elsewhere is another process's.
 SECTIONS = {
-    "api": "database api http oslo_middleware conductor host_keys scheduler identity image network share console spice quota "
-    "notifications",
+    "api": "database api http oslo_middleware conductor host_keys scheduler identity image network "
+    "share console spice quota notifications",
     "placement": "database http oslo_middleware identity placement",
     "metadata": "database http oslo_middleware metadata vendor_data",
     "image-gateway": "http oslo_middleware identity image image_gateway",
