@@ -24,6 +24,9 @@ from deploy.servers import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 30.0
+#: Names a machine with Keystone and Glance, and their admin's password, which is also the password
+#: of the user kilonova.
+REAL_CLOUD = "KILONOVA_TEST_CLOUD"
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,15 @@ class Cloud:
     admin_password: str
     service_password: str
     metadata_secret: str
+    address: str = "127.0.0.1"
 
     @property
     def auth_url(self) -> str:
-        return f"http://127.0.0.1:{self.identity_port}/v3"
+        return f"http://{self.address}:{self.identity_port}/v3"
 
     @property
     def image_url(self) -> str:
-        return f"http://127.0.0.1:{self.image_port}"
+        return f"http://{self.address}:{self.image_port}"
 
     def passwords(self) -> dict[str, str]:
         """The environment from which the services' commands take the passwords."""
@@ -190,7 +194,11 @@ class Cloud:
 
 @contextmanager
 def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
-    """A fresh identity service, and image service if asked for, in an empty `folder`."""
+    """A fresh identity service, and image service if asked for, in an empty `folder`; the real ones
+    where the environment names them."""
+    if REAL_CLOUD in os.environ:
+        yield _real(folder)
+        return
     secret = secrets.token_hex
     cloud = Cloud(folder, free_ports(1), free_ports(1), secret(12), secret(12), secret(12))
     cloud.bootstrap()
@@ -199,6 +207,11 @@ def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
         if with_image:
             stack.enter_context(cloud.image())
         yield cloud
+
+
+def _real(folder: Path) -> Cloud:
+    address, password = os.environ[REAL_CLOUD].split()
+    return Cloud(folder, 5000, 9292, password, password, "", address)
 
 
 def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def images(status: int) -> Images:
 
 def networks(status: int, kind: type[Any] = Bindings) -> Any:
     client = kind("http://networks")
-    client._http._session, client._extensions = Session(status), frozenset({ALIAS})
+    client._http._session, client._extensions = Session(status), (inf, frozenset({ALIAS}))
     return client
 
 
