@@ -86,6 +86,16 @@ def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
     )
 
 
+def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
+    """The identity of who has a token with which this host joins: it asks conductors, and reads
+    their answers."""
+    queue = f"^{re.escape(join_queue(prefix, host))}$"
+    said = Topic(exchange(prefix), rf"^{REPORTS}\.{re.escape(host)}$")
+    return Identity(
+        user_of_join(host, prefix), password, queue, f"^{exchange(prefix)}$", queue, (said,)
+    )
+
+
 def of_role(
     role: str,
     password: str,
@@ -201,6 +211,16 @@ def user_of(host: str, prefix: str = PREFIX) -> str:
 def host_queue(prefix: str, host: str) -> str:
     """The queue of a host."""
     return f"{prefix}-host.{host}"
+
+
+def user_of_join(host: str, prefix: str = PREFIX) -> str:
+    """The name of the user of who joins as this host."""
+    return f"{prefix}-join-{host}"
+
+
+def join_queue(prefix: str, host: str) -> str:
+    """The queue of who joins as this host."""
+    return f"{prefix}-join.{host}"
 
 
 def exchange(prefix: str) -> str:

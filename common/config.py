@@ -120,6 +120,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="PEM file with this process's certificate: for the names and addresses at which others reach "
                         "it. Agents, metadata service, image gateway and console service need one."),
         cfg.StrOpt("key_file", default="", help="PEM file with its key, without a password; default: cert_file."),
+        cfg.StrOpt("ca_key_file", default="",
+                   help="On conductors' machines alone: PEM file with the key of the authority in ca_file. When set, "
+                        "a host that joins gets its certificate with its keys; else it brings its own."),
         cfg.BoolOpt("allow_plain_text", default=False,
                     help="Whether connections to other machines may be plain text where TLS is not set up; otherwise "
                          "that is refused at start. Loopback addresses need neither."),

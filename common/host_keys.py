@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from common import errors
 from common.clock import Clock
-from common.json_types import JsonObject
 
 _NONCE_BYTES = 12
+_NO_SECRET = "This process has no secret for keys of purpose {}; see [host_keys]."
 _STRANGERS_SECONDS = 0.1
 _SILENCE_SECONDS = 1.0  #: after which a database that was silent is asked again
 GOOD_FOR_SECONDS = 5  #: for which what was read of generations is believed
@@ -40,6 +40,11 @@ class Purpose(StrEnum):
 
     COMMAND = "command"
     QUERY = "query"
+    JOIN = "join"  #: of a token: asks once for the two others (``common.host_joins``)
+
+
+#: What a host has.
+OF_A_HOST = (Purpose.COMMAND, Purpose.QUERY)
 
 
 class NotGenuine(Exception):
@@ -107,6 +112,8 @@ class OwnKeys:
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
         if (host, generation) != (self.host, self.generation):
             raise NotGenuine(f"it is for host {host}, generation {generation} of its keys")
+        if purpose not in self.secrets:
+            raise NotGenuine(f"no host has a key of purpose {purpose}")
         return HostKey(host, generation, purpose, bytes.fromhex(self.secrets[purpose]))
 
     def text(self) -> str:
@@ -141,7 +148,7 @@ class OwnKeys:
             own = cls(
                 content["host"],
                 int(content["generation"]),
-                {purpose: content["keys"][purpose] for purpose in Purpose},
+                {purpose: content["keys"][purpose] for purpose in OF_A_HOST},
                 content.get("transport_url", ""),
             )
             assert all(len(bytes.fromhex(secret)) == 32 for secret in own.secrets.values())
@@ -180,6 +187,8 @@ class AllKeys:
         good_for: float = GOOD_FOR_SECONDS,
     ) -> None:
         self._secrets = {purpose: secret for purpose, secret in secrets.items() if secret}
+        if Purpose.COMMAND in self._secrets:
+            self._secrets[Purpose.JOIN] = self._secrets[Purpose.COMMAND]
         self._look, self._clock, self._good_for = look, clock, good_for
         self._found: Mapping[str, Generations] = {}
         self._looked_at = self._rests_until = float("-inf")
@@ -224,20 +233,25 @@ class AllKeys:
         key = self._made.get((host, generation, purpose))
         if key is None:
             if purpose not in self._secrets:
-                raise errors.Unavailable(
-                    f"This process has no secret for keys of purpose {purpose}; see [host_keys]."
-                )
+                raise errors.Unavailable(_NO_SECRET.format(purpose))
             key = self._made[host, generation, purpose] = derive(
                 self._secrets[purpose], host, generation, purpose
             )
         return key
 
-    def for_host(self, host: str, transport_url: str = "") -> OwnKeys:
-        """What the host's key file has."""
-        made: JsonObject = {purpose: self.newest(host, purpose) for purpose in Purpose}
-        return OwnKeys(
-            host,
-            made[Purpose.COMMAND].generation,
-            {purpose: key.secret.hex() for purpose, key in made.items()},
-            transport_url,
-        )
+    def for_host(self, host: str, transport_url: str = "", generation: int = 0) -> OwnKeys:
+        """What the host's key file has; ``generation``: of these keys, 0: of the newest."""
+        number = generation or self.newest(host, Purpose.COMMAND).generation
+        made = {
+            str(purpose): self._make(host, number, purpose).secret.hex() for purpose in OF_A_HOST
+        }
+        return OwnKeys(host, number, made, transport_url)
+
+    def broker_password(self, host: str, generation: int) -> str:
+        """The password of the host's user at the broker. It follows from the secret as the keys do,
+        so that it is the same for who makes the user and for who tells the host."""
+        if Purpose.COMMAND not in self._secrets:
+            raise errors.Unavailable(_NO_SECRET.format(Purpose.COMMAND))
+        about = json.dumps(["broker password", host, generation]).encode()
+        secret = self._secrets[Purpose.COMMAND].encode()
+        return hmac.new(secret, about, hashlib.sha256).hexdigest()[:48]

@@ -51,7 +51,15 @@ from common.store.placement.allocations import FailedBuildLimit
 from common.store.servers import actions
 from common.store.version import await_version, guarded
 from common.vault import Vault
-from conductor import automatic_evacuation, cleanups, fencing_hook, lanes, reports, runner
+from conductor import (
+    automatic_evacuation,
+    cleanups,
+    fencing_hook,
+    host_joins,
+    lanes,
+    reports,
+    runner,
+)
 from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.gauges import DatabaseGauges
 from conductor.host_actions import HostActions
@@ -450,7 +458,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     settings = NotificationSettings.of(conf)
     store = guarded(Store.opened(conf, notifications=settings))
     await_version(store)
-    transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
+    keys = host_keys.of_all(store, conf)
+    joins = host_joins.opened(conf, store, keys)
+    transport, link = Transport(conf), ControlSide(opener(conf), keys)
     identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
     messages = Messages(
         transport, link, Gateway(conf.image_gateway.url, image_tickets.configured(conf))
@@ -483,7 +493,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         _notification_sender(conf, engine) if settings else None,
     )
     conductor_rpc.serve(transport, owner, conductor)
-    conductor_rpc.listen(link, conductor)
+    conductor_rpc.listen(link, conductor, joins)
     threads = conductor.start(
         conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
     )

@@ -38,6 +38,7 @@ from common.broker_identities import (
     answers_queue,
     exchange,
     host_queue,
+    join_queue,
 )
 from common.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
@@ -120,6 +121,11 @@ def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
     if not isinstance(content, dict):
         raise NotGenuine("it is no object")
     return header, content
+
+
+def queue_of(prefix: str, host: str, purpose: Purpose) -> str:
+    """Where what is sealed with a host's key of this purpose comes to."""
+    return join_queue(prefix, host) if purpose == Purpose.JOIN else host_queue(prefix, host)
 
 
 class Refusals:
@@ -219,11 +225,19 @@ class _Side(ABC):
 
 
 class HostSide(_Side):
-    """An agent's end. ``prefix`` begins every name at the broker."""
+    """An agent's end, or with ``purpose`` JOIN that of who is to become this host. ``prefix``
+    begins every name at the broker."""
 
-    def __init__(self, connect: Connect, keys: Keys, host: str, prefix: str = PREFIX) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        keys: Keys,
+        host: str,
+        prefix: str = PREFIX,
+        purpose: Purpose = Purpose.COMMAND,
+    ) -> None:
         super().__init__(connect, keys, prefix, "from-control")
-        self._host = host
+        self._host, self._purpose = host, purpose
         self._methods: dict[str, tuple[Purpose, Method]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         #: Questions wait for the hypervisor, and commands are not to wait for them.
@@ -244,7 +258,7 @@ class HostSide(_Side):
         Raises:
             NoAnswer: none answered in time. Problem: what it answered with.
         """
-        message = pack(self._keys.newest(self._host, Purpose.COMMAND), method, content)
+        message = pack(self._keys.newest(self._host, self._purpose), method, content)
         return self._asked(
             "The conductors",
             message,
@@ -255,7 +269,7 @@ class HostSide(_Side):
         )
 
     def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
-        queue = host_queue(self._prefix, self._host)
+        queue = queue_of(self._prefix, self._host, self._purpose)
         channel.queue_declare(
             queue,
             durable=True,
@@ -318,13 +332,21 @@ class ControlSide(_Side):
         super().__init__(connect, keys, prefix, FROM_HOSTS)
         self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
+        self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="told")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
 
-    def serve(self, reports: Mapping[str, Method], heartbeats: Mapping[str, Method]) -> None:
+    def serve(
+        self,
+        reports: Mapping[str, Method],
+        heartbeats: Mapping[str, Method],
+        joins: Mapping[str, Method] | None = None,
+    ) -> None:
         """Take in what hosts say; each method gets the host's name first. Heartbeats are answered
-        by one thread, one after the other."""
+        by one thread, one after the other. ``joins``: what may be asked with a token; these get
+        the generation of its key too."""
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
+        self._joins = dict(joins or {})
         self._listening()
 
     def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
@@ -372,8 +394,8 @@ class ControlSide(_Side):
 
     def _take(self, door: str, body: bytes) -> None:
         def take(header: Header, content: JsonObject) -> None:
-            method = self._doors[door].get(header.method)
-            if method is None or header.purpose != Purpose.COMMAND:
+            method = self._asked_there(door, Purpose(header.purpose)).get(header.method)
+            if method is None:
                 raise NotGenuine(f"{header.method} is not asked there")
             if door == HEARTBEATS:
                 self._answer(header, method, content, time.monotonic())
@@ -381,6 +403,12 @@ class ControlSide(_Side):
                 self._pool.submit(self._answer, header, method, content, time.monotonic())
 
         self._opened(body, take)
+
+    def _asked_there(self, door: str, purpose: Purpose) -> dict[str, Method]:
+        """What may be asked at this door with a key of this purpose."""
+        if purpose == Purpose.JOIN:
+            return self._joins if door == REPORTS else {}
+        return self._doors[door] if purpose == Purpose.COMMAND else {}
 
     def _opened(self, body: bytes, take: Callable[[Header, JsonObject], None]) -> None:
         try:
@@ -396,15 +424,18 @@ class ControlSide(_Side):
         database is away: it asks again."""
         if time.monotonic() - came_at > STALE_SECONDS:
             return
+        said = {**content, "host": header.host}
+        if header.purpose == Purpose.JOIN:
+            said["generation"] = header.generation
         try:
-            answer = answered(method, {**content, "host": header.host}, NotGenuine)
+            answer = answered(method, said, NotGenuine)
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
         except (NotGenuine, errors.Unavailable) as problem:
             self.refusals.count(header.host, problem)
             return
         self._answering.send(
             "",
-            host_queue(self._prefix, header.host),
+            queue_of(self._prefix, header.host, Purpose(header.purpose)),
             pack(key, ANSWER, answer, header.id)[1],
             SECONDS_FOR_ANSWERS,
         )

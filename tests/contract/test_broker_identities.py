@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,57 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
         pytest.raises(AccessRefused),
     ):
         ATTEMPTS[attempt](stolen.channel())
+
+
+# --- who has a token ---
+def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) -> None:
+    world.listening(Told())
+    world.serving("h1", Told(), broker.host_url("h1"))
+    joins = broker_identities.of_join("h1", "5ecret")
+    broker.control("add_user", joins.user, joins.password)
+    broker.control(
+        "set_permissions", "-p", "/", joins.user, joins.configure, joins.write, joins.read
+    )
+    for topic in joins.topics:
+        broker.control(
+            "set_topic_permissions", "-p", "/", joins.user, topic.exchange, topic.write, topic.read
+        )
+    url = f"amqp://{joins.user}:{joins.password}@127.0.0.1:{broker.port}//"
+    own, there = broker_identities.join_queue(PREFIX, "h1"), exchange(PREFIX)
+    with Connection(url) as connection:
+        channel = connection.channel()
+        channel.queue_declare(own, auto_delete=True)
+        channel.basic_get(own)
+        channel.basic_publish(channel.prepare_message(b"x"), there, "reports.h1")
+        channel.queue_declare(own, passive=True)  # what was refused would be said before this
+    tries: list[Callable[[Any], Any]] = [
+        lambda channel: channel.basic_get(host_queue(PREFIX, "h1")),
+        lambda channel: channel.queue_purge(host_queue(PREFIX, "h1")),
+        lambda channel: channel.basic_get(f"{PREFIX}-reports"),
+        lambda channel: channel.basic_get(broker_identities.join_queue(PREFIX, "h2")),
+        lambda channel: channel.queue_declare(broker_identities.join_queue(PREFIX, "h2")),
+        lambda channel: channel.queue_bind(own, there, "#"),
+        lambda channel: channel.exchange_delete(there),
+        *(
+            partial(_said, own, where, key)
+            for where, key in (
+                (there, "reports.h2"),
+                (there, "heartbeats.h1"),
+                (there, f"answers.{'0' * 32}.h1"),
+                ("", host_queue(PREFIX, "h1")),
+            )
+        ),
+    ]
+    for attempt in tries:
+        with Connection(url) as connection, pytest.raises(AccessRefused):
+            channel = connection.channel()
+            channel.queue_declare(own, auto_delete=True)
+            attempt(channel)
+
+
+def _said(own: str, where: str, key: str, channel: Any) -> None:
+    channel.basic_publish(channel.prepare_message(b"x"), where, key)
+    channel.queue_declare(own, passive=True)  # what was refused is said before the answer
 
 
 # --- roles of the control plane ---

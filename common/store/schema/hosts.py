@@ -77,6 +77,17 @@ host_keys = Table(  # 0014: which keys of hosts count (common.host_keys)
     time_column("changed_at", nullable=False),
 )
 
+host_joins = Table(  # 0019: the token with which a host may join, the newest of each
+    "host_joins",
+    metadata,
+    Column("host", String(255), primary_key=True),
+    Column("generation", BigInteger, nullable=False),  # of the keys that it brings
+    Column("address", String(64), nullable=False),  # of the host, for its certificate; or empty
+    time_column("until", nullable=False),
+    Column("used_by", String(64)),  # the public key of the envelope that got them
+    time_column("used_at"),
+)
+
 host_actions = Table(  # 0018: drains and evacuations of hosts
     "host_actions",
     metadata,

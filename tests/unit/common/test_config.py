@@ -56,6 +56,7 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "migration.live_migration_inbound_addr",
     "notifications.versioned_notifications_topics",
     "tls.ca_file",
+    "tls.ca_key_file",
     "tls.cert_file",
     "tls.key_file",
 }

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from common import errors
-from common.host_keys import AllKeys, Generations, NotGenuine, OwnKeys, Purpose, derive
+from common.host_keys import (
+    OF_A_HOST,
+    AllKeys,
+    Generations,
+    NotGenuine,
+    OwnKeys,
+    Purpose,
+    derive,
+)
 
 SECRETS = {Purpose.COMMAND: "one", Purpose.QUERY: "two"}
 
@@ -59,7 +67,7 @@ def test_what_is_sealed_is_opened_with_the_same_key_and_header_only() -> None:
 def test_the_host_has_its_own_keys_and_no_others() -> None:
     control = Table(h1=Generations(3), h2=Generations(3)).keys()
     own = control.for_host("h1", "rabbit://h1")
-    for purpose in Purpose:
+    for purpose in OF_A_HOST:
         assert (
             own.newest("h1", purpose)
             == control.newest("h1", purpose)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What conductors answer to who has a token: how things stand, and once the host's identity.
+
+The questions are sealed with the token's key and travel as an agent's reports do; whoever has that
+key can ask nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from common.broker_identities import REPORTS
+from common.host_joins import Envelope
+from common.json_types import JsonObject
+from common.rpc.host_link import HostSide, Method
+
+ANSWER_SECONDS = 10.0
+
+
+class HostJoinsApi(Protocol):
+    """The interface that a conductor serves."""
+
+    def look(self, host: str, generation: int) -> JsonObject:
+        """``now`` and ``used_at`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``),
+        ``address`` as the operator gave it, ``signs``: a certificate comes with the identity,
+        ``is_heard``: the host is up.
+
+        Raises NotFound: the token was replaced by a newer one.
+        """
+
+    def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
+        """The identity, sealed for the envelope with this public key: ``key_file``, ``password`` at
+        the broker, ``certificate`` for the request (PEM) or empty.
+
+        Raises Conflict: the token was used by somebody else, or is over.
+        """
+
+
+def methods(joins: HostJoinsApi) -> dict[str, Method]:
+    """For ``ControlSide.serve``."""
+    return {"join_look": joins.look, "join": joins.join}
+
+
+class HostJoinsClient:
+    """For ``kilonova join``."""
+
+    def __init__(self, link: HostSide) -> None:
+        self._link, self._own = link, Envelope()
+
+    def look(self) -> JsonObject:
+        """Raises NoAnswer, NotFound."""
+        found: JsonObject = self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS)
+        return found
+
+    def join(self, request: str = "") -> JsonObject:
+        """Use the token. Whoever was not answered may ask again: it is the same asker's.
+
+        Raises:
+            Unavailable: perhaps it was used all the same. Conflict: it was, or is over.
+            NotGenuine: what came was not sealed for us.
+        """
+        sealed: JsonObject = self._link.ask(
+            REPORTS, "join", {"public": self._own.public, "request": request}, ANSWER_SECONDS
+        )
+        return self._own.open(sealed)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers who has a token of a host: how it stands, and once the host's identity
+(``common.rpc.host_joins``).
+
+The identity is made of the conductors' secret at this moment, so it is kept nowhere. What was
+signed for a token that then turns out to be another's is thrown away.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from oslo_config import cfg
+
+from common import errors
+from common.authority import Signer
+from common.clock import iso
+from common.host_joins import seal_for
+from common.host_keys import AllKeys
+from common.json_types import JsonObject
+from common.store.engine import Connection, Store
+from common.store.hosts import host_joins
+from common.store.hosts.host_joins import HostJoin, JoinState
+
+log = logging.getLogger(__name__)
+_PUBLIC_DIGITS = 64
+
+
+class HostJoins:
+    """``signer``: the authority of this cloud's certificates, where conductors have its key."""
+
+    def __init__(self, store: Store, keys: AllKeys, signer: Signer | None = None) -> None:
+        self._store, self._keys, self._signer = store, keys, signer
+
+    def look(self, host: str, generation: int) -> JsonObject:
+        found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        return {
+            "now": found.at,
+            "state": found.state,
+            "used_at": found.used_at,
+            "address": found.address,
+            "signs": self._signer is not None and bool(found.address),
+            "is_heard": found.is_heard,
+        }
+
+    def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
+        if len(public) != _PUBLIC_DIGITS:
+            raise errors.BadRequest("This is no public key.")
+        found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        try:
+            sealed = seal_for(public, self._identity(host, generation, found.address, request))
+        except ValueError as problem:
+            raise errors.BadRequest(f"The request cannot be used: {problem}.") from problem
+
+        def use(tx: Connection) -> HostJoin | None:
+            is_used = host_joins.use(tx, host, generation, public)
+            return None if is_used else host_joins.look(tx, host, generation)
+
+        if (other := self._store.write(use)) is not None:
+            log.warning("a token of host %s that is %s was tried again", host, other.state)
+            raise errors.Conflict(refusal(host, other))
+        log.info("host %s has joined with keys of generation %d", host, generation)
+        return sealed
+
+    def _identity(self, host: str, generation: int, address: str, request: str) -> JsonObject:
+        certificate = ""
+        if request and self._signer is not None and address:
+            certificate = self._signer.answer(request, host, address)
+        return {
+            "key_file": self._keys.for_host(host, generation=generation).text(),
+            "password": self._keys.broker_password(host, generation),
+            "certificate": certificate,
+        }
+
+
+def refusal(host: str, found: HostJoin) -> str:
+    """Why a token opens nothing (any more), and what to do."""
+    again = f"kilonova host remove {host}, then kilonova host add {host}"
+    if found.state == JoinState.USED:
+        return (
+            f"The token of host {host} was used at {iso(found.used_at)}. If that was not you, somebody else is "
+            f"this host now: {again}. If you were cut off: kilonova host add {host} prints another one."
+        )
+    return f"The token of host {host} is over since {iso(found.until)}: kilonova host add {host} prints another one."
+
+
+def opened(conf: cfg.ConfigOpts, store: Store, keys: AllKeys) -> HostJoins:
+    """As configured. Raises ConfigError: [tls] ca_key_file cannot be used."""
+    signs = conf.tls.ca_key_file
+    return HostJoins(store, keys, Signer.opened(conf.tls.ca_file, signs) if signs else None)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an authority signs for hosts that join: their key, at the address that the operator gave."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from common.authority import Signer, named
+from common.config import ConfigError
+from deploy.authority import Authority
+
+OWN = ec.generate_private_key(ec.SECP256R1())
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "tls", "a cloud")
+
+
+def request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey = OWN) -> str:
+    """One that asks for more than its sender shall have."""
+    asked = x509.CertificateSigningRequestBuilder(named("broker")).add_extension(
+        x509.SubjectAlternativeName([x509.DNSName("broker.example")]), critical=False
+    )
+    return (
+        asked.sign(key, hashes.SHA256() if key is OWN else None)
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
+
+
+def test_only_the_key_of_a_request_counts(authority: Authority) -> None:
+    signer = Signer.opened(str(authority.path), str(authority.key_path))
+    cert = x509.load_pem_x509_certificate(signer.answer(request(), "h1", "192.0.2.7").encode())
+    cert.verify_directly_issued_by(signer.cert)
+    assert cert.public_key() == OWN.public_key()
+    assert cert.subject == named("h1")
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(one.value) for one in names] == ["192.0.2.7"]
+    assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert cert.not_valid_after_utc <= signer.cert.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    assert cert.not_valid_before_utc < now < cert.not_valid_after_utc
+
+
+def test_a_request_that_is_none_is_refused(authority: Authority) -> None:
+    signer = Signer.opened(str(authority.path), str(authority.key_path))
+    der = bytearray(x509.load_pem_x509_csr(request().encode()).public_bytes(_DER))
+    der[der.index(b"broker")] ^= 1  # changed after it was signed
+    changed = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM).decode()
+    for text in ("", "x", request()[:200], changed, request(ed25519.Ed25519PrivateKey.generate())):
+        with pytest.raises(ValueError):
+            signer.answer(text, "h1", "192.0.2.7")
+
+
+_DER = serialization.Encoding.DER
+
+
+def test_files_that_are_no_authoritys_are_refused(authority: Authority, tmp_path: Path) -> None:
+    other, host = Authority(tmp_path / "other"), authority.issue("h1", "192.0.2.7")
+    for key in (str(other.key_path), host.key):
+        with pytest.raises(ConfigError, match="ca_key_file .* is not the key"):
+            Signer.opened(str(authority.path), key)
+    with pytest.raises(ConfigError, match="ca_key_file .*missing"):
+        Signer.opened(str(authority.path), str(tmp_path / "missing"))
+    both = tmp_path / "both.pem"
+    both.write_text(other.path.read_text() + authority.path.read_text())
+    assert Signer.opened(str(both), str(authority.key_path)).cert.subject == named("a cloud")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens with which hosts join: what is in them, what their key is good for, and the envelope in
+which the identity comes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import pytest
+
+from common.host_joins import BEGIN, Envelope, JoinToken, seal_for
+from common.host_keys import AllKeys, Generations, NotGenuine, OwnKeys, Purpose, derive
+from tests.unit.common.test_host_keys import Table
+
+TOKEN = JoinToken("h1", 7, "ab" * 32, "rabbit://kilonova-join-h1:p@broker:5671/", "PEM\n" * 300)
+
+
+def test_a_token_is_one_word_and_read_as_it_was_written() -> None:
+    text = TOKEN.text()
+    assert text.startswith(BEGIN) and text.isascii() and len(text.split()) == 1
+    assert JoinToken.read(text) == TOKEN
+    assert JoinToken.read(f" {text[:40]}\n{text[40:]}\n") == TOKEN, "a terminal broke it"
+    assert "ab" * 8 not in repr(TOKEN) and "kilonova-join" not in repr(TOKEN)
+
+
+def packed(content: object) -> str:
+    return (
+        BEGIN + base64.urlsafe_b64encode(zlib.compress(json.dumps(content).encode())).decode()
+    ).rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TOKEN.text()[:-9],
+        TOKEN.text()[:12],
+        BEGIN,
+        BEGIN + "!!!!",
+        packed([1]),
+        packed({"host": "h1"}),
+        packed({"host": "h1", "generation": "x", "secret": "ab", "transport_url": "r"}),
+        packed({"host": "h1", "generation": 1, "secret": "no digits", "transport_url": "r"}),
+        packed({"x": "y" * (1 << 19)}),
+    ],
+)
+def test_a_part_of_a_token_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not whole: copy all"):
+        JoinToken.read(text)
+
+
+@pytest.mark.parametrize("text", ["", "h1", "join2.abc", BEGIN + "A" * 70000])
+def test_what_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="kilonova host add NAME"):
+        JoinToken.read(text)
+
+
+def test_its_key_is_none_of_the_hosts() -> None:
+    keys = Table(h1=Generations(7)).keys()
+    own = keys.find("h1", 7, Purpose.JOIN)
+    token = JoinToken("h1", 7, own.secret.hex(), "")
+    assert token.newest("h1", Purpose.JOIN) == own
+    assert own.secret not in {
+        keys.find("h1", 7, purpose).secret for purpose in (Purpose.COMMAND, Purpose.QUERY)
+    }
+    for host, generation, purpose in (
+        ("h2", 7, Purpose.JOIN),
+        ("h1", 8, Purpose.JOIN),
+        ("h1", 7, Purpose.COMMAND),
+        ("h1", 7, Purpose.QUERY),
+    ):
+        with pytest.raises(NotGenuine):
+            token.find(host, generation, purpose)
+    assert set(keys.for_host("h1").secrets) == {"command", "query"}
+    with pytest.raises(NotGenuine, match="purpose join"):
+        keys.for_host("h1").find("h1", 7, Purpose.JOIN)
+
+
+def test_keys_and_password_of_a_generation_are_always_the_same() -> None:
+    keys: AllKeys = Table(h1=Generations(8, accepts_previous=True)).keys()
+    own = keys.for_host("h1", "url", 7)
+    assert own == OwnKeys(
+        "h1",
+        7,
+        {
+            "command": derive("one", "h1", 7, Purpose.COMMAND).secret.hex(),
+            "query": derive("two", "h1", 7, Purpose.QUERY).secret.hex(),
+        },
+        "url",
+    )
+    passwords = {
+        keys.broker_password(host, generation) for host in ("h1", "h2") for generation in (7, 8)
+    }
+    assert len(passwords) == 4 and keys.broker_password("h1", 7) in passwords
+    assert passwords.isdisjoint(own.secrets.values())
+
+
+def test_an_answer_is_opened_by_who_asked_alone() -> None:
+    asker, other = Envelope(), Envelope()
+    sealed = seal_for(asker.public, {"key_file": "k"})
+    assert asker.open(sealed) == {"key_file": "k"}
+    assert b"key_file" not in bytes.fromhex(sealed["body"])
+    for who, what in (
+        (other, sealed),
+        (asker, {**sealed, "public": other.public}),
+        (asker, {**sealed, "body": sealed["body"][:-2] + "00"}),
+        (asker, {**sealed, "body": ""}),
+        (asker, {"public": sealed["public"]}),
+        (asker, {**sealed, "public": "00" * 32}),
+    ):
+        with pytest.raises(NotGenuine):
+            who.open(what)
+
+
+@pytest.mark.parametrize("public", ["", "xy", "ab", "00" * 32])
+def test_for_a_key_that_is_none_nothing_is_sealed(public: str) -> None:
+    with pytest.raises(ValueError):
+        seal_for(public, {})
