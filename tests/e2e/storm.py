@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -21,9 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import requests
 import sqlalchemy as sa
 
+from deploy import certificates
 from deploy.servers import Servers
 from tests.e2e.live import CUT_OFF, LATE, Live, Rest
 from tests.waiting import await_true
@@ -34,6 +38,8 @@ PATIENCE = 300
 #: MariaDB's number of the error: the connection that is to be ended is not there.
 NO_SUCH_THREAD = 1094
 PROCESSES = ("api", "conductor", "scheduler", "agent", "agent-2")
+#: One of each kind that this cloud has; metadata and console service start as these do.
+SERVICES = ("api", "conductor", "scheduler", "agent", "placement", "image-gateway")
 
 
 @dataclass
@@ -127,6 +133,44 @@ class Storm:
         """kill -9; the supervisor starts another."""
         await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
         self.live.cloud.kill(name)
+
+    def back_after(self, name: str) -> float:
+        """kill -9; the seconds until its successor is ready."""
+        before = await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
+        said = self.live.cloud.log(name).stat().st_size
+        began = time.monotonic()
+        self.live.cloud.kill(name)
+        await_true(
+            lambda: self.live.cloud.pid(name) not in (None, before) and self._is_ready(name, said),
+            60,
+            lambda: f"{name} is not ready again; see {self.live.cloud.log(name)}",
+        )
+        return time.monotonic() - began
+
+    def _is_ready(self, name: str, said: int) -> bool:
+        """By its /healthcheck/ready, or, where it serves no HTTP, by its log since that had
+        ``said`` bytes."""
+        cloud = self.live.cloud
+        urls = {
+            "api": cloud.api_url,
+            "placement": cloud.placement_url,
+            "image-gateway": cloud.image_gateway_url,
+        }
+        if name not in urls:
+            with cloud.log(name).open("rb") as log:
+                log.seek(said)
+                return re.search(rb"\bready$", log.read(), re.MULTILINE) is not None
+        parts = urlsplit(urls[name])
+        url = f"{parts.scheme}://{parts.netloc}/healthcheck/ready"
+        verify = (
+            certificate.ca
+            if (certificate := certificates.of(cloud, certificates.CONTROL))
+            else True
+        )
+        try:
+            return requests.get(url, timeout=5, verify=verify).status_code == 200
+        except requests.ConnectionError:
+            return False
 
     def wipe(self) -> None:
         """The broker forgets everything."""

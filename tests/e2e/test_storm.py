@@ -20,15 +20,19 @@ import pytest
 import sqlalchemy as sa
 
 from deploy.servers import Servers
+from deploy.supervise import FIRST_PAUSE
 from tests.bench.load import percentile
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import SETTLE, Live
-from tests.e2e.storm import PROCESSES, Client, Storm, clients, rage
-from tests.waiting import await_true
+from tests.e2e.storm import PROCESSES, SERVICES, Client, Storm, clients, rage
+from tests.waiting import await_true, slowdown
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
 CLIENTS, STRIKES, EVERY = 6, 15, 1.0  # seconds
+#: What a killed service may take on an idle machine, where systemd waits so long first
+#: (tests/unit/deploy/test_units.py).
+BACK_SECONDS, RESTART_SECONDS = 6.0, 1.0
 
 
 def nothing_is_left(live: Live, found: Sequence[Client]) -> None:
@@ -66,6 +70,25 @@ def test_nothing_is_lost_doubled_or_stuck(
         print(
             f"\n{sum(len(one.made) for one in found)} servers lived through storm {SEED}: {', '.join(struck)}"
         )
+    nothing_is_left(in_memory, found)
+
+
+@pytest.mark.slice("moves")
+def test_six_killed_services_are_back_at_once(
+    in_memory: Live, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under load; and every server that was accepted reaches its state and is deleted as asked."""
+    storm, took = Storm(in_memory, random.Random(SEED)), dict[str, tuple[float, float]]()
+    with clients(in_memory, CLIENTS) as found:
+        await_true(lambda: all(one.made for one in found), SETTLE, "the clients are at work")
+        for name in SERVICES:
+            before = slowdown()
+            took[name] = storm.back_after(name), max(before, slowdown())
+    with capsys.disabled():
+        shown = ", ".join(f"{name} {one:.1f} s ({slow:.1f})" for name, (one, slow) in took.items())
+        print(f"\nback after kill -9, and how many times slower the machine was: {shown}")
+    restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE  # what the supervisor waits for less
+    assert {name: one for name, (one, slow) in took.items() if one > restarts * slow} == {}
     nothing_is_left(in_memory, found)
 
 

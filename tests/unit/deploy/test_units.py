@@ -20,6 +20,8 @@ HARDENED = (
     "RestrictSUIDSGID=yes",
     "LockPersonality=yes",
     "Restart=always",
+    "RestartSec=1",  # what is killed is back in seconds (tests/e2e/test_storm.py), however often
+    "StartLimitIntervalSec=0",
     "UMask=0077",
 )
 APART = (
