@@ -155,12 +155,12 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
         project = project or group.project_id
     with _naming("--flavor"):
         flavor = hardware.with_aliases(
-            store.read(lambda tx: _flavor(tx, options.flavor)), conf.api.pci_alias
+            store.read(lambda tx: flavor_named(tx, options.flavor)), conf.api.pci_alias
         )
     image = None
     if options.image:
         with _naming("--image"):
-            found = _image(conf, options.image)
+            found = image_named(conf, options.image)
             parts.check_image(found, flavor)
             image = found.ref
     with _naming("--flavor, --image" if image else "--flavor"):
@@ -204,8 +204,8 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _flavor(tx: Any, name: str) -> Flavor:
-    """By its id, else by its name."""
+def flavor_named(tx: Any, name: str) -> Flavor:
+    """A flavor by its id, else by its name. Raises NotFound."""
     try:
         return flavors.record(flavors.show(tx, name))
     except errors.NotFound:
@@ -215,8 +215,8 @@ def _flavor(tx: Any, name: str) -> Flavor:
         raise
 
 
-def _image(conf: cfg.ConfigOpts, name: str) -> Any:
-    """By its id, else by its name, as Kilonova's own user sees it."""
+def image_named(conf: cfg.ConfigOpts, name: str) -> Any:
+    """An image by its id, else by its name, as Kilonova's own user sees it. Raises BadRequest."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.image import ImageClient
 

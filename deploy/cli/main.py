@@ -96,6 +96,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "debts",
         "show what is left on hosts that have not removed it yet",
     ),
+    ("host", "adopt"): (
+        "deploy.cli.host_adopt",
+        "adopt",
+        "make a server of a guest that has no record",
+    ),
     ("host", "discard"): (
         "deploy.cli.host_discard",
         "discard",
@@ -178,7 +183,7 @@ NOUNS = {
     "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
     "consoles": "consoles that are open: list, end",
-    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts, discard (hosts lists them all)",
+    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts, adopt, discard (hosts lists them all)",
     "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
     "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
     "policy": "who may do what: list, explain",
@@ -213,6 +218,10 @@ _ID: tuple[str, dict[str, Any]] = (
     {"type": _positive, "metavar": "ID", "help": "as the list shows it"},
 )
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
+_GUEST: tuple[str, dict[str, Any]] = (
+    "server",
+    {"metavar": "SERVER", "help": "its id, as kilonova doctor shows it"},
+)
 _FILE: tuple[str, dict[str, Any]] = (
     "--file",
     {"metavar": "FILE", "help": "the key file to write; default: HOST.key"},
@@ -347,9 +356,33 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}),
         _JSON,
     ),
+    ("host", "adopt"): (
+        _HOST,
+        _GUEST,
+        ("--yes", {"action": "store_true", "help": "write what is shown without it"}),
+        (
+            "--force",
+            {"action": "store_true", "help": "although project or host have no room for it"},
+        ),
+        (
+            "--replace",
+            {
+                "action": "store_true",
+                "help": "although the host of its record has a guest too: that one goes, with its disk",
+            },
+        ),
+        (
+            "--name",
+            {"metavar": "NAME", "help": "in place of what the host remembers; so are these"},
+        ),
+        ("--project", {"metavar": "ID"}),
+        ("--user", {"metavar": "ID"}),
+        ("--flavor", {"metavar": "FLAVOR", "help": "id or name"}),
+        ("--image", {"metavar": "IMAGE", "help": "id or name"}),
+    ),
     ("host", "discard"): (
         _HOST,
-        ("server", {"metavar": "SERVER", "help": "its id, as kilonova doctor shows it"}),
+        _GUEST,
         ("--yes", {"action": "store_true", "help": "remove it, and its disk"}),
     ),
     ("action", "list"): (

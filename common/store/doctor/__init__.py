@@ -29,7 +29,7 @@ from common.store.doctor.finding import Finding
 from common.store.engine import moment
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
-from common.store.rows import GuestRow, MigrationRow, ServerRow
+from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
 from common.store.schema import actions, guests, migrations, servers, share_mappings
 from common.store.servers.actions import LIVE, STUCK
 from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
@@ -294,7 +294,12 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
                 places[server].append(host)
             if (server, host) not in records:
                 findings.append(
-                    Finding("domain-known", server, f"host {host} has a domain without a record")
+                    Finding(
+                        "domain-known",
+                        server,
+                        f"host {host} has a domain without a record. See: kilonova host adopt {host} "
+                        f"{server}; or have it removed: kilonova host discard {host} {server}",
+                    )
                 )
     query = sa.select(servers.c.id, servers.c.host).where(
         servers.c.deleted == 0,
@@ -303,7 +308,12 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
         servers.c.vm_state.in_(_WITH_DOMAIN),
     )
     findings += [
-        Finding("guest-there", row.id, f"host {row.host} has no domain of it")
+        Finding(
+            "guest-there",
+            row.id,
+            f"host {row.host} has no domain of it. Where another finding names one on some host, "
+            f"adopt that; else its guest is gone: openstack server delete {row.id}",
+        )
         for row in tx.execute(query)
         if row.id not in domains[row.host]
     ]
@@ -340,7 +350,7 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
         Finding(
             "port-of-server",
             port_id,
-            f"is of {port['device_id'] or 'nobody'}, which does not know it",
+            f"is of {port['device_id'] or 'nobody'}, which does not know it. {_way_out(port, resting)}",
         )
         for port_id, port in held.items()
         if port_id not in known and not spared & {port_id, port["device_id"]}
@@ -377,6 +387,20 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
                 )
             )
     return sorted(findings)
+
+
+def _way_out(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
+    """What to do about a port that its server does not know."""
+    port_id, server = port["id"], port["device_id"]
+    if server in resting:
+        return (
+            f"To plug it in: openstack port set --device '' --device-owner '' {port_id}, then "
+            f"openstack server add port {server} {port_id}; else: openstack port delete {port_id}"
+        )
+    return (
+        "If a host has a guest of it: kilonova host adopt or discard; "
+        f"else: openstack port delete {port_id}"
+    )
 
 
 def wanderers(tx: Connection) -> set[str]:

@@ -44,7 +44,8 @@ class ClaimRequest:
     """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set
     then.
 
-    forced: an operator insists on the host, also when it is disabled or builds fail there. zone:
+    forced: an operator insists on the host, also when it is disabled or builds fail there.
+    is_there: it uses all this of the host already, whether there is room or not. zone:
     where it must be, since the host may have moved to another since it was proposed. group: its
     server group. hardware: when it asks for particular parts of the host, ``assignment`` says which
     it got. leaves: the host that the consumer leaves and the migration that holds from now on what
@@ -59,6 +60,7 @@ class ClaimRequest:
     resources: dict[str, int]
     hosts: list[str]
     forced: bool = False
+    is_there: bool = False
     zone: str | None = None
     group: str | None = None
     hardware: Hardware | None = None
@@ -141,7 +143,8 @@ class _Host:
             (
                 one
                 for one, amount in amounts.items()
-                if one not in self.rooms or not self.rooms[one].fits(amount, has.get(one, 0))
+                if one not in self.rooms
+                or not (request.is_there or self.rooms[one].fits(amount, has.get(one, 0)))
             ),
             None,
         )

@@ -96,25 +96,45 @@ def add_debt(
     tx.execute(change.values(values))
 
 
-def discard(tx: Connection, server_id: str, host: str) -> None:
-    """Make a debt of a guest that no record knows, of a server that is not there any more.
+def home(tx: Connection, server_id: str) -> str | None:
+    """The host that a server's record names; None: there is no such server, or it is nowhere."""
+    host: str | None = tx.scalar(
+        sa.select(servers.c.host).where(servers.c.id == server_id, servers.c.deleted == 0)
+    )
+    return host
 
-    Its fence is the lowest: a host that knows a higher one says so, and the debt rises above it.
+
+def discard(
+    tx: Connection,
+    server_id: str,
+    host: str,
+    *,
+    elsewhere: str | None = None,
+    keeps_files: bool = False,
+) -> None:
+    """Make a debt of a guest that no record knows: of a server that is not there any more, or is
+    ``elsewhere``, and idle. ``keeps_files``: they are those of the guest there.
+
+    Its fence is the lowest, or the server's: a host that knows a higher one says so, and the debt
+    rises above it.
 
     Raises:
         Conflict: the server is there, or the guest has a record.
     """
-    if tx.scalar(
-        for_update(sa.select(servers.c.id).where(servers.c.id == server_id, servers.c.deleted == 0))
-    ):
+    query = sa.select(servers).where(servers.c.id == server_id, servers.c.deleted == 0)
+    row = tx.execute(for_update(query)).one_or_none()
+    if row is not None and (elsewhere is None or row.host != elsewhere or row.action is not None):
         raise errors.Conflict(
             f"Server {server_id} is there: delete it, or move it, and its guests go."
         )
-    if tx.scalar(sa.select(guests.c.fence).where(guests.c.server_id == server_id).limit(1)):
+    places = tx.execute(sa.select(guests).where(guests.c.server_id == server_id)).all()
+    if any(one.host == host or one.host != elsewhere or one.wanted not in HERE for one in places):
         raise errors.Conflict(
             f"A guest of {server_id} has a record: kilonova host debts says what will remove it."
         )
-    add(tx, [{"server_id": server_id, "host": host, "fence": 1, "wanted": ABSENT}])
+    fence = row.fence if row is not None else 1
+    debt = {"server_id": server_id, "host": host, "fence": fence, "wanted": ABSENT}
+    add(tx, [{**debt, "keeps_files": keeps_files}])
 
 
 def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> set[str]:

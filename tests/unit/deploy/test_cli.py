@@ -65,7 +65,7 @@ def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
 
     takes_one = any(name in ("host", "id", "about") for name, _ in ARGUMENTS.get(words, ()))
     role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
-    more = ["1"] if words == ("host", "discard") else []
+    more = ["1"] if words in (("host", "discard"), ("host", "adopt")) else []
     options = parser().parse_args([*words, "1", *more] if takes_one else [*words, *role])
     assert callable(getattr(importlib.import_module(options.module), options.function))
 

@@ -8,15 +8,30 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from common.json_types import JsonObject
 from common.models import HostInventory
+from common.rpc import agent
+from common.rpc.host_link import ControlSide
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts
 from common.store.servers.guests import ABSENT
+from deploy.cli import host_discard
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
-SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "7b1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+
+
+class Host:
+    """What a host answers: it runs one guest."""
+
+    def __init__(self, link: ControlSide) -> None:
+        """It needs no link."""
+
+    def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
+        assert (host, verb) == ("a", "domains")
+        return {"domains": {SERVER: 1}}
 
 
 @pytest.mark.parametrize(
@@ -25,15 +40,26 @@ SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
         (["a", SERVER], True, "--yes if that is meant"),
         (["a", SERVER, "--yes"], False, "does not answer"),
         (["a", "web1", "--yes"], True, "is no server's id"),
-        (["b", SERVER, "--yes"], True, "b"),
+        (["b", SERVER, "--yes"], True, "There is no host b"),
+        (["a", OTHER, "--yes"], True, f"Host a has no guest of server {OTHER}"),
+        (["a", OTHER], True, f"Host a has no guest of server {OTHER}"),
         (["a", SERVER, "--yes"], True, ""),
     ],
 )
 def test_what_becomes_a_debt(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], up: bool, said: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    up: bool,
+    said: str,
 ) -> None:
+    monkeypatch.setattr(agent, "AgentClient", Host)
+    monkeypatch.setattr(host_discard, "ports_of", lambda conf: lambda server: None)
     conf = tmp_path / "kilonova.conf"
-    conf.write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
+    conf.write_text(
+        f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = sqlite:///{tmp_path}/k.db\n"
+    )
     store = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(store)
     inventory = HostInventory("QEMU", 7002000, "", 4, 8192, 9)
@@ -43,7 +69,7 @@ def test_what_becomes_a_debt(
     told = capsys.readouterr()
     found = store.read(lambda tx: tx.execute(sa.select(schema.guests)).all())
     store.close()
-    assert (status, said in told.out + told.err) == (1 if said else 0, True)
+    assert (status, said in told.out + told.err) == (1 if said else 0, True), told
     assert [(row.server_id, row.host, row.wanted) for row in found] == (
         [] if said else [(SERVER, "a", ABSENT)]
     )
