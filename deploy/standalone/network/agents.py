@@ -15,7 +15,7 @@ from deploy.standalone.network import schema
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import fault
 from deploy.standalone.network.resource import NOT_FILTERS
-from deploy.standalone.resource import Body
+from deploy.standalone.resource import Body, Handler
 from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer
 
@@ -24,11 +24,8 @@ AGENT_TYPE, BINARY = "Linux bridge agent", "kilonova-network-host"
 AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 
-class NetworkAgents:
+class NetworkAgents(Handler[Fabric]):
     """GET /v2.0/agents and GET /v2.0/agents/{key}."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         found = self._all(req)
@@ -45,12 +42,11 @@ class NetworkAgents:
 
     def _all(self, req: falcon.Request) -> list[Body]:
         req.context.caller.require_admin("(rule:get_agent)")
-        with self._fabric.database.read() as connection:
-            rows = connection.execute(select(schema.hosts).order_by(schema.hosts.c.name)).all()
+        rows = self._service.database.rows(select(schema.hosts).order_by(schema.hosts.c.name))
         return [self._show(row) for row in rows]
 
     def _show(self, row: DbRow) -> Body:
-        silence = self._fabric.hosts.silence(row.name)
+        silence = self._service.hosts.silence(row.name)
         heard = datetime.now(UTC) - timedelta(seconds=silence or 0)
         created = row.created_at.replace("T", " ").rstrip("Z")
         return {
@@ -60,7 +56,7 @@ class NetworkAgents:
             "host": row.name,
             "topic": "N/A",
             "availability_zone": "nova",
-            "alive": self._fabric.hosts.is_alive(row.name),
+            "alive": self._service.hosts.is_alive(row.name),
             "admin_state_up": True,
             "created_at": created,
             "started_at": created,
@@ -74,12 +70,9 @@ class NetworkAgents:
         }
 
 
-class IpAvailabilities:
+class IpAvailabilities(Handler[Fabric]):
     """GET /v2.0/network-ip-availabilities and .../{key}: how many addresses there are, and how many
     are held."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         answer(resp, {"network_ip_availabilities": self._all(req)})
@@ -92,43 +85,37 @@ class IpAvailabilities:
 
     def _all(self, req: falcon.Request) -> list[Body]:
         req.context.caller.require_admin("(rule:get_network_ip_availability)")
-        held = schema.addresses.c
-        with self._fabric.database.read() as connection:
-            networks = connection.execute(
-                select(schema.networks).order_by(schema.networks.c.id)
-            ).all()
-            subnets = connection.execute(select(schema.subnets).order_by(schema.subnets.c.id)).all()
-            used: dict[str, int] = dict(
-                connection.execute(
-                    select(held.subnet_id, func.count()).group_by(held.subnet_id)
-                ).all()
-            )
-        found = []
-        for network in networks:
-            inside = [
-                {
-                    "subnet_id": one.id,
-                    "subnet_name": one.name,
-                    "cidr": one.cidr,
-                    "ip_version": one.ip_version,
-                    "used_ips": used.get(one.id, 0),
-                    "total_ips": _size(one),
-                }
-                for one in subnets
-                if one.network_id == network.id
-            ]
-            found.append(
-                {
-                    "network_id": network.id,
-                    "network_name": network.name,
-                    "project_id": network.project_id,
-                    "tenant_id": network.project_id,
-                    "subnet_ip_availability": inside,
-                    "used_ips": sum(one["used_ips"] for one in inside),
-                    "total_ips": sum(one["total_ips"] for one in inside),
-                }
-            )
-        return found
+        networks, subnets, held = schema.networks, schema.subnets, schema.addresses
+        used = select(func.count()).where(held.c.subnet_id == subnets.c.id).scalar_subquery()
+        every = select(subnets, used.label("used")).order_by(subnets.c.id)
+        with self._service.database.read() as connection:
+            rows = connection.execute(select(networks).order_by(networks.c.id)).all()
+            inside: dict[str, list[Body]] = {row.id: [] for row in rows}
+            for one in connection.execute(every):
+                inside[one.network_id].append(
+                    {
+                        "subnet_id": one.id,
+                        "subnet_name": one.name,
+                        "cidr": one.cidr,
+                        "ip_version": one.ip_version,
+                        "used_ips": one.used,
+                        "total_ips": _size(one),
+                    }
+                )
+        return [
+            {
+                "network_id": row.id,
+                "network_name": row.name,
+                "project_id": row.project_id,
+                "tenant_id": row.project_id,
+                "subnet_ip_availability": inside[row.id],
+                **{
+                    total: sum(one[total] for one in inside[row.id])
+                    for total in ("used_ips", "total_ips")
+                },
+            }
+            for row in rows
+        ]
 
 
 def _size(subnet: DbRow) -> int:

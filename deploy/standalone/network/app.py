@@ -24,14 +24,13 @@ from deploy.standalone.network.subnets import SubnetsApi
 from deploy.standalone.resource import Collection
 from deploy.standalone.web import App, application
 
-PORTS, ROUTERS = PortsApi(), RoutersApi()
 RESOURCES = (
     NetworksApi(),
     SubnetsApi(),
-    PORTS,
+    PortsApi(),
     SecurityGroupsApi(),
     SecurityGroupRulesApi(),
-    ROUTERS,
+    RoutersApi(),
     FloatingIpsApi(),
 )
 
@@ -58,7 +57,7 @@ def build(fabric: Fabric) -> App:
     interfaces = RouterInterfaces(fabric)
     app.add_route("/v2.0/routers/{key}/add_router_interface", interfaces, suffix="add")
     app.add_route("/v2.0/routers/{key}/remove_router_interface", interfaces, suffix="remove")
-    bindings = PortBindings(fabric, PORTS)
+    bindings = PortBindings(fabric)
     app.add_route("/v2.0/ports/{key}/bindings", bindings)
     app.add_route("/v2.0/ports/{key}/bindings/{host}", bindings, suffix="one")
     app.add_route("/v2.0/ports/{key}/bindings/{host}/activate", bindings, suffix="activate")

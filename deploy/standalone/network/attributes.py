@@ -70,28 +70,18 @@ class Attributes(dict[str, Attribute]):
                 body["project_id"] = body.pop("tenant_id")
         given: Body = self.schema.checked(body, name)
         for key, attribute in self.items():
-            if key in given and not (attribute.post if new else attribute.put):
-                raise fault(
-                    "HTTPBadRequest",
-                    why=f"Attribute '{key}' not allowed in POST"
-                    if new
-                    else f"Cannot update read-only attribute {key}",
-                )
-            if (
-                key in given
-                and attribute.admin
-                and not caller.is_admin
-                and not (new and given[key] == attribute.default)
-            ):
-                raise fault(
-                    "PolicyNotAuthorized",
-                    rule=f"(rule:{'create' if new else 'update'}_{name}:{key})",
-                )
-            if new and key not in given and attribute.default is REQUIRED:
-                raise fault(
-                    "HTTPBadRequest",
-                    why=f"Failed to parse request. Required attribute '{key}' not specified",
-                )
+            why = ""
+            if key in given:
+                if new and not attribute.post:
+                    why = f"Attribute '{key}' not allowed in POST"
+                elif not new and not attribute.put:
+                    why = f"Cannot update read-only attribute {key}"
+                elif attribute.admin and not (new and given[key] == attribute.default):
+                    caller.require_admin(f"(rule:{'create' if new else 'update'}_{name}:{key})")
+            elif new and attribute.default is REQUIRED:
+                why = f"Failed to parse request. Required attribute '{key}' not specified"
+            if why:
+                raise fault("HTTPBadRequest", why=why)
         defaults = {
             key: attribute.default
             for key, attribute in self.items()

@@ -97,11 +97,9 @@ class Change(Transaction):
     def revision(self) -> int:
         """The number of this change, higher than every one before."""
         if not self._revision:
-            self._revision = self.connection.execute(
-                update(schema.counter)
-                .values(revision=schema.counter.c.revision + 1)
-                .returning(schema.counter.c.revision)
-            ).scalar_one()
+            number = schema.counter.c.revision
+            higher = update(schema.counter).values(revision=number + 1)
+            self._revision = self.scalar(higher.returning(number))
         return self._revision
 
     def touch(
@@ -116,11 +114,8 @@ class Change(Transaction):
     def add_event(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
         """Store an event for the compute service."""
         self.has_events = True
-        self.connection.execute(
-            insert(schema.events).values(
-                name=name, server=server, tag=tag, status=status, created=int(time.time())
-            )
-        )
+        event = {"name": name, "server": server, "tag": tag, "status": status}
+        self.execute(insert(schema.events).values(event | {"created": int(time.time())}))
 
     def finish(self) -> dict[str, int]:
         """Give the hosts that this change concerns its revision: which hosts, and their
@@ -129,56 +124,31 @@ class Change(Transaction):
             self._networks or self._groups or self._hosts
         ):
             return {}
-        places, grouped, rules = (
-            schema.PLACES.c,
-            schema.port_groups.c,
-            schema.security_group_rules.c,
-        )
-        reaching = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
-        rules_met: list[ColumnElement[bool]] = [schema.hosts.c.name.in_(self._hosts)]
+        hosts, places, grouped = schema.hosts.c, schema.PLACES.c, schema.port_groups.c
+        concerned: list[ColumnElement[bool]] = [hosts.name.in_(self._hosts)]
         if self._networks:
-            external = (
-                select(schema.networks.c.id)
-                .where(schema.networks.c.id.in_(self._networks), schema.networks.c.external)
-                .exists()
-            )
-            rules_met.append(schema.hosts.c.external_gateway & external)
-            rules_met.append(
-                schema.hosts.c.name.in_(
-                    select(places.host).where(places.network_id.in_(self._networks))
-                )
-            )
+            touched = schema.networks.c.id.in_(self._networks)
+            external = select(schema.networks.c.id).where(touched, schema.networks.c.external)
+            there = select(places.host).where(places.network_id.in_(self._networks))
+            concerned += [hosts.external_gateway & external.exists(), hosts.name.in_(there)]
         if self._groups:
-            rules_met.append(
-                schema.hosts.c.name.in_(
-                    select(places.host)
-                    .join(schema.port_groups, grouped.port_id == places.port_id)
-                    .where(or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(reaching)))
-                )
-            )
-        names = self.connection.execute(
-            update(schema.hosts)
-            .where(or_(*rules_met))
-            .values(changed=self.revision())
-            .returning(schema.hosts.c.name)
-        ).scalars()
+            rules = schema.security_group_rules.c
+            named = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
+            met = or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(named))
+            there = select(places.host).join(schema.port_groups, grouped.port_id == places.port_id)
+            concerned.append(hosts.name.in_(there.where(met)))
+        changed = update(schema.hosts).where(or_(*concerned)).values(changed=self.revision())
+        names = self.scalars(changed.returning(hosts.name))
         return dict.fromkeys(names, self.revision())
 
     def add(self, table: Table, values: Mapping[str, Any]) -> str:
         """Store a new thing and return its id."""
-        key, now = str(uuid.uuid4()), moment()
-        self.connection.execute(
-            insert(table).values({"id": key, "created_at": now, "updated_at": now} | dict(values))
-        )
-        return str(values.get("id", key))
+        now = moment()
+        row = {"id": str(uuid.uuid4()), "created_at": now, "updated_at": now} | dict(values)
+        self.execute(insert(table).values(row))
+        return str(row["id"])
 
     def set(self, table: Table, key: str, values: Mapping[str, Any]) -> None:
         """Change columns of a thing; its revision number rises."""
-        self.connection.execute(
-            update(table)
-            .where(table.c.id == key)
-            .values(
-                dict(values)
-                | {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
-            )
-        )
+        risen = {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
+        self.execute(update(table).where(table.c.id == key).values(dict(values) | risen))

@@ -24,7 +24,7 @@ from deploy.standalone.network.description import describe
 from deploy.standalone.network.fabric import Change, Fabric, moment
 from deploy.standalone.network.faults import fault
 from deploy.standalone.network.host_keys import HEADER, wiring_key
-from deploy.standalone.resource import Body
+from deploy.standalone.resource import Body, Handler
 from deploy.standalone.schemas import TRUTH
 from deploy.standalone.web import answer, read_json
 
@@ -45,43 +45,40 @@ REPORT = Attributes(
 )
 
 
-class HostApi:
+class HostApi(Handler[Fabric]):
     """GET /v2.0/kilonova/hosts/{name}/description and PUT /v2.0/kilonova/hosts/{name}."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
 
     def on_get_description(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         self._require_key(req, name)
         seen = req.get_param_as_int("seen", default=-1)
         wait = req.get_param_as_int("wait", default=0, min_value=0)
         self._register(name)
-        self._fabric.hosts.await_other_revision(name, seen, min(wait, MAX_WAIT_SECONDS))
-        self._fabric.hosts.note_contact(name)
-        with self._fabric.database.read() as connection:
+        self._service.hosts.await_other_revision(name, seen, min(wait, MAX_WAIT_SECONDS))
+        self._service.hosts.note_contact(name)
+        with self._service.database.read() as connection:
             host = connection.execute(_host(name)).first()
             if host is None:
                 raise fault("HostNotFound", id=name)
             if host.changed == seen:
                 resp.status = falcon.HTTP_304
                 return
-            answer(resp, describe(connection, host, self._fabric.settings.dns))
+            answer(resp, describe(connection, host, self._service.settings.dns))
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         self._require_key(req, name)
         report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
         self._register(name)
-        with self._fabric.change() as change:
+        with self._service.change() as change:
             host = change.execute(_host(name)).one()
             _store_report(change, host, report)
             _bind_late(change, name)
             _update_ports(change, name, report["revision"], report.get("failed", {}))
-        self._fabric.hosts.acknowledge(name, report["revision"])
+        self._service.hosts.acknowledge(name, report["revision"])
         resp.status = falcon.HTTP_204
 
     def _require_key(self, req: falcon.Request, name: str) -> None:
         """Raises 401 unless the caller has this host's key."""
-        secret, given = self._fabric.settings.host_secret, req.get_header(HEADER) or ""
+        secret, given = self._service.settings.host_secret, req.get_header(HEADER) or ""
         if not secret or not hmac.compare_digest(
             wiring_key(host_key(secret, name)).encode(), given.encode()
         ):
@@ -92,17 +89,17 @@ class HostApi:
     def _register(self, name: str) -> None:
         """Note that this host is alive; a new one gets its row first, so that ports can be bound to
         it."""
-        if self._fabric.hosts.silence(name) is None:
+        if self._service.hosts.silence(name) is None:
             if len(name) > 255:
                 raise fault("HTTPBadRequest", why="The name of a host has at most 255 characters")
-            with self._fabric.change() as change:
+            with self._service.change() as change:
                 change.execute(
                     insert(HOSTS)
                     .values(name=name, changed=0, created_at=moment())
                     .on_conflict_do_nothing()
                 )
                 change.touch(hosts=[name])
-        self._fabric.hosts.note_contact(name)
+        self._service.hosts.note_contact(name)
 
 
 def _host(name: str) -> DbSelect:
@@ -117,9 +114,7 @@ def _store_report(change: Change, host: DbRow, report: Body) -> None:
         if name in report and report[name] != getattr(host, name)
     }
     if changed:
-        here = (
-            select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
-        )
+        here = select(schema.PLACES.c.network_id).filter_by(host=host.name).distinct()
         outside = select(schema.networks.c.id).where(schema.networks.c.external)
         change.touch(networks=change.scalars(here), hosts=[host.name])
         if host.external_gateway or changed.get("external_gateway"):
@@ -133,42 +128,21 @@ def _store_report(change: Change, host: DbRow, report: Body) -> None:
 
 def _bind_late(change: Change, name: str) -> None:
     """Ports that were bound while the host was silent are bound now."""
-    late = change.rows(
-        select(PORTS.c.id, PORTS.c.network_id).where(
-            PORTS.c.host == name, PORTS.c.vif_type == "binding_failed"
-        )
-    )
-    if late:
-        change.execute(
-            update(PORTS)
-            .where(PORTS.c.id.in_([port.id for port in late]))
-            .values(vif_type="bridge", bound_at=change.revision())
-        )
-        change.touch(networks=[port.network_id for port in late], hosts=[name])
+    late = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
+    if networks := change.scalars(late):
+        bound = update(PORTS).filter_by(host=name, vif_type="binding_failed")
+        change.execute(bound.values(vif_type="bridge", bound_at=change.revision()))
+        change.touch(networks=networks, hosts=[name])
 
 
 def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
     """The ports that this revision holds are wired, but for those that failed."""
-    here = [PORTS.c.host == name, PORTS.c.vif_type == "bridge"]
-    shown = (PORTS.c.id, PORTS.c.device_id, PORTS.c.device_owner)
-    wired = change.rows(
-        update(PORTS)
-        .where(
-            *here,
-            PORTS.c.status == "DOWN",
-            PORTS.c.admin_state_up,
-            PORTS.c.bound_at <= revision,
-            PORTS.c.id.not_in(failed),
-        )
-        .values(status="ACTIVE")
-        .returning(*shown)
-    )
-    lost = change.rows(
-        update(PORTS)
-        .where(*here, PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
-        .values(status="DOWN")
-        .returning(*shown)
-    )
+    here = update(PORTS).filter_by(host=name, vif_type="bridge").returning(PORTS)
+    down = here.where(PORTS.c.status == "DOWN", PORTS.c.admin_state_up)
+    good = down.where(PORTS.c.bound_at <= revision, PORTS.c.id.not_in(failed))
+    wired = change.rows(good.values(status="ACTIVE"))
+    bad = here.where(PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
+    lost = change.rows(bad.values(status="DOWN"))
     change.execute(
         update(INACTIVE)
         .where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision)

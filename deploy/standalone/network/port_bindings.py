@@ -23,8 +23,9 @@ from deploy.standalone.network.bindings import bind, shown_binding, withdraw
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.resource import NOT_FILTERS, NetworkResource, fields
-from deploy.standalone.resource import Body
+from deploy.standalone.network.ports import PortsApi
+from deploy.standalone.network.resource import NOT_FILTERS, fields, unknown_filter
+from deploy.standalone.resource import Body, Handler
 from deploy.standalone.schemas import one_of, text
 from deploy.standalone.web import answer, read_object
 
@@ -41,63 +42,45 @@ BINDING = Attributes(
 )
 
 
-class PortBindings:
+class PortBindings(Handler[Fabric]):
     """GET and POST .../bindings; GET, PUT and DELETE .../bindings/{host}; PUT
     .../bindings/{host}/activate."""
 
-    def __init__(self, fabric: Fabric, ports: NetworkResource) -> None:
-        self._fabric, self._ports = fabric, ports
-
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         """All of them, the active one first."""
-        unknown = sorted(req.params.keys() - {*FILTERS, *NOT_FILTERS})
-        if unknown:
-            raise fault(
-                "HTTPBadRequest", why=f"['{unknown[0][:64]}'] is invalid attribute for filtering"
-            )
-        with self._fabric.database.read() as connection:
-            found = _all(connection, self._port(connection, req, key, "get"))
-        met = [
-            one
-            for one in found
-            if all(
-                one[name] in values_of(req.params, name) for name in FILTERS if name in req.params
-            )
-        ]
-        answer(resp, {"bindings": [fields(req, one) for one in met]})
+        if unknown := sorted(req.params.keys() - {*FILTERS, *NOT_FILTERS}):
+            raise unknown_filter(unknown[0])
+        with self._service.database.read() as connection:
+            found = _all(connection, _port(connection, req, key, "get"))
+        for name in req.params.keys() & set(FILTERS):
+            found = [one for one in found if one[name] in values_of(req.params, name)]
+        answer(resp, {"bindings": [fields(req, one) for one in found]})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         """One more, inactive; the answer waits, as a port's does, until the host has wired it."""
         body = _body(req, new=True)
-        with self._fabric.change() as change:
-            port = self._port(change.connection, req, key, "create")
+        with self._service.change() as change:
+            port = _port(change.connection, req, key, "create")
             host = body["host"]
             if any(one["host"] == host for one in _all(change.connection, port)):
                 raise fault("PortBindingAlreadyExists", id=port.id, host=host)
             bound = bind(change, host, port.admin_state_up)
             if bound["vif_type"] != "bridge":
                 raise fault("PortBindingError", id=port.id, host=host)
-            change.execute(
-                insert(INACTIVE).values(
-                    port_id=port.id,
-                    host=host,
-                    bound_at=bound["bound_at"],
-                    vif_type=bound["vif_type"],
-                    vnic_type=body["vnic_type"],
-                    profile=body["profile"],
-                    is_wired=bound["status"] == "ACTIVE",
-                )
-            )
-            change.execute(insert(schema.arrivals).values(port_id=port.id, host=host))
+            place = {"port_id": port.id, "host": host}
+            own = {name: (body | bound)[name] for name in OF_BINDING if name != "host"}
+            is_wired = bound["status"] == "ACTIVE"
+            change.execute(insert(INACTIVE).values(place | own | {"is_wired": is_wired}))
+            change.execute(insert(schema.arrivals).values(place))
             change.touch(networks=[port.network_id], hosts=[host])
-        self._fabric.settle(change)
+        self._service.settle(change)
         self.on_get_one(req, resp, key, host)
         resp.status = falcon.HTTP_201
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
         """One of them."""
-        with self._fabric.database.read() as connection:
-            found = _one(connection, self._port(connection, req, key, "get"), host)
+        with self._service.database.read() as connection:
+            found = _one(connection, _port(connection, req, key, "get"), host)
         answer(resp, {"binding": fields(req, found)})
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
@@ -142,19 +125,19 @@ class PortBindings:
     def _turn(
         self, req: falcon.Request, key: str, host: str, turn: Callable[[Change, DbRow, Body], None]
     ) -> None:
-        with self._fabric.change() as change:
-            port = self._port(change.connection, req, key, "update")
+        with self._service.change() as change:
+            port = _port(change.connection, req, key, "update")
             turn(change, port, _one(change.connection, port, host))
 
-    def _port(self, connection: Connection, req: falcon.Request, key: str, verb: str) -> DbRow:
-        caller: NetworkCaller = req.context.caller
-        caller.require_admin(f"(rule:{verb}_port_binding)")
-        port = self._ports.find(connection, caller, key)
-        if not port.device_owner.startswith("compute:"):
-            raise fault(
-                "BadRequest", what="port", why=f"port {port.id} is no server's (compute:...)"
-            )
-        return port
+
+def _port(connection: Connection, req: falcon.Request, key: str, verb: str) -> DbRow:
+    caller: NetworkCaller = req.context.caller
+    caller.require_admin(f"(rule:{verb}_port_binding)")
+    port = PortsApi().find(connection, caller, key)
+    if not port.device_owner.startswith("compute:"):
+        why = f"port {port.id} is no server's (compute:...)"
+        raise fault("BadRequest", what="port", why=why)
+    return port
 
 
 def _body(req: falcon.Request, *, new: bool) -> Body:
@@ -182,14 +165,8 @@ def _one(connection: Connection, port: DbRow, host: str) -> Body:
 
 def _shown(row: DbValues, network_id: str, status: str) -> Body:
     details = shown_binding({"vif_type": row["vif_type"], "network_id": network_id})
-    return {
-        "host": row["host"],
-        "vif_type": row["vif_type"],
-        "vif_details": details["binding:vif_details"],
-        "vnic_type": row["vnic_type"],
-        "profile": row["profile"],
-        "status": status,
-    }
+    shown = {name: row[name] for name in ("host", "vif_type", "vnic_type", "profile")}
+    return shown | {"vif_details": details["binding:vif_details"], "status": status}
 
 
 def _activate(change: Change, port: DbRow, host: str) -> None:
@@ -200,10 +177,6 @@ def _activate(change: Change, port: DbRow, host: str) -> None:
         change.execute(
             insert(INACTIVE).values(port_id=port.id, is_wired=port.status == "ACTIVE", **before)
         )
-    is_active = row.is_wired and port.admin_state_up
-    change.set(
-        schema.ports,
-        port.id,
-        {name: row._mapping[name] for name in OF_BINDING}
-        | {"status": "ACTIVE" if is_active else "DOWN"},
-    )
+    own = {name: row._mapping[name] for name in OF_BINDING}
+    status = "ACTIVE" if row.is_wired and port.admin_state_up else "DOWN"
+    change.set(schema.ports, port.id, own | {"status": status})

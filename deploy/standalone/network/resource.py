@@ -18,8 +18,8 @@ from deploy.standalone.listing import Query, contains, number_of, paged, value_o
 from deploy.standalone.network.attributes import TAGS, Attribute, Attributes
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Fabric
-from deploy.standalone.network.faults import fault
-from deploy.standalone.resource import Body, Item, Resource
+from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.resource import Body, Handler, Item, Resource
 from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer, read_json
 
@@ -136,9 +136,7 @@ class NetworkResource(Resource):
                 rule = or_(*tagged) if name.endswith("-any") else and_(*tagged)
                 rules.append(not_(rule) if name.startswith("not-") else rule)
             elif (column := self._column(name, caller)) is None:
-                raise fault(
-                    "HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering"
-                )
+                raise unknown_filter(name)
             else:
                 rules.append(_equals(name, column, values))
         return rules
@@ -151,10 +149,8 @@ class NetworkResource(Resource):
         for name, way in zip(names, ways or ["asc"] * len(names), strict=True):
             column = self._column(name, caller)
             if column is None or way not in ("asc", "desc"):
-                raise fault(
-                    "HTTPBadRequest",
-                    why=f"['{name[:64]}'] is invalid attribute for sorting, asc or desc",
-                )
+                why = f"['{name[:64]}'] is invalid attribute for sorting, asc or desc"
+                raise fault("HTTPBadRequest", why=why)
             keys.setdefault(column.name, way == "asc")
         return keys | {"id": keys.get("id", True)}
 
@@ -166,11 +162,12 @@ class NetworkItem(Item):
         self._update(req, resp, key)
 
 
-class Tags:
+class Tags(Handler[Fabric]):
     """GET, PUT and DELETE /v2.0/{plural}/{key}/tags; GET, PUT and DELETE .../tags/{tag}."""
 
     def __init__(self, fabric: Fabric, resource: NetworkResource) -> None:
-        self._fabric, self._resource = fabric, resource
+        super().__init__(fabric)
+        self._resource = resource
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         answer(resp, {"tags": self._tags(req, key)})
@@ -202,12 +199,12 @@ class Tags:
         resp.status = falcon.HTTP_204
 
     def _tags(self, req: falcon.Request, key: str) -> list[str]:
-        with self._fabric.database.read() as connection:
+        with self._service.database.read() as connection:
             return list(self._resource.find(connection, req.context.caller, key).tags)
 
     def _set(self, req: falcon.Request, key: str, turn: Callable[[list[str]], list[str]]) -> None:
         caller: NetworkCaller = req.context.caller
-        with self._fabric.change() as change:
+        with self._service.change() as change:
             row = self._resource.find(change.connection, caller, key)
             caller.require_owner(row.project_id, f"(rule:update_{self._resource.name}_tags)")
             tags = TAG_BODY.checked({"tags": turn(row.tags)}, "tags", caller, new=False)
@@ -236,14 +233,18 @@ def fields(req: falcon.Request, body: Body) -> Body:
     return {name: value for name, value in body.items() if name in wanted} if wanted else body
 
 
+def unknown_filter(name: str) -> NeutronFault:
+    """The refusal of a filter that nobody knows."""
+    return fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering")
+
+
 def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
     wanted: list[Any] = list(values)
     if isinstance(column.type, Boolean):
         wanted = [TRUTHS.get(value.lower()) for value in values]
         if None in wanted:
-            raise fault(
-                "HTTPBadRequest", why=f"Invalid input for {name}. Reason: it must be true or false."
-            )
+            why = f"Invalid input for {name}. Reason: it must be true or false."
+            raise fault("HTTPBadRequest", why=why)
     elif isinstance(column.type, Integer):
         wanted = [number_of(name, value) for value in values]
     known: ColumnElement[bool] = column.in_(wanted)

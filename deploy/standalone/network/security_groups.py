@@ -8,9 +8,10 @@ never changes; no two of a group are equal.
 import ipaddress
 from typing import Any
 
-from sqlalchemy import JSON, func, select, type_coerce
+from sqlalchemy import func, select
 
 from deploy.standalone.database import DbRow, DbSelect, DbValues
+from deploy.standalone.listing import gathered
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import (
     ID,
@@ -26,7 +27,7 @@ from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
 from deploy.standalone.network.host.description import PROTOCOLS, WITH_PORTS
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import NetworkResource, standard
+from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTH, nullable, one_of, text
 
@@ -47,20 +48,13 @@ SAME = (
 class SecurityGroupsApi(NetworkResource):
     """Security groups."""
 
-    name, plural, table, missing = (
-        "security_group",
-        "security-groups",
-        GROUPS,
-        "SecurityGroupNotFound",
-    )
+    name, plural, table = "security_group", "security-groups", GROUPS
+    missing = "SecurityGroupNotFound"
+    constant = {"shared": False}
     attributes = Attributes({**STANDARD, "stateful": Attribute(TRUTH, True)})
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
-        if not caller.project_id:
-            return
-        with fabric.database.read() as connection:
-            known = connection.execute(_default(caller.project_id)).first()
-        if known is None:
+        if caller.project_id and fabric.database.first(_default(caller.project_id)) is None:
             with fabric.change() as change:
                 default_group(change, caller.project_id)
 
@@ -68,17 +62,13 @@ class SecurityGroupsApi(NetworkResource):
         each: list[Any] = []
         for column in RULES.c:
             each += [column.name, func.json(column) if column.name == "tags" else column]
-        rules = select(func.json_group_array(func.json_object(*each))).where(
-            RULES.c.security_group_id == GROUPS.c.id
-        )
-        return select(GROUPS, type_coerce(rules.scalar_subquery(), JSON).label("rules"))
+        rules = gathered(func.json_object(*each), RULES.c.security_group_id == GROUPS.c.id)
+        return select(GROUPS, rules.label("rules"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         rules = sorted(row["rules"], key=lambda rule: (rule["created_at"], rule["id"]))
-        return super().view(row, caller) | {
-            "shared": False,
-            "security_group_rules": list(map(show_rule, rules)),
-        }
+        shown = [SecurityGroupRulesApi().view(rule, caller) for rule in rules]
+        return super().view(row, caller) | {"security_group_rules": shown}
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         if body["name"] == "default":
@@ -109,12 +99,8 @@ class SecurityGroupsApi(NetworkResource):
 
 def default_group(change: Change, project_id: str) -> str:
     """The id of the project's default group."""
-    found = change.scalar(_default(project_id))
-    return found or _add(
-        change,
-        {"project_id": project_id, "name": "default", "description": "Default security group"},
-        open_inside=True,
-    )
+    own = {"project_id": project_id, "name": "default", "description": "Default security group"}
+    return change.scalar(_default(project_id)) or _add(change, own, open_inside=True)
 
 
 def require_groups(
@@ -153,15 +139,12 @@ def protocol(value: str | int | None) -> str | None:
     name = str(value).lower()
     if value is None or name in ("any", "0"):
         return None
-    if name not in PROTOCOLS and not (
-        name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255
-    ):
-        raise fault(
-            "HTTPBadRequest",
-            why=f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of"
-            f" {', '.join(PROTOCOLS)}",
-        )
-    return name
+    is_number = name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255
+    if name in PROTOCOLS or is_number:
+        return name
+    known = ", ".join(PROTOCOLS)
+    why = f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of {known}"
+    raise fault("HTTPBadRequest", why=why)
 
 
 class SecurityGroupRulesApi(NetworkResource):
@@ -169,6 +152,7 @@ class SecurityGroupRulesApi(NetworkResource):
 
     name, plural, table = "security_group_rule", "security-group-rules", RULES
     missing = "SecurityGroupRuleNotFound"
+    constant = {"remote_address_group_id": None, "belongs_to_default_sg": False}
     attributes = Attributes(
         {
             "project_id": STANDARD["project_id"],
@@ -185,7 +169,9 @@ class SecurityGroupRulesApi(NetworkResource):
     )
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
-        return show_rule(row)
+        prefix = row["remote_ip_prefix"]
+        whole = str(ipaddress.ip_network(prefix, strict=False)) if prefix else None
+        return super().view(row, caller) | {"normalized_cidr": whole}
 
     def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
         found = super().checked(caller, body, new=new)
@@ -210,10 +196,8 @@ class SecurityGroupRulesApi(NetworkResource):
         return change.add(RULES, body)
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
-        raise fault(
-            "HTTPBadRequest",
-            why="A security group rule cannot be changed: delete it and make another",
-        )
+        why = "A security group rule cannot be changed: delete it and make another"
+        raise fault("HTTPBadRequest", why=why)
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         change.touch(groups=[row.security_group_id])
@@ -230,20 +214,6 @@ class SecurityGroupRulesApi(NetworkResource):
         return row
 
 
-def show_rule(row: DbValues) -> Body:
-    """A rule as the API shows it."""
-    prefix = row["remote_ip_prefix"]
-    return (
-        standard(row)
-        | {name: row[name] for name in ("security_group_id", *SAME)}
-        | {
-            "normalized_cidr": str(ipaddress.ip_network(prefix, strict=False)) if prefix else None,
-            "remote_address_group_id": None,
-            "belongs_to_default_sg": False,
-        }
-    )
-
-
 def number_of(name: str | None) -> int | None:
     """The number of a protocol; None for any."""
     return None if name is None else PROTOCOLS[name] if name in PROTOCOLS else int(name)
@@ -257,17 +227,11 @@ def _check(body: Body) -> None:
     if body["remote_ip_prefix"]:
         version = ipaddress.ip_interface(body["remote_ip_prefix"]).version
         if body["ethertype"] != f"IPv{version}":
-            raise fault(
-                "SecurityGroupRuleParameterConflict",
-                ethertype=body["ethertype"],
-                cidr=body["remote_ip_prefix"],
-            )
+            words = {"ethertype": body["ethertype"], "cidr": body["remote_ip_prefix"]}
+            raise fault("SecurityGroupRuleParameterConflict", **words)
     if kind in ONLY_IPV6 and body["ethertype"] == "IPv4":
-        raise fault(
-            "SecurityGroupEthertypeConflictWithProtocol",
-            ethertype="IPv4",
-            protocol=body["protocol"],
-        )
+        words = {"ethertype": "IPv4", "protocol": body["protocol"]}
+        raise fault("SecurityGroupEthertypeConflictWithProtocol", **words)
     if kind in (1, 58):
         _check_icmp(low, high)
     elif low is None and high is None:
