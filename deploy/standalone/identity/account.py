@@ -25,6 +25,7 @@ from deploy.standalone.identity.schema import roles, users
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Named, Token
 from deploy.standalone.json_types import Body
+from deploy.standalone.resource import Handler
 from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, mapping, nullable, text
 from deploy.standalone.web import answer, read_object
 
@@ -56,13 +57,10 @@ CREDENTIAL = BodySchema(
 )
 
 
-class Password:
+class Password(Handler[IdentityService]):
     """POST /v3/users/{user}/password: the old password is proof enough, no token is needed."""
 
     open_methods = ("POST",)
-
-    def __init__(self, service: IdentityService) -> None:
-        self._service = service
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         body = PASSWORDS.checked(read_object(req, "user"), "user")
@@ -78,11 +76,8 @@ class Password:
         resp.status = falcon.HTTP_204
 
 
-class ApplicationCredentials:
+class ApplicationCredentials(Handler[IdentityService]):
     """GET and POST /v3/users/{user}/application_credentials; GET and DELETE one of them."""
-
-    def __init__(self, service: IdentityService) -> None:
-        self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         _require_self_or_admin(req, key)
@@ -119,13 +114,9 @@ class ApplicationCredentials:
         try:
             with self._service.database.write() as connection:
                 connection.execute(insert(table).values(values))
-                connection.execute(
-                    insert(delegated),
-                    [
-                        {"application_credential_id": values["id"], "role_id": role["id"]}
-                        for role in lent
-                    ],
-                )
+                key_of = {"application_credential_id": values["id"]}
+                rows = [key_of | {"role_id": role["id"]} for role in lent]
+                connection.execute(insert(delegated), rows)
                 shown = _view(connection, req, _row(connection, key, values["id"]))
         except IntegrityError as error:
             raise falcon.HTTPConflict(
@@ -139,14 +130,8 @@ class ApplicationCredentials:
     ) -> None:
         _require_self_or_admin(req, key)
         with self._service.database.read() as connection:
-            answer(
-                resp,
-                {
-                    "application_credential": _view(
-                        connection, req, _row(connection, key, credential)
-                    )
-                },
-            )
+            shown = _view(connection, req, _row(connection, key, credential))
+        answer(resp, {"application_credential": shown})
 
     def on_delete_one(
         self, req: falcon.Request, resp: falcon.Response, key: str, credential: str
@@ -154,9 +139,8 @@ class ApplicationCredentials:
         _require_self_or_admin(req, key)
         _require_unrestricted(req.context.caller)
         with self._service.database.write() as connection:
-            connection.execute(
-                delete(table).where(table.c.id == _row(connection, key, credential).id)
-            )
+            found = _row(connection, key, credential)
+            connection.execute(delete(table).where(table.c.id == found.id))
         resp.status = falcon.HTTP_204
 
 
@@ -179,27 +163,23 @@ def _delegated_roles(caller: Token, requested: list[Any] | None) -> list[Named]:
         return caller.roles
     found = {}
     for role in requested:
-        mine = [
-            held
-            for held in caller.roles
-            if held["id"] == role.get("id") or held["name"] == role.get("name")
-        ]
-        if not mine:
+        for held in caller.roles:
+            if held["id"] == role.get("id") or held["name"] == role.get("name"):
+                found[held["id"]] = held
+                break
+        else:
             raise falcon.HTTPBadRequest(
                 description="'application_credential.roles' names a role that you lack."
             )
-        found[mine[0]["id"]] = mine[0]
     return list(found.values())
 
 
 def _moment(text: str | None) -> str | None:
     try:
-        moment = datetime.fromisoformat(text) if text else None
-        return (
-            tokens.text_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-            if moment
-            else None
-        )
+        if not text:
+            return None
+        moment = datetime.fromisoformat(text)
+        return tokens.text_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
     except (ValueError, OverflowError) as error:
         raise falcon.HTTPBadRequest(
             description="'application_credential.expires_at' must be a time in ISO 8601."
@@ -207,9 +187,7 @@ def _moment(text: str | None) -> str | None:
 
 
 def _row(connection: Connection, user: str, key: str) -> DbRow:
-    row = connection.execute(
-        select(table).where(table.c.id == key, table.c.user_id == user)
-    ).first()
+    row = connection.execute(select(table).filter_by(id=key, user_id=user)).first()
     if row is None:
         raise falcon.HTTPNotFound(description=f"Could not find application credential: {key[:64]}.")
     return row

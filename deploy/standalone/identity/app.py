@@ -2,11 +2,12 @@
 """The routes of the identity service, all in one list."""
 
 from deploy.standalone.identity.account import ApplicationCredentials, Password
-from deploy.standalone.identity.assignments import HELD, SYSTEM, Assignments, RoleAssignments
+from deploy.standalone.identity.assignments import Assignments, RoleAssignments
 from deploy.standalone.identity.auth import OwnScopes, Tokens
 from deploy.standalone.identity.catalogue import IdentityVersions
-from deploy.standalone.identity.limits import LimitItem, LimitModel, ProjectLimits, RegisteredLimits
+from deploy.standalone.identity.limits import LimitModel, ProjectLimits, RegisteredLimits
 from deploy.standalone.identity.resources import RESOURCES, IdentityItem
+from deploy.standalone.identity.schema import HELD, SYSTEM
 from deploy.standalone.identity.service import IdentityService, TokenAuthentication
 from deploy.standalone.resource import Collection
 from deploy.standalone.web import App, application
@@ -32,7 +33,7 @@ def build(service: IdentityService) -> App:
     app.add_route("/v3/users/{key}/application_credentials", credentials)
     app.add_route("/v3/users/{key}/application_credentials/{credential}", credentials, suffix="one")
     app.add_route("/v3/role_assignments", RoleAssignments(service))
-    for targets in (*HELD, SYSTEM):
+    for targets in HELD:
         path = f"/v3/{targets}" if targets == SYSTEM else f"/v3/{targets}/{{key}}"
         assignments = Assignments(service, targets)
         app.add_route(f"{path}/users/{{user}}/roles", assignments, suffix="all")
@@ -40,7 +41,7 @@ def build(service: IdentityService) -> App:
     app.add_route("/v3/limits/model", LimitModel())
     for limits in (RegisteredLimits(), ProjectLimits()):
         app.add_route(f"/v3/{limits.plural}", Collection(service, limits))
-        app.add_route(f"/v3/{limits.plural}/{{key}}", LimitItem(service, limits))
+        app.add_route(f"/v3/{limits.plural}/{{key}}", IdentityItem(service, limits))
     for plural, resource in RESOURCES.items():
         app.add_route(f"/v3/{plural}", Collection(service, resource))
         app.add_route(f"/v3/{plural}/{{key}}", IdentityItem(service, resource))

@@ -3,6 +3,7 @@
 /v3/system/users/{user}/roles/{role} and /v3/role_assignments.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import falcon
@@ -12,26 +13,32 @@ from sqlalchemy.dialects.sqlite import insert
 from deploy.standalone.database import DbSelect
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.resources import RESOURCES, list_links, listing, require_rows
+from deploy.standalone.identity.schema import HELD, SYSTEM
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import implied
 from deploy.standalone.json_types import Body
-from deploy.standalone.resource import Transaction
+from deploy.standalone.resource import Handler, Transaction
 from deploy.standalone.web import answer
 
-HELD = {"projects": schema.project_roles, "domains": schema.domain_roles}
-SYSTEM = "system"
+#: parameter -> the columns that an assignment must have; "" is what the parameter says. There are
+#: no groups, hence nothing is theirs.
+FILTERS: Mapping[str, Mapping[str, str]] = {
+    "user.id": {"user_id": ""},
+    "role.id": {"role_id": ""},
+    "scope.project.id": {"targets": "projects", "target_id": ""},
+    "scope.domain.id": {"targets": "domains", "target_id": ""},
+    "scope.system": {"targets": SYSTEM},
+    "group.id": {"targets": "groups"},
+}
 
 
-class Assignments:
+class Assignments(Handler[IdentityService]):
     """The roles of users in one kind of target: "projects", "domains", or the "system", which needs
     no key."""
 
     def __init__(self, service: IdentityService, targets: str) -> None:
-        self._service, self._targets, self._table = (
-            service,
-            targets,
-            {**HELD, SYSTEM: schema.system_roles}[targets],
-        )
+        super().__init__(service)
+        self._targets, self._table = targets, HELD[targets]
 
     def on_put(
         self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
@@ -61,15 +68,11 @@ class Assignments:
     ) -> None:
         require(req.context.caller.is_admin)
         query = select(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
-        with self._service.database.read() as connection:
-            if connection.execute(query).first() is None:
-                raise falcon.HTTPNotFound(description="Could not find role assignment.")
+        if self._service.database.first(query) is None:
+            raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
 
-    def on_get(
-        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
-    ) -> None:
-        self.on_head(req, resp, user, role, key)
+    on_get = on_head
 
     def on_get_all(
         self, req: falcon.Request, resp: falcon.Response, user: str, key: str = ""
@@ -84,49 +87,30 @@ class Assignments:
         answer(resp, listing(req, RESOURCES["roles"], rows))
 
     def _columns(self, key: str, **columns: str) -> dict[str, str]:
-        return {
-            f"{plural[:-1]}_id": value for plural, value in self._target_keys(key).items()
-        } | columns
+        return schema.target_columns(self._targets, key) | columns
 
     def _target_keys(self, key: str) -> dict[str, str]:
         return {} if self._targets == SYSTEM else {self._targets: key}
 
 
-class RoleAssignments:
+class RoleAssignments(Handler[IdentityService]):
     """GET /v3/role_assignments with user.id, role.id, scope.project.id, scope.domain.id,
     scope.system, effective, include_names.
     """
 
-    def __init__(self, service: IdentityService) -> None:
-        self._service = service
-
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         require(req.context.caller.is_admin)
         with self._service.database.read() as connection:
-            rows = [
-                dict(row._mapping)
-                for row in connection.execute(
-                    union_all(_held("projects"), _held("domains"), _of_system())
-                )
-            ]
+            held = connection.execute(union_all(_held("projects"), _held("domains"), _of_system()))
+            rows = [dict(row._mapping) for row in held]
             roles = {row.name: row.id for row in connection.execute(select(schema.roles))}
         if _flag(req, "effective"):
             rows = _effective(rows, roles)
-        for parameter, column in (("user.id", "user_id"), ("role.id", "role_id")):
-            if (wanted := req.get_param(parameter)) is not None:
-                rows = [row for row in rows if row[column] == wanted]
-        for parameter, targets in (
-            ("scope.project.id", "projects"),
-            ("scope.domain.id", "domains"),
-        ):
-            if (wanted := req.get_param(parameter)) is not None:
-                rows = [
-                    row for row in rows if (row["targets"], row["target_id"]) == (targets, wanted)
-                ]
-        if req.has_param("scope.system"):
-            rows = [row for row in rows if row["targets"] == SYSTEM]
-        if req.has_param("group.id"):
-            rows = []  # There are no groups, hence no such assignment.
+        for parameter, columns in FILTERS.items():
+            wanted = req.get_param(parameter)
+            if wanted is not None:
+                given = [value or wanted for value in columns.values()]
+                rows = [row for row in rows if [row[name] for name in columns] == given]
         names = _flag(req, "include_names")
         answer(
             resp, {"role_assignments": [_view(req, row, names) for row in rows]} | list_links(req)
@@ -191,17 +175,14 @@ def _view(req: falcon.Request, row: Body, names: bool) -> Body:
         domain = {"domain": {"id": row[f"{home}_id"], "name": row[f"{home}_name"]}} if home else {}
         return {"id": row[key], "name": row[name]} | domain
 
-    targets = row["targets"]
-    path = f"{targets}/{row['target_id']}/users/{row['user_id']}/roles/{row['role_id']}".replace(
-        "//", "/"
-    )
-    scope: Body = (
-        {"system": {"all": True}}
-        if targets == SYSTEM
-        else {
-            targets[:-1]: shown("target_id", "target_name", "home" if targets == "projects" else "")
-        }
-    )
+    path = f"users/{row['user_id']}/roles/{row['role_id']}"
+    scope: Body = {"system": {"all": True}}
+    if (targets := row["targets"]) == SYSTEM:
+        path = f"{SYSTEM}/{path}"
+    else:
+        path = f"{targets}/{row['target_id']}/{path}"
+        home = "home" if targets == "projects" else ""
+        scope = {targets[:-1]: shown("target_id", "target_name", home)}
     return {
         "role": shown("role_id", "role_name"),
         "user": shown("user_id", "user_name", "user_home"),

@@ -2,7 +2,7 @@
 """/v3/auth: tokens (issue, validate, revoke), and what the caller's token opens."""
 
 import falcon
-from sqlalchemy import Table, select
+from sqlalchemy import select
 
 from deploy.standalone.identity import schema, tokens
 from deploy.standalone.identity.authenticate import grant_of, unauthorized
@@ -11,16 +11,14 @@ from deploy.standalone.identity.resources import RESOURCES, listing
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Token
 from deploy.standalone.json_types import Body
+from deploy.standalone.resource import Handler
 from deploy.standalone.web import answer, read_object
 
 
-class Tokens:
+class Tokens(Handler[IdentityService]):
     """POST, GET, HEAD and DELETE /v3/auth/tokens."""
 
     open_methods = ("POST",)
-
-    def __init__(self, service: IdentityService) -> None:
-        self._service = service
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         now = self._service.clock()
@@ -40,8 +38,7 @@ class Tokens:
         resp.set_header("X-Subject-Token", secret)
         self._show(req, resp, subject)
 
-    def on_head(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self.on_get(req, resp)
+    on_head = on_get
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response) -> None:
         secret, _ = self._subject(req)
@@ -70,12 +67,9 @@ class Tokens:
         answer(resp, tokens.view(token, catalogue))
 
 
-class OwnScopes:
+class OwnScopes(Handler[IdentityService]):
     """GET /v3/auth/catalog, /v3/auth/projects, /v3/auth/domains, /v3/auth/system and
     /v3/users/{id}/projects."""
-
-    def __init__(self, service: IdentityService) -> None:
-        self._service = service
 
     def on_get_catalog(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: Token = req.context.caller
@@ -84,38 +78,26 @@ class OwnScopes:
         answer(resp, {"catalog": entries, "links": {"self": f"{req.prefix}/v3/auth/catalog"}})
 
     def on_get_projects(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._answer_scopes(req, resp, req.context.caller.user_id, "projects", schema.project_roles)
+        self._answer_scopes(req, resp, req.context.caller.user_id, "projects")
 
     def on_get_domains(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._answer_scopes(req, resp, req.context.caller.user_id, "domains", schema.domain_roles)
+        self._answer_scopes(req, resp, req.context.caller.user_id, "domains")
 
     def on_get_system(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: Token = req.context.caller
         with self._service.database.read() as connection:
-            held = tokens.system_roles_of(connection, caller.user_id)
-        answer(
-            resp,
-            {
-                "system": [{"all": True}] if held else [],
-                "links": {"self": f"{req.prefix}/v3/auth/system"},
-            },
-        )
+            held = tokens.roles_of(connection, caller.user_id, schema.SYSTEM)
+        links = {"self": f"{req.prefix}/v3/auth/system"}
+        answer(resp, {"system": [{"all": True}] if held else [], "links": links})
 
     def on_get_user_projects(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         require(req.context.caller.is_admin or req.context.caller.user_id == key)
-        self._answer_scopes(req, resp, key, "projects", schema.project_roles)
+        self._answer_scopes(req, resp, key, "projects")
 
     def _answer_scopes(
-        self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str, held: Table
+        self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str
     ) -> None:
-        resource, target = (
-            RESOURCES[plural],
-            held.c.project_id if plural == "projects" else held.c.domain_id,
-        )
-        table = resource.table
-        query = select(table).where(
-            table.c.enabled, table.c.id.in_(select(target).where(held.c.user_id == user_id))
-        )
-        with self._service.database.read() as connection:
-            rows = connection.execute(query.order_by(table.c.name)).all()
-        answer(resp, listing(req, resource, rows))
+        held, table = schema.HELD[plural], RESOURCES[plural].table
+        mine = select(held.c[f"{plural[:-1]}_id"]).where(held.c.user_id == user_id)
+        query = select(table).where(table.c.enabled, table.c.id.in_(mine)).order_by(table.c.name)
+        answer(resp, listing(req, RESOURCES[plural], self._service.database.rows(query)))

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Table, select
+from sqlalchemy import Table, select
 
 from deploy.standalone.database import Database, DbRow
 from deploy.standalone.identity import schema, tokens
@@ -126,13 +126,10 @@ def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | Non
         raise falcon.HTTPBadRequest(
             description="'auth.scope' must hold exactly one of project, domain, system, unscoped."
         )
-    if "domain" in scope:
-        return None, _required(
-            _find(database, schema.domains, scope["domain"], "auth.scope.domain")
-        ).id
-    return _required(
-        _find(database, schema.projects, scope["project"], "auth.scope.project")
-    ).id, None
+    [(kind, named)] = scope.items()
+    table = schema.domains if kind == "domain" else schema.projects
+    found = _required(_find(database, table, named, f"auth.scope.{kind}")).id
+    return (None, found) if kind == "domain" else (found, None)
 
 
 def _default_project(database: Database, user_id: str) -> str | None:
@@ -142,15 +139,15 @@ def _default_project(database: Database, user_id: str) -> str | None:
         )
         # A default project that the user may no longer enter gives an unscoped token, as in
         # Keystone.
-        return project_id if tokens.roles_of(connection, user_id, project_id, None) else None
+        held = project_id and tokens.roles_of(connection, user_id, "projects", project_id)
+        return project_id if held else None
 
 
 def _prove_password(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     user = body["user"]
     row = _find(database, schema.users, user, "auth.identity.password.user")
-    if not attempts.matches(
-        _name_of("user", user), row.password_hash if row else None, user["password"]
-    ):
+    stored = row.password_hash if row else None
+    if not attempts.matches(_name_of("user", user), stored, user["password"]):
         raise unauthorized()
     return Grant(_required(row).id, ["password"])
 
@@ -164,12 +161,8 @@ def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempt
         raise falcon.HTTPForbidden(
             description="A token of an application credential cannot be exchanged."
         )
-    return Grant(
-        token.user_id,
-        token.row.methods,
-        parent_audit_id=token.row.audit_ids[-1],
-        expires_at=token.row.expires_at,
-    )
+    parent, expires_at = token.row.audit_ids[-1], token.row.expires_at
+    return Grant(token.user_id, token.row.methods, parent_audit_id=parent, expires_at=expires_at)
 
 
 def _prove_credential(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
@@ -182,18 +175,12 @@ def _prove_credential(database: Database, body: Any, now: datetime, attempts: At
         rule = (table.c.name == body["name"]) & (table.c.user_id == (user.id if user else None))
     else:
         raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
-    row = _one(database, table, rule)
-    if not attempts.matches(
-        _name_of("credential", body), row.secret_hash if row else None, body["secret"]
-    ):
+    row = database.first(select(table).where(rule))
+    stored = row.secret_hash if row else None
+    if not attempts.matches(_name_of("credential", body), stored, body["secret"]):
         raise unauthorized()
-    found = _required(row)
-    return Grant(
-        found.user_id,
-        ["application_credential"],
-        found.project_id,
-        application_credential_id=found.id,
-    )
+    found, methods = _required(row), ["application_credential"]
+    return Grant(found.user_id, methods, found.project_id, application_credential_id=found.id)
 
 
 _PROVE = {
@@ -210,25 +197,18 @@ def _name_of(kind: str, body: Any) -> tuple[str, str]:
 
 def _find(database: Database, table: Table, body: Any, where: str) -> DbRow | None:
     """The domain, project or user that `body` names by id, or by name and domain."""
+    query = select(table)
     if "id" in body:
-        return _one(database, table, table.c.id == body["id"])
+        return database.first(query.filter_by(id=body["id"]))
     if "name" not in body:
         raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id or a name.")
+    query = query.filter_by(name=body["name"])
     if table is schema.domains:
-        return _one(database, table, table.c.name == body["name"])
+        return database.first(query)
     if "domain" not in body:
         raise falcon.HTTPBadRequest(description=f"'{where}.domain' is required with a name.")
     domain = _find(database, schema.domains, body["domain"], f"{where}.domain")
-    return _one(
-        database,
-        table,
-        (table.c.name == body["name"]) & (table.c.domain_id == (domain.id if domain else None)),
-    )
-
-
-def _one(database: Database, table: Table, rule: ColumnElement[bool]) -> DbRow | None:
-    with database.read() as connection:
-        return connection.execute(select(table).where(rule)).first()
+    return database.first(query.filter_by(domain_id=domain.id if domain else None))
 
 
 def _required(row: DbRow | None) -> DbRow:

@@ -9,12 +9,12 @@ everything else as it is.
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from deploy.standalone.database import Database
 from deploy.standalone.identity import passwords, schema
+from deploy.standalone.json_types import Body
 
 REGION = "RegionOne"
 ROLES = ("admin", "manager", "member", "reader", "service")
@@ -44,13 +44,8 @@ def bootstrap(
     `endpoints` maps a service type to its URL, which becomes the public, internal and admin one;
     those of the types in `without` are removed, so that the catalogue does not name them.
     """
-    with database.read() as connection:
-        stored = {
-            row.name: row.password_hash
-            for row in connection.execute(
-                select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
-            )
-        }
+    users = select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
+    stored = {row.name: row.password_hash for row in database.rows(users)}
     hashes = {
         name: stored[name]
         if name in stored and passwords.matches(stored[name], password)
@@ -62,26 +57,17 @@ def bootstrap(
         _ensure(connection, schema.regions, {"id": REGION})
         roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
         for user, project, names in USERS:
-            key = _ensure_user(
-                connection, user, hashes[user], project, [roles[name] for name in names]
-            )
-            _ensure_row(
-                connection, schema.system_roles, {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
-            )
+            held = [roles[name] for name in names]
+            key = _ensure_user(connection, user, hashes[user], project, held)
+            in_system = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
+            _ensure_row(connection, schema.system_roles, in_system)
         for kind, url in endpoints.items():
-            service = _ensure(
-                connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)}
-            )
+            name = {"name": SERVICES.get(kind, kind)}
+            service = _ensure(connection, schema.services, {"type": kind}, name)
             for interface in ("public", "internal", "admin"):
-                key = _ensure(
-                    connection,
-                    schema.endpoints,
-                    {"service_id": service, "region_id": REGION, "interface": interface},
-                    {"url": url},
-                )
-                connection.execute(
-                    update(schema.endpoints).where(schema.endpoints.c.id == key).values(url=url)
-                )
+                place = {"service_id": service, "region_id": REGION, "interface": interface}
+                key = _ensure(connection, schema.endpoints, place, {"url": url})
+                _set(connection, schema.endpoints, key, url=url)
         gone = select(schema.services.c.id).where(schema.services.c.type.in_(without))
         connection.execute(delete(schema.endpoints).where(schema.endpoints.c.service_id.in_(gone)))
 
@@ -91,36 +77,28 @@ def _ensure_user(
 ) -> str:
     home = {"domain_id": schema.DEFAULT_DOMAIN}
     project_id = _ensure(connection, schema.projects, home | {"name": project})
-    user_id = _ensure(
-        connection, schema.users, home | {"name": name}, {"password_hash": password_hash}
-    )
-    connection.execute(
-        update(schema.users).where(schema.users.c.id == user_id).values(password_hash=password_hash)
-    )
+    user_id = _ensure(connection, schema.users, home | {"name": name})
+    _set(connection, schema.users, user_id, password_hash=password_hash)
     for role_id in roles:
-        _ensure_row(
-            connection,
-            schema.project_roles,
-            {"project_id": project_id, "user_id": user_id, "role_id": role_id},
-        )
+        held = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
+        _ensure_row(connection, schema.project_roles, held)
     return user_id
 
 
-def _ensure_row(connection: Connection, table: Table, key: Mapping[str, Any]) -> None:
+def _set(connection: Connection, table: Table, key: str, **columns: str) -> None:
+    connection.execute(update(table).where(table.c.id == key).values(columns))
+
+
+def _ensure_row(connection: Connection, table: Table, key: Body) -> None:
     if connection.execute(select(table).filter_by(**key)).first() is None:
         connection.execute(insert(table).values(key))
 
 
-def _ensure(
-    connection: Connection,
-    table: Table,
-    key: Mapping[str, Any],
-    rest: Mapping[str, Any] | None = None,
-) -> str:
+def _ensure(connection: Connection, table: Table, key: Body, rest: Body | None = None) -> str:
     """The id of the row with `key`; made with `rest` added when there is none."""
     found = connection.scalar(select(table.c.id).filter_by(**key))
     if found is None:
-        values = {"id": uuid.uuid4().hex} | dict(key) | dict(rest or {})
+        values = {"id": uuid.uuid4().hex, **key, **(rest or {})}
         connection.execute(insert(table).values(values))
         found = values["id"]
     return str(found)

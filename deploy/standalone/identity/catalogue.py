@@ -59,15 +59,12 @@ def catalogue_for(connection: Connection, token: Token) -> list[Body]:
             entry = entries.setdefault(
                 row.id, {"id": row.id, "type": row.type, "name": row.name, "endpoints": []}
             )
-            entry["endpoints"].append(
-                {
-                    "id": row.endpoint_id,
-                    "interface": row.interface,
-                    "url": url,
-                    "region": row.region_id,
-                    "region_id": row.region_id,
-                }
-            )
+            place = {
+                "interface": row.interface,
+                "region": row.region_id,
+                "region_id": row.region_id,
+            }
+            entry["endpoints"].append({"id": row.endpoint_id, "url": url} | place)
     return list(entries.values())
 
 

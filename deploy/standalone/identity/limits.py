@@ -9,18 +9,16 @@ caller sees the limits of their own project, and those who may read the whole cl
 """
 
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Connection, Table, insert, or_, select, true, update
+from sqlalchemy import ColumnElement, Table, insert, select, true, update
 
 from deploy.standalone.database import DbRow, DbSelect, DbValues
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.resources import DESCRIPTION, ID, NAME, IdentityResource
 from deploy.standalone.identity.schema import limits, registered_limits
 from deploy.standalone.identity.tokens import Token
-from deploy.standalone.resource import Body, Item, Transaction
+from deploy.standalone.resource import Body, Transaction
 from deploy.standalone.schemas import integer, nullable
 from deploy.standalone.web import answer
 
@@ -56,7 +54,7 @@ class RegisteredLimits(_LimitResource):
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         values = {"id": uuid.uuid4().hex, **body}
-        self._check_key(change.connection, values)
+        self._check_key(change, values)
         change.execute(insert(registered_limits).values(values))
         return str(values["id"])
 
@@ -64,20 +62,19 @@ class RegisteredLimits(_LimitResource):
         new = {**row._mapping, **body}
         if any(new[name] != row._mapping[name] for name in KEY):
             self._require_unused(change, row)
-            self._check_key(change.connection, new)
-        change.execute(
-            update(registered_limits).where(registered_limits.c.id == row.id).values(new)
-        )
+            self._check_key(change, new)
+        changed = update(registered_limits).where(registered_limits.c.id == row.id)
+        change.execute(changed.values(new))
 
     def delete(self, change: Transaction, caller: Token, row: DbRow) -> None:
         self._require_unused(change, row)
         super().delete(change, caller, row)
 
-    def _check_key(self, connection: Connection, values: Mapping[str, Any]) -> None:
+    def _check_key(self, change: Transaction, values: DbValues) -> None:
         """Raises 400 without its service or region, 409 when another one is of the same
         resource."""
-        _require(connection, values, service_id=schema.services, region_id=schema.regions)
-        found = _registered(connection, values)
+        _require(change, values, service_id=schema.services, region_id=schema.regions)
+        found = _registered(change, values)
         if found is not None and found.id != values["id"]:
             raise falcon.HTTPConflict(
                 description=f"A registered limit of {values['resource_name']} exists already for "
@@ -112,16 +109,11 @@ class ProjectLimits(_LimitResource):
         return select(limits, *(registered_limits.c[name] for name in KEY)).join(registered_limits)
 
     def visible(self, caller: Token) -> ColumnElement[bool]:
-        row = caller.row
-        return (
-            true()
-            if caller.reads_all
-            else or_(
-                limits.c.domain_id == row.domain_id
-                if row.domain_id
-                else limits.c.project_id == row.project_id
-            )
-        )
+        if caller.reads_all:
+            return true()
+        target = "domain_id" if caller.row.domain_id else "project_id"
+        own: ColumnElement[bool] = limits.c[target] == caller.row._mapping[target]
+        return own
 
     def checked(self, caller: Token, body: object, *, new: bool) -> Body:
         found = super().checked(caller, body, new=new)
@@ -130,52 +122,31 @@ class ProjectLimits(_LimitResource):
         return found
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
-        connection, target = (
-            change.connection,
-            {name: body.get(name) for name in ("project_id", "domain_id")},
-        )
+        target = {name: body.get(name) for name in ("project_id", "domain_id")}
         if (target["project_id"] is None) == (target["domain_id"] is None):
             raise falcon.HTTPBadRequest(
                 description="'limits' must hold exactly one of project_id and domain_id."
             )
-        _require(connection, body, project_id=schema.projects, domain_id=schema.domains)
-        found = _registered(connection, body)
+        _require(change, body, project_id=schema.projects, domain_id=schema.domains)
+        found = _registered(change, body)
         if found is None:
             raise falcon.HTTPForbidden(
                 description="Unable to create a limit that has no corresponding registered limit."
             )
-        if connection.execute(
-            select(limits.c.id).where(
-                limits.c.registered_limit_id == found.id,
-                *(limits.c[name].is_not_distinct_from(value) for name, value in target.items()),
-            )
-        ).first():
+        same = [limits.c[name].is_not_distinct_from(value) for name, value in target.items()]
+        if change.has(select(limits).where(limits.c.registered_limit_id == found.id, *same)):
             raise falcon.HTTPConflict(
                 description=f"A limit of {body['resource_name']} exists already for this project "
                 "or domain."
             )
-        key = uuid.uuid4().hex
-        connection.execute(
-            insert(limits).values(
-                id=key,
-                registered_limit_id=found.id,
-                resource_limit=body["resource_limit"],
-                description=body.get("description"),
-                **target,
-            )
-        )
-        return key
+        own = {"id": uuid.uuid4().hex, "registered_limit_id": found.id}
+        own |= {name: body.get(name) for name in ("resource_limit", "description")}
+        change.execute(insert(limits).values(own | target))
+        return str(own["id"])
 
     def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         if body:
             change.execute(update(limits).where(limits.c.id == row.id).values(body))
-
-
-class LimitItem(Item):
-    """GET, PATCH and DELETE of one."""
-
-    def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
 
 
 class LimitModel:
@@ -184,27 +155,20 @@ class LimitModel:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         answer(resp, {"model": MODEL})
 
-    def on_head(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self.on_get(req, resp)
+    on_head = on_get
 
 
-def _registered(connection: Connection, key: Mapping[str, Any]) -> DbRow | None:
+def _registered(change: Transaction, key: DbValues) -> DbRow | None:
     """The registered limit of a service's resource in a region."""
-    return connection.execute(
-        select(registered_limits).where(
-            *(registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY)
-        )
-    ).first()
+    same = [registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY]
+    return change.first(select(registered_limits).where(*same))
 
 
-def _require(connection: Connection, body: Mapping[str, Any], **tables: Table) -> None:
+def _require(change: Transaction, body: DbValues, **tables: Table) -> None:
     """What the body names must be there. Raises 400."""
     for name, table in tables.items():
         wanted = body.get(name)
-        if (
-            wanted is not None
-            and connection.execute(select(table.c.id).where(table.c.id == wanted)).first() is None
-        ):
+        if wanted is not None and change.one(table, wanted) is None:
             raise falcon.HTTPBadRequest(
                 description=f"'{name}': there is no {table.name[:-1]} {wanted[:64]}."
             )

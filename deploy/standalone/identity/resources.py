@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 from sqlalchemy.exc import IntegrityError
 
 from deploy.standalone.database import DbRow, DbValues
@@ -78,9 +78,8 @@ class IdentityResource(Resource):
         if action == "delete":
             return falcon.HTTPConflict(description=f"This {self.name} is in use.")
         if "FOREIGN KEY" in str(error.orig):
-            named = ", ".join(
-                f"'{self.name}.{name}'" for name in self.fields if name.endswith("_id")
-            )
+            ids = [name for name in self.fields if name.endswith("_id")]
+            named = ", ".join(f"'{self.name}.{name}'" for name in ids)
             return falcon.HTTPBadRequest(
                 description=f"One of {named} names something that does not exist."
             )
@@ -99,22 +98,16 @@ class IdentityResource(Resource):
         columns = query.selected_columns
         for name in self.filters:
             if (value := req.get_param(name)) is not None:
-                query = query.where(
-                    columns[name]
-                    == (value.lower() not in ("false", "0") if name == "enabled" else value)
-                )
-        with service.database.read() as connection:
-            order = next(name for name in ("name", "resource_name", "id") if name in columns)
-            rows = connection.execute(query.order_by(columns[order], columns.id)).all()
+                is_true = value.lower() not in ("false", "0")
+                query = query.where(columns[name] == (is_true if name == "enabled" else value))
+        order = next(name for name in ("name", "resource_name", "id") if name in columns)
+        rows = service.database.rows(query.order_by(columns[order], columns.id))
         return list(rows), list_links(req)
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         shown = {name: value for name, value in row.items() if name != "extra"}
-        return (
-            (row.get("extra") or {})
-            | shown
-            | {"links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"}}
-        )
+        links = {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"}
+        return (row.get("extra") or {}) | shown | {"links": links}
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         values = {"id": uuid.uuid4().hex} | self._columns(body, {})
@@ -125,32 +118,24 @@ class IdentityResource(Resource):
         for name in self.fixed:
             if body.setdefault(name, row._mapping[name]) != row._mapping[name]:
                 raise falcon.HTTPBadRequest(description=f"'{self.name}.{name}' cannot be changed.")
-        change.execute(
-            update(self.table)
-            .where(self.table.c.id == row.id)
-            .values(self._columns(body, row._mapping.get("extra") or {}))
-        )
+        columns = self._columns(body, row._mapping.get("extra") or {})
+        change.execute(update(self.table).where(self.table.c.id == row.id).values(columns))
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
         """The columns for a checked body; what has no field is kept in `extra`."""
-        values = {
-            name: value
-            for name, value in body.items()
-            if name in self.fields and name in self.table.c
-        }
+        known = self.fields.keys() & self.table.c.keys()
+        values = {name: value for name, value in body.items() if name in known}
         reserved = {*self.fields, *self.table.c.keys(), "options", "links"}
         if values.get("description", "") is None and not self.table.c.description.nullable:
             values["description"] = ""
-        return values | {
-            "extra": {**extra, **{name: body[name] for name in body.keys() - reserved}}
-        }
+        more = {name: value for name, value in body.items() if name not in reserved}
+        return values | {"extra": {**extra, **more}}
 
 
 class IdentityItem(Item):
     """GET, HEAD, PATCH and DELETE of one."""
 
-    def on_head(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self.on_get(req, resp, key)
+    on_head = Item.on_get
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._update(req, resp, key)
@@ -193,11 +178,8 @@ class IdentityProjects(IdentityResource):
         return bool(key == token.row.project_id)
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
-        return super().show(req, row) | {
-            "parent_id": row["domain_id"],
-            "is_domain": False,
-            "options": {},
-        }
+        constant = {"is_domain": False, "options": {}}
+        return super().show(req, row) | constant | {"parent_id": row["domain_id"]}
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
         if body.get("is_domain") or body.get("parent_id") not in (None, body["domain_id"]):
@@ -244,10 +226,8 @@ class IdentityUsers(IdentityResource):
             tokens.revoke_all(change.connection, row.id)
 
     def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
-        found = super()._columns(body, extra)
-        return (
-            found | {"password_hash": body["password_hash"]} if "password_hash" in body else found
-        )
+        secret = {name: body[name] for name in ("password_hash",) if name in body}
+        return super()._columns(body, extra) | secret
 
 
 class IdentityRoles(IdentityResource):
@@ -333,6 +313,5 @@ def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[DbRo
 def require_rows(change: Transaction, keys: Mapping[str, str | None]) -> None:
     """Raises 404 for a key (by its resource's plural) that names nothing."""
     for plural, key in keys.items():
-        table = RESOURCES[plural].table
-        if key is not None and not change.has(select(table.c.id).where(table.c.id == key)):
+        if key is not None and change.one(RESOURCES[plural].table, key) is None:
             raise RESOURCES[plural].not_found(key)

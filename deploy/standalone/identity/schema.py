@@ -99,7 +99,6 @@ domain_roles = _table(
     Index("domain_roles_by_user", "user_id"),
 )
 
-#: Who has which role in the whole of the cloud.
 system_roles = _table(
     "system_roles", _to("users.id", primary_key=True), _to("roles.id", primary_key=True)
 )
@@ -191,3 +190,12 @@ system_tokens = _table(
     "system_tokens",
     Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True),
 )
+
+SYSTEM = "system"
+#: Who has which role where: in projects, in domains, in the whole of the cloud.
+HELD = {"projects": project_roles, "domains": domain_roles, SYSTEM: system_roles}
+
+
+def target_columns(scope: str, key: str) -> dict[str, str]:
+    """What names one project or domain in its table of HELD; the cloud needs no name."""
+    return {} if scope == SYSTEM else {f"{scope[:-1]}_id": key}

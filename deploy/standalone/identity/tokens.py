@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, delete, insert, select, true
+from sqlalchemy import Connection, delete, insert, select
 
 from deploy.standalone.database import DbRow
 from deploy.standalone.identity import schema
@@ -93,22 +93,14 @@ def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedel
     """
     secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
-    audit_ids = [secrets.token_urlsafe(16)] + (
-        [grant.parent_audit_id] if grant.parent_audit_id else []
-    )
-    connection.execute(
-        insert(tokens).values(
-            digest=digest(secret),
-            user_id=grant.user_id,
-            project_id=grant.project_id,
-            domain_id=grant.domain_id,
-            application_credential_id=grant.application_credential_id,
-            methods=grant.methods,
-            audit_ids=audit_ids,
-            issued_at=text_of(now),
-            expires_at=grant.expires_at or text_of(now + lifetime),
-        )
-    )
+    granted = {name: value for name, value in vars(grant).items() if name in tokens.c}
+    own = {
+        "digest": digest(secret),
+        "audit_ids": [secrets.token_urlsafe(16), *filter(None, [grant.parent_audit_id])],
+        "issued_at": text_of(now),
+        "expires_at": grant.expires_at or text_of(now + lifetime),
+    }
+    connection.execute(insert(tokens).values(granted | own))
     if grant.system:
         connection.execute(insert(system_tokens).values(digest=digest(secret)))
     return secret
@@ -119,15 +111,9 @@ def load(connection: Connection, secret: str, now: datetime) -> Token | None:
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
     if row is None or row.expires_at <= text_of(now) or not _stands(row, now):
         return None
-    scoped = row.project_id or row.domain_id or row.system
-    held = (
-        system_roles_of(connection, row.user_id)
-        if row.system
-        else roles_of(
-            connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id
-        )
-    )
-    return Token(row, held) if held or not scoped else None
+    scope, key = scope_of(row)
+    held = roles_of(connection, row.user_id, scope, key, row.application_credential_id)
+    return Token(row, held) if held or not scope else None
 
 
 def revoke(connection: Connection, secret: str) -> None:
@@ -140,66 +126,43 @@ def revoke_all(connection: Connection, user_id: str) -> None:
     connection.execute(delete(tokens).where(tokens.c.user_id == user_id))
 
 
+def scope_of(row: DbRow) -> tuple[str, str]:
+    """Where a token is good: "projects" or "domains" and an id, "system", or nowhere."""
+    if row.system:
+        return schema.SYSTEM, ""
+    if row.project_id:
+        return "projects", row.project_id
+    return ("domains", row.domain_id) if row.domain_id else ("", "")
+
+
 def roles_of(
     connection: Connection,
     user_id: str,
-    project_id: str | None,
-    domain_id: str | None,
+    scope: str,
+    key: str = "",
     credential_id: str | None = None,
 ) -> list[Named]:
-    """The roles of a user in a project or domain, implied ones included, cut down to what a
+    """The roles of a user in a scope (see `scope_of`), implied ones included, cut down to what a
     credential delegates.
     """
-    if not (project_id or domain_id):
+    if not scope:
         return []
-    table = schema.project_roles if project_id else schema.domain_roles
-    target = table.c.project_id == project_id if project_id else table.c.domain_id == domain_id
-    delegated = schema.application_credential_roles
-    held = (
-        select(true())
-        .where(target, table.c.user_id == user_id, table.c.role_id == roles.c.id)
-        .exists()
-    )
-    lent = (
-        select(true())
-        .where(
-            delegated.c.application_credential_id == credential_id,
-            delegated.c.role_id == roles.c.id,
-        )
-        .exists()
-    )
-    rows = connection.execute(
-        select(roles.c.id, roles.c.name, held.label("held"), lent.label("lent"))
-    ).all()
-    mine = implied({row.name for row in rows if row.held})
-    if credential_id:
-        mine &= implied({row.name for row in rows if row.lent})
-    return [
-        {"id": row.id, "name": row.name}
-        for row in sorted(rows, key=lambda row: row.name)
-        if row.name in mine
-    ]
-
-
-def system_roles_of(connection: Connection, user_id: str) -> list[Named]:
-    """The roles of a user in the whole of the cloud, implied ones included."""
-    table = schema.system_roles
+    table, delegated = schema.HELD[scope], schema.application_credential_roles
+    where = {"user_id": user_id, **schema.target_columns(scope, key)}
+    held = select(table.c.role_id).filter_by(**where)
+    lent = select(delegated.c.role_id).filter_by(application_credential_id=credential_id)
     rows = connection.execute(
         select(
             roles.c.id,
             roles.c.name,
-            select(true())
-            .where(table.c.user_id == user_id, table.c.role_id == roles.c.id)
-            .exists()
-            .label("held"),
-        )
+            roles.c.id.in_(held).label("held"),
+            roles.c.id.in_(lent).label("lent"),
+        ).order_by(roles.c.name)
     ).all()
     mine = implied({row.name for row in rows if row.held})
-    return [
-        {"id": row.id, "name": row.name}
-        for row in sorted(rows, key=lambda row: row.name)
-        if row.name in mine
-    ]
+    if credential_id:
+        mine &= implied({row.name for row in rows if row.lent})
+    return [{"id": row.id, "name": row.name} for row in rows if row.name in mine]
 
 
 def implied(names: set[str]) -> set[str]:
@@ -216,23 +179,14 @@ def view(token: Token, catalogue: list[Body] | None) -> Body:
     """The token as Keystone shows it; a scoped one carries the catalogue unless it is None."""
     row = token.row
     body: Body = {
-        "methods": row.methods,
-        "audit_ids": row.audit_ids,
-        "issued_at": row.issued_at,
-        "expires_at": row.expires_at,
-        "user": {
-            "id": row.user_id,
-            "name": row.user_name,
-            "password_expires_at": None,
-            "domain": {"id": row.user_domain_id, "name": row.user_domain_name},
-        },
+        name: row._mapping[name] for name in ("methods", "audit_ids", "issued_at", "expires_at")
     }
+    home = {"id": row.user_domain_id, "name": row.user_domain_name}
+    user = {"id": row.user_id, "name": row.user_name, "domain": home}
+    body["user"] = user | {"password_expires_at": None}
     if row.project_id:
-        body["project"] = {
-            "id": row.project_id,
-            "name": row.project_name,
-            "domain": {"id": row.project_domain_id, "name": row.project_domain_name},
-        }
+        home = {"id": row.project_domain_id, "name": row.project_domain_name}
+        body["project"] = {"id": row.project_id, "name": row.project_name, "domain": home}
         body["is_domain"] = False
     if row.domain_id:
         body["domain"] = {"id": row.domain_id, "name": row.scope_domain_name}

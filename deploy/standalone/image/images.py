@@ -14,6 +14,7 @@ from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.listing import matching, page
 from deploy.standalone.image.store import ImageStore
 from deploy.standalone.json_types import Body
+from deploy.standalone.resource import Handler
 from deploy.standalone.web import answer, read_bytes, read_json
 
 PATCH_TYPE, OLD_PATCH_TYPE = (
@@ -21,34 +22,26 @@ PATCH_TYPE, OLD_PATCH_TYPE = (
 )
 
 
-class ImageCollection:
+class ImageCollection(Handler[ImageStore]):
     """GET and POST /v2/images."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: ImageCaller = req.context.caller
-        marker = (
-            self._store.find(caller, req.get_param("marker", default=""))
-            if req.has_param("marker")
-            else None
-        )
+        after = req.get_param("marker")
+        marker = None if after is None else self._service.find(caller, after)
         query, limit = page(req.params, matching(req.params, caller), marker)
-        with self._store.database.read() as connection:
-            rows = connection.execute(query).all() if limit else []
+        rows = self._service.database.rows(query) if limit else []
+        kept = {name: value for name, value in req.params.items() if name != "marker"}
+        links = {"first": kept}
+        if len(rows) > limit:
+            links["next"] = kept | {"marker": rows[limit - 1].id}
         body: Body = {
             "images": [view(row._mapping) for row in rows[:limit]],
-            "first": "/v2/images",
             "schema": "/v2/schemas/images",
         }
-        kept = {name: value for name, value in req.params.items() if name != "marker"}
-        if kept:
-            body["first"] += f"?{urlencode(kept, doseq=True)}"
-        if len(rows) > limit:
-            body["next"] = (
-                f"/v2/images?{urlencode(kept | {'marker': rows[limit - 1].id}, doseq=True)}"
-            )
+        for name, query_of in links.items():
+            more = f"?{urlencode(query_of, doseq=True)}" if query_of else ""
+            body[name] = f"/v2/images{more}"
         answer(resp, body)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -56,10 +49,10 @@ class ImageCollection:
         caller.require_writer()
         body = read_json(req)
         key = _new_id(body.pop("id", None) if isinstance(body, dict) else None)
-        self._store.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
+        self._service.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
         resp.status = falcon.HTTP_201
         resp.location = f"{req.prefix}/v2/images/{key}"
-        answer(resp, view(self._store.find(caller, key)._mapping))
+        answer(resp, view(self._service.find(caller, key)._mapping))
 
 
 def _new_id(requested: object) -> str:
@@ -77,15 +70,12 @@ def _new_id(requested: object) -> str:
     )
 
 
-class ImageItem:
+class ImageItem(Handler[ImageStore]):
     """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and
     DELETE .../tags/{tag}."""
 
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        answer(resp, view(self._store.find(req.context.caller, key)._mapping))
+        answer(resp, view(self._service.find(req.context.caller, key)._mapping))
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         form = (req.content_type or "").partition(";")[0].strip()
@@ -103,11 +93,11 @@ class ImageItem:
         self.on_get(req, resp, key)
 
     def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._store.find(req.context.caller, key)
+        self._service.find(req.context.caller, key)
         answer(resp, {"tasks": []})  # tasks are those of imports, and there is no way to import
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._store.remove(self._owned(req, key))
+        self._service.remove(self._owned(req, key))
         resp.status = falcon.HTTP_204
 
     def on_post_switch(
@@ -122,54 +112,49 @@ class ImageItem:
             raise falcon.HTTPForbidden(
                 description=f"An image that is {image.status} cannot {switch}."
             )
-        self._store.change(key, {"status": after}, status=before)
+        self._service.change(key, {"status": after}, status=before)
         resp.status = falcon.HTTP_204
 
     def on_put_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
         image = self._owned(req, key)
-        self._change(
-            image, {"tags": sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})}, tags=image.tags
-        )
+        tags = sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})
+        self._change(image, {"tags": tags}, tags=image.tags)
         resp.status = falcon.HTTP_204
 
     def on_delete_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
         image = self._owned(req, key)
         if tag not in image.tags:
             raise falcon.HTTPNotFound(description="The image has no such tag.")
-        self._change(
-            image, {"tags": [other for other in image.tags if other != tag]}, tags=image.tags
-        )
+        tags = [other for other in image.tags if other != tag]
+        self._change(image, {"tags": tags}, tags=image.tags)
         resp.status = falcon.HTTP_204
 
     def _owned(self, req: falcon.Request, key: str) -> DbRow:
-        image = self._store.find(req.context.caller, key)
+        image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         return image
 
     def _change(self, image: DbRow, columns: Body, **seen: Any) -> None:
-        if not self._store.change(image.id, columns, **seen):
+        if not self._service.change(image.id, columns, **seen):
             raise falcon.HTTPConflict(
                 description="The image was changed or deleted meanwhile: read it and try again."
             )
 
 
-class ImageFile:
+class ImageFile(Handler[ImageStore]):
     """PUT and GET /v2/images/{key}/file."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         if (req.content_type or "").partition(";")[0].strip() != "application/octet-stream":
             raise falcon.HTTPUnsupportedMediaType(description="Send application/octet-stream.")
-        image = self._store.find(req.context.caller, key)
+        image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
-        self._store.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
+        self._service.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
         resp.status = falcon.HTTP_204
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller: ImageCaller = req.context.caller
-        image = self._store.find(caller, key)
+        image = self._service.find(caller, key)
         if image.status == "deactivated":
             caller.require_admin("download a deactivated image")
         if image.size is None:
@@ -179,7 +164,7 @@ class ImageFile:
         if last - first + 1 < image.size:
             resp.status = falcon.HTTP_206
             resp.content_range = (first, last, image.size)
-        file = self._store.files.open(image.upload)
+        file = self._service.files.open(image.upload)
         file.seek(first)
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-MD5", image.checksum)

@@ -16,6 +16,7 @@ from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.schema import members
 from deploy.standalone.image.store import ImageStore, now
 from deploy.standalone.json_types import Body
+from deploy.standalone.resource import Handler
 from deploy.standalone.schemas import NOT_EMPTY, BodySchema, mapping, one_of, text
 from deploy.standalone.web import answer, read_json
 
@@ -25,11 +26,8 @@ STATUS = BodySchema(
 MEMBER = BodySchema(mapping({"member": text(pattern=NOT_EMPTY)}, "member"))
 
 
-class ImageMembers:
+class ImageMembers(Handler[ImageStore]):
     """GET and POST the members of an image; GET, PUT and DELETE one of them."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         rows = self._seen(req, key)
@@ -37,20 +35,17 @@ class ImageMembers:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         member = MEMBER.checked(read_json(req), "member")["member"]
-        image = self._store.find(req.context.caller, key)
+        image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         if image.visibility != "shared":
             raise falcon.HTTPForbidden(
                 description="Only an image with visibility shared has members."
             )
         moment = now()
+        row = {"image_id": key, "member_id": member, "created_at": moment, "updated_at": moment}
         try:
-            with self._store.database.write() as connection:
-                connection.execute(
-                    insert(members).values(
-                        image_id=key, member_id=member, created_at=moment, updated_at=moment
-                    )
-                )
+            with self._service.database.write() as connection:
+                connection.execute(insert(members).values(row))
         except IntegrityError as error:
             raise falcon.HTTPConflict(description="This project is a member already.") from error
         answer(resp, _view(self._one(req, key, member)))
@@ -71,25 +66,22 @@ class ImageMembers:
         self, req: falcon.Request, resp: falcon.Response, key: str, member: str
     ) -> None:
         self._one(req, key, member)
-        req.context.caller.require_owner(self._store.find(req.context.caller, key))
+        req.context.caller.require_owner(self._service.find(req.context.caller, key))
         self._write(delete(members), key, member)
         resp.status = falcon.HTTP_204
 
     def _write(self, query: Any, key: str, member: str) -> None:
-        with self._store.database.write() as connection:
-            connection.execute(
-                query.where(members.c.image_id == key, members.c.member_id == member)
-            )
+        with self._service.database.write() as connection:
+            connection.execute(query.filter_by(image_id=key, member_id=member))
 
     def _seen(self, req: falcon.Request, key: str) -> list[DbRow]:
         """The members that the caller may know of: all for the owner, themselves for a member."""
         caller: ImageCaller = req.context.caller
-        image = self._store.find(caller, key)
+        image = self._service.find(caller, key)
         query = select(members).where(members.c.image_id == key).order_by(members.c.member_id)
         if not caller.is_admin and image.owner != caller.project_id:
             query = query.where(members.c.member_id == caller.project_id)
-        with self._store.database.read() as connection:
-            return list(connection.execute(query))
+        return list(self._service.database.rows(query))
 
     def _one(self, req: falcon.Request, key: str, member: str) -> DbRow:
         for row in self._seen(req, key):

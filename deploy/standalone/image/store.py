@@ -36,10 +36,7 @@ class ImageStore:
 
     def find(self, caller: ImageCaller, key: str) -> DbRow:
         """An image that the caller may see. Raises 404 also for one that they may not."""
-        with self.database.read() as connection:
-            row = connection.execute(
-                select(images).where(images.c.id == key, caller.sees())
-            ).first()
+        row = self.database.first(select(images).where(images.c.id == key, caller.sees()))
         if row is None:
             raise falcon.HTTPNotFound(description=f"No image found with ID {key[:64]}.")
         return row
@@ -49,9 +46,8 @@ class ImageStore:
         moment = now()
         try:
             with self.database.write() as connection:
-                connection.execute(
-                    insert(images).values(created_at=moment, updated_at=moment, **columns)
-                )
+                row = {"created_at": moment, "updated_at": moment, **columns}
+                connection.execute(insert(images).values(row))
         except IntegrityError as error:
             raise falcon.HTTPConflict(
                 description=f"Image ID {columns['id']} already exists."
@@ -103,12 +99,8 @@ class ImageStore:
         """After a crash, before the first request: no upload is under way, so tidy up what they
         left."""
         with self.database.write() as connection:
-            connection.execute(
-                update(images)
-                .where(images.c.status == "saving")
-                .values(status="queued", upload=None)
-            )
-            keep = set(
-                connection.scalars(select(images.c.upload).where(images.c.upload.is_not(None)))
-            )
+            saving = update(images).where(images.c.status == "saving")
+            connection.execute(saving.values(status="queued", upload=None))
+            known = select(images.c.upload).where(images.c.upload.is_not(None))
+            keep = set(connection.scalars(known))
         self.files.sweep(keep)
