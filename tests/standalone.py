@@ -162,6 +162,20 @@ class Cloud:
             yield process
 
     @contextmanager
+    def volume(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the volume service on `port`, which `bootstrap` names as the endpoint."""
+        with self._service(
+            "volume",
+            port,
+            "--data",
+            str(self.folder / "volume"),
+            "--auth-url",
+            self.auth_url,
+            *options,
+        ) as process:
+            yield process
+
+    @contextmanager
     def _service(self, name: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         log = self.folder / f"{name}.log"
         command = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-ins for one machine: identity (Keystone v3), image (Glance v2) and network (Neutron
-v2.0) services.
+"""The stand-ins for one machine: identity (Keystone v3), image (Glance v2), network (Neutron v2.0)
+and volume (Cinder v3) services.
 
 Kilonova and the clients reach them only over HTTP, as they would reach the real services; each
 keeps its own SQLite file. Their core: `resource.py` (list, create, show, change, delete),

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m deploy.standalone.volume serve`: the volume service's command.
+
+It validates tokens at the identity service, and asks the image and the compute service, as the user
+kilonova (see deploy.standalone.guard).
+"""
+
+import argparse
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from deploy.standalone.database import Database
+from deploy.standalone.guard import add_identity_options, guarded, identity_of
+from deploy.standalone.volume.app import build
+from deploy.standalone.volume.caller import is_open
+from deploy.standalone.volume.files import VolumeFiles
+from deploy.standalone.volume.neighbours import ComputeNeighbour, ImageNeighbour, session_of
+from deploy.standalone.volume.schema import METADATA
+from deploy.standalone.volume.service import VolumeService, VolumeSettings
+from deploy.standalone.volume.worker import JobWorker
+from deploy.standalone.web import add_options, serve
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.standalone.volume", description=__doc__)
+    commands = parser.add_subparsers(required=True, dest="command")
+    serving = commands.add_parser("serve", help="serve until SIGTERM")
+    add_options(serving, "127.0.0.1:8776")
+    serving.set_defaults(threads=16)
+    serving.add_argument(
+        "--data", type=Path, required=True, help="the folder for volumes.db and the volumes"
+    )
+    serving.add_argument("--zone", default="nova", help="the one availability zone")
+    serving.add_argument(
+        "--host",
+        default=socket.gethostname(),
+        metavar="NAME",
+        help="this machine in connectors: servers here open the volumes' files",
+    )
+    serving.add_argument("--image-url", metavar="URL", help="default: from the catalogue")
+    serving.add_argument("--compute-url", metavar="URL", help="default: from the catalogue")
+    serving.add_argument(
+        "--max-image-gigabytes", type=int, default=VolumeSettings.max_image_gigabytes, metavar="N"
+    )
+    add_identity_options(serving)
+    options = parser.parse_args()
+    identity = identity_of(options)
+    serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
+
+
+def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
+    session = session_of(identity)
+    service = VolumeService(
+        Database(options.data / "volumes.db", METADATA),
+        VolumeFiles(options.data / "volumes"),
+        ImageNeighbour(session, options.image_url),
+        ComputeNeighbour(session, options.compute_url),
+        VolumeSettings(
+            zone=options.zone,
+            host=options.host,
+            max_image_gigabytes=options.max_image_gigabytes,
+        ),
+    )
+    worker = JobWorker(service)
+    worker.start()
+    _before_end(worker)
+    return build(service)
+
+
+def _before_end(worker: JobWorker) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def handle(received: int, frame: FrameType | None) -> None:
+        worker.end()
+        if callable(handler):
+            handler(received, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+if __name__ == "__main__":
+    main()

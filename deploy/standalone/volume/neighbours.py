@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image and the compute service, as the volume service asks them.
+
+What a user asks for is looked up with the user's own token; data travels with the service's own,
+for it may take longer than a token lives.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+from keystoneauth1 import exceptions
+from keystoneauth1.identity import v3
+from keystoneauth1.session import Session
+
+from deploy.standalone.volume.faults import fault
+from deploy.standalone.volume.files import Check
+
+LOG = logging.getLogger("standalone.volume")
+TIMEOUT_SECONDS, BLOCK = 30, 1024 * 1024
+#: With it the compute service tells the attachment's id.
+COMPUTE_VERSION = "2.89"
+
+
+class Later(Exception):
+    """It cannot be done now; it is tried again."""
+
+
+class ImageRefused(Exception):
+    """It cannot be done, and nothing will change that."""
+
+
+def session_of(identity: Mapping[str, Any]) -> Session:
+    """A session of the service's own user."""
+    names = ("auth_url", "username", "password", "project_name")
+    plugin = v3.Password(
+        user_domain_id="default",
+        project_domain_id="default",
+        **{name: identity[name] for name in names},
+    )
+    return Session(auth=plugin, timeout=TIMEOUT_SECONDS)
+
+
+class _Neighbour:
+    kind = ""
+
+    def __init__(self, session: Session, url: str | None) -> None:
+        self._session, self._fixed = session, url
+
+    def _url(self) -> str:
+        url = self._fixed or self._session.get_endpoint(service_type=self.kind)
+        return str(url or "").rstrip("/")
+
+    def _ask(self, method: str, path: str, **options: Any) -> requests.Response:
+        """Raises Later when no answer comes."""
+        try:
+            found = self._session.request(
+                f"{self._url()}{path}", method, raise_exc=False, redirect=False, **options
+            )
+        except (exceptions.ClientException, OSError) as error:
+            raise Later(f"the {self.kind} service: {type(error).__name__}") from error
+        if found.status_code >= 500 or found.status_code in (401, 408, 429):
+            raise Later(f"the {self.kind} service answers {found.status_code}")
+        return found
+
+
+class ImageNeighbour(_Neighbour):
+    """Glance's API v2."""
+
+    kind = "image"
+
+    def _as_user(self, method: str, path: str, token: str, **options: Any) -> requests.Response:
+        try:
+            return self._ask(
+                method, path, authenticated=False, headers={"X-Auth-Token": token}, **options
+            )
+        except Later as error:
+            raise fault("Unavailable", why=f"Cannot ask {error}; try again.") from error
+
+    def show(self, key: str, token: str) -> dict[str, Any] | None:
+        found = self._as_user("GET", f"/v2/images/{key}", token)
+        return found.json() if found.status_code == 200 else None
+
+    def create(self, body: Mapping[str, Any], token: str) -> dict[str, Any]:
+        found = self._as_user("POST", "/v2/images", token, json=dict(body))
+        if found.status_code != 201:
+            why = f"The image service refuses the image ({found.status_code})."
+            raise fault(
+                "Forbidden" if found.status_code == 403 else "BadRequest", why=why, action=why
+            )
+        made: dict[str, Any] = found.json()
+        return made
+
+    def download(self, key: str, path: Path, limit: int, check: Check) -> None:
+        found = self._ask("GET", f"/v2/images/{key}/file", stream=True)
+        with found:
+            if found.status_code != 200:
+                raise ImageRefused(f"image {key} cannot be read ({found.status_code})")
+            try:
+                size = _write(found.iter_content(BLOCK), path, limit, check)
+            except (requests.RequestException, exceptions.ClientException) as error:
+                raise Later(f"image {key} broke off: {type(error).__name__}") from error
+        announced = found.headers.get("Content-Length", "")
+        if announced.isdigit() and int(announced) != size:
+            raise Later(f"image {key} broke off")
+
+    def upload(self, key: str, path: Path, check: Check) -> bool:
+        headers = {"Content-Type": "application/octet-stream"}
+        with path.open("rb") as file:
+            found = self._ask(
+                "PUT", f"/v2/images/{key}/file", data=_read(file, check), headers=headers
+            )
+        if found.status_code == 409:
+            state = self._ask("GET", f"/v2/images/{key}")
+            if state.status_code == 200 and state.json()["status"] == "saving":
+                raise Later(f"image {key} still waits for an upload that broke off")
+            return state.status_code == 200 and bool(state.json()["status"] == "active")
+        return found.status_code == 204
+
+
+def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int:
+    size = 0
+    with path.open("xb") as file:
+        for block in blocks:
+            check()
+            size += len(block)
+            if size > limit:
+                raise ImageRefused(f"the image is larger than {limit} bytes")
+            if block.count(0) == len(block):
+                file.seek(len(block), 1)  # a hole
+            else:
+                file.write(block)
+        file.truncate(size)
+    return size
+
+
+def _read(file: Any, check: Check) -> Iterator[bytes]:
+    while block := file.read(BLOCK):
+        check()
+        yield block
+
+
+class ComputeNeighbour(_Neighbour):
+    """Nova's API."""
+
+    kind = "compute"
+
+    def attachment_of(self, server: str, volume: str) -> str | None:
+        if not (self._fixed or self._has_compute()):
+            return None
+        try:
+            found = self._ask(
+                "GET",
+                f"/servers/{server}/os-volume_attachments/{volume}",
+                headers={"OpenStack-API-Version": f"compute {COMPUTE_VERSION}"},
+            )
+        except Later as error:
+            why = f"Cannot ask {error}, which may use the volume; try again."
+            raise fault("Unavailable", why=why) from error
+        if found.status_code != 200:
+            return None
+        return str(found.json()["volumeAttachment"].get("attachment_id", ""))
+
+    def _has_compute(self) -> bool:
+        try:
+            return bool(self._session.get_endpoint(service_type=self.kind))
+        except exceptions.ClientException as error:
+            why = "Cannot ask the identity service for the compute service; try again."
+            raise fault("Unavailable", why=why) from error
+
+    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+        try:
+            if not (self._fixed or self._session.get_endpoint(service_type=self.kind)):
+                return True  # there is nobody to tell
+            found = self._ask(
+                "POST",
+                "/os-server-external-events",
+                json={"events": list(events)},
+                headers={"OpenStack-API-Version": "compute 2.93"},
+            )
+        except (Later, exceptions.ClientException) as error:
+            LOG.warning("Cannot send %d events: %s", len(events), error)
+            return False
+        return found.status_code not in (403, 423, 425)

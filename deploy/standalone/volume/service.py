@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the resources work on: the database, the files, the settings; and a writing transaction.
+
+A `VolumeChange` may add jobs; they are in the database with what they are for, in one transaction,
+and the worker is woken when it has committed.
+"""
+
+import socket
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, func, insert, or_, select, update
+
+from deploy.standalone.database import Database
+from deploy.standalone.resource import Transaction
+from deploy.standalone.volume import schema
+from deploy.standalone.volume.faults import fault
+from deploy.standalone.volume.files import VolumeFiles
+
+DEFAULT_TYPE = "__DEFAULT__"
+
+
+def moment() -> str:
+    """The time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+@dataclass(frozen=True)
+class VolumeSettings:
+    """What the operator chose."""
+
+    zone: str = "nova"
+    #: Whose connectors get the path of the file.
+    host: str = field(default_factory=socket.gethostname)
+    #: Where other hosts reach volumes over NBD; "" is nowhere.
+    export_address: str = ""
+    export_ports: tuple[int, int] = (10900, 11899)
+    #: A folder with ca-cert.pem, server-cert.pem and server-key.pem; "" is plain text.
+    tls_folder: str = ""
+    max_image_gigabytes: int = 100
+    #: How long a connection waits for a copy that is being made of the volume.
+    wait_seconds: float = 30.0
+
+
+class ImageSource(Protocol):
+    """The image service."""
+
+    def show(self, key: str, token: str) -> dict[str, Any] | None:
+        """The image, asked for with the user's own token; None when they may not see it."""
+
+    def create(self, body: Mapping[str, Any], token: str) -> dict[str, Any]:
+        """A new image without data, made with the user's token."""
+
+    def download(self, key: str, path: Any, limit: int, check: Any) -> None:
+        """Write the image's data into a new file."""
+
+    def upload(self, key: str, path: Any, check: Any) -> bool:
+        """Give an image its data; False when the image is gone or has data."""
+
+
+class ComputeSource(Protocol):
+    """The compute service."""
+
+    def attachment_of(self, server: str, volume: str) -> str | None:
+        """The attachment by which a server uses a volume, or None."""
+
+    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Send events; False when they should be sent again."""
+
+
+class VolumeService:
+    """The database, the files, the settings and the neighbours."""
+
+    def __init__(
+        self,
+        database: Database,
+        files: VolumeFiles,
+        images: ImageSource,
+        compute: ComputeSource,
+        settings: VolumeSettings | None = None,
+    ) -> None:
+        self.database, self.files = database, files
+        self.images, self.compute = images, compute
+        self.settings = settings or VolumeSettings()
+        self.has_jobs = threading.Event()
+        """Set when there is work."""
+        with database.write() as connection:
+            if connection.execute(select(schema.types.c.id).limit(1)).first() is None:
+                connection.execute(
+                    insert(schema.types).values(
+                        id=str(uuid.uuid4()),
+                        name=DEFAULT_TYPE,
+                        description="Default Volume Type",
+                        created_at=moment(),
+                    )
+                )
+
+    @property
+    def backend(self) -> str:
+        """The host, the backend and the pool, as Cinder writes them."""
+        return f"{self.settings.host}@files#files"
+
+    @contextmanager
+    def change(self) -> Iterator["VolumeChange"]:
+        """A writing transaction; the worker is woken when it has committed."""
+        with self.database.write() as connection:
+            change = VolumeChange(connection)
+            yield change
+        if change.has_jobs:
+            self.has_jobs.set()
+
+    def settle(self, change: "VolumeChange") -> None:
+        """Nothing that a client has to wait for is begun by a change."""
+
+    def connection_info(
+        self, change: "VolumeChange", volume: Row[Any], attachment: Row[Any], host: str, mode: str
+    ) -> dict[str, Any]:
+        """How a host reaches a volume, as os-brick's connectors are told. Raises 400 for a host
+        that cannot, 409 for a volume without its file."""
+        path = self.files.path("volume", volume.id)
+        if not path.exists():
+            raise fault("Conflict", why=f"volume {volume.id} has no content: delete it")
+        if host != self.settings.host:
+            why = f"The volumes are on host {self.settings.host} and not served to others."
+            raise fault("InvalidInput", why=why)
+        return {
+            "driver_volume_type": "local",
+            "device_path": str(path),
+            "format": "raw",
+            "volume_id": volume.id,
+            "attachment_id": attachment.id,
+            "access_mode": mode,
+            "discard": True,
+            "encrypted": False,
+            "cacheable": False,
+            "enforce_multipath": False,
+            "qos_specs": None,
+        }
+
+    def open_export(self, key: str, volume: Row[Any], info: Mapping[str, Any]) -> None:
+        """Serve a volume to another host, when the connection says so."""
+
+    def close_export(self, key: str) -> None:
+        """End what serves a volume to another host."""
+
+
+@dataclass
+class VolumeChange(Transaction):
+    """A transaction under way."""
+
+    has_jobs: bool = False
+
+    def add(self, table: Table, values: Mapping[str, Any]) -> str:
+        """Store a new thing and return its id."""
+        key = str(values.get("id") or uuid.uuid4())
+        self.connection.execute(
+            insert(table).values({"created_at": moment()} | dict(values) | {"id": key})
+        )
+        return key
+
+    def set(
+        self, table: Table, key: str, values: Mapping[str, Any], *rules: ColumnElement[bool]
+    ) -> bool:
+        """Change columns of a thing that meets the rules; False when it does not."""
+        done = self.connection.execute(
+            update(table)
+            .where(table.c.id == key, *rules)
+            .values(dict(values) | {"updated_at": moment()})
+        )
+        return done.rowcount == 1
+
+    def order(self, kind: str, target: str, source: str | None = None, **arguments: Any) -> None:
+        """Add a job."""
+        self.has_jobs = True
+        self.connection.execute(
+            insert(schema.jobs).values(
+                kind=kind, target_id=target, source_id=source, arguments=arguments
+            )
+        )
+
+
+def is_read(connection: Connection, key: str) -> bool:
+    """Is this volume or snapshot being copied?"""
+    found = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
+    return connection.execute(found).first() is not None
+
+
+def connected(connection: Connection, volume_id: str) -> list[Row[Any]]:
+    """The attachments of a volume through which somebody may write."""
+    rows = connection.execute(
+        select(schema.attachments).where(schema.attachments.c.volume_id == volume_id)
+    )
+    return [row for row in rows if row.connection_info]
+
+
+def default_type(connection: Connection, project_id: str) -> str:
+    """The type of a volume for which none is given: the project's, or the service's."""
+    own = connection.execute(
+        select(schema.default_types.c.type_id).where(
+            schema.default_types.c.project_id == project_id
+        )
+    ).scalar()
+    return str(
+        own
+        or connection.execute(
+            select(schema.types.c.id).where(schema.types.c.name == DEFAULT_TYPE)
+        ).scalar_one()
+    )
+
+
+def may_use(project_id: str) -> ColumnElement[bool]:
+    """Which types a project may use."""
+    access = schema.type_access
+    allowed = select(access.c.type_id).where(access.c.project_id == project_id)
+    return or_(schema.types.c.is_public, schema.types.c.id.in_(allowed))
+
+
+def count(connection: Connection, table: Table, *rules: ColumnElement[bool]) -> int:
+    """How many rows meet the rules."""
+    return int(
+        connection.execute(select(func.count()).select_from(table).where(*rules)).scalar_one()
+    )

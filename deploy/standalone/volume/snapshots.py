@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/snapshots: what a volume was at one moment, as a file of its own (files.py)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import falcon
+from sqlalchemy import ColumnElement, Row, select
+
+from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.schemas import BodySchema, mapping, nullable, one_of, text
+from deploy.standalone.volume import quotas
+from deploy.standalone.volume.caller import VolumeCaller
+from deploy.standalone.volume.faults import fault
+from deploy.standalone.volume.listing import listed, of_pairs
+from deploy.standalone.volume.metadata import PAIRS, set_pairs
+from deploy.standalone.volume.schema import snapshots, volumes
+from deploy.standalone.volume.service import VolumeChange, VolumeService, is_read
+from deploy.standalone.volume.versions import since
+from deploy.standalone.volume.volumes import NAME, check_copied
+from deploy.standalone.web import answer, part_of, read_json
+
+NAMES = dict.fromkeys(("name", "display_name", "description", "display_description"), NAME)
+CREATE = BodySchema(
+    mapping(
+        NAMES
+        | {
+            "volume_id": text(64),
+            "force": {"type": "boolean", "format": "boolean", "null_is": False},
+            "metadata": nullable(PAIRS),
+        },
+        "volume_id",
+    )
+)
+UPDATE = BodySchema(mapping(NAMES | {"metadata": nullable(PAIRS)}))
+FILTERS = {
+    **dict.fromkeys(("id", "name", "status", "volume_id", "user_id", "size")),
+    "metadata": of_pairs(snapshots.c.metadata),
+    "consumes_quota": lambda value: snapshots.c.id.is_not(None),
+}
+STATUSES = ("available", "creating", "deleting", "error", "error_deleting")
+RESET = BodySchema(mapping({"status": one_of(*STATUSES)}, "status"))
+PROGRESS = BodySchema(mapping({"status": text(), "progress": nullable(text(16))}, "status"))
+
+
+class SnapshotsApi(Resource):
+    """Snapshots."""
+
+    name, plural, table, bulk = "snapshot", "snapshots", snapshots, False
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def visible(self, caller: VolumeCaller) -> ColumnElement[bool]:
+        return caller.sees(snapshots)
+
+    def admit(self, caller: VolumeCaller, action: str, key: str = "") -> None:
+        if action == "create":
+            caller.require_member("volume:create_snapshot")
+
+    def admit_to(self, caller: VolumeCaller, action: str, row: Row[Any]) -> None:
+        caller.require_member(f"volume:{action}_snapshot")
+
+    def not_found(self, key: str) -> falcon.HTTPError:
+        return fault("SnapshotNotFound", id=key)
+
+    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = (CREATE if new else UPDATE).checked(body, "snapshot")
+        for name in ("name", "description"):
+            if f"display_{name}" in found:
+                found.setdefault(name, found.pop(f"display_{name}"))
+        if not new and not found:
+            raise fault("BadRequest", why="Invalid input for 'snapshot': name or description.")
+        return found
+
+    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+        return listed(service, req, snapshots, FILTERS, "snapshots")
+
+    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+        later = (
+            (14, {"group_snapshot_id": None}),
+            (41, {"user_id": row["user_id"]}),
+            (65, {"consumes_quota": True}),
+        )
+        found = brief(row) | {
+            "os-extended-snapshot-attributes:progress": row["progress"],
+            "os-extended-snapshot-attributes:project_id": row["project_id"],
+        }
+        for minor, more in later:
+            found |= more if since(req, minor) else {}
+        return found
+
+    def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
+        connection = change.connection
+        volume = connection.execute(
+            select(volumes).where(volumes.c.id == body["volume_id"], caller.sees(volumes))
+        ).first()
+        if volume is None:
+            raise fault("VolumeNotFound", id=body["volume_id"])
+        valid = ("available", "in-use") if body.get("force") else ("available",)
+        if volume.status not in valid:
+            why = (
+                f"Volume {volume.id} status must be {', '.join(valid)}, but current status is:"
+                f" {volume.status}."
+            )
+            raise fault("InvalidVolume", why=why)
+        check_copied(connection, self._service, volume)
+        quotas.spend(
+            connection, caller.project_id, volume.type_id, snapshots=1, gigabytes=volume.size
+        )
+        key = change.add(
+            snapshots,
+            {
+                "volume_id": volume.id,
+                "project_id": caller.project_id,
+                "user_id": caller.user_id,
+                "name": body.get("name"),
+                "description": body.get("description"),
+                "status": "creating",
+                "size": volume.size,
+                "type_id": volume.type_id,
+                "metadata": body.get("metadata") or {},
+                "image_metadata": volume.image_metadata,
+            },
+        )
+        change.order("snapshot", key, volume.id, read="volume")
+        return key
+
+    def update(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any], body: Body) -> None:
+        pairs = body.pop("metadata", None)
+        if pairs is not None:
+            set_pairs(change, snapshots, row.id, dict(row.metadata) | pairs)
+        change.set(snapshots, row.id, body)
+
+    def delete(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any]) -> None:
+        remove(change, row, force=False)
+
+
+def brief(row: Mapping[Any, Any]) -> Body:
+    """A snapshot in a list."""
+    plain = "id created_at updated_at name description volume_id status size metadata"
+    return {name: row[name] for name in plain.split()}
+
+
+def remove(change: VolumeChange, row: Row[Any], *, force: bool) -> None:
+    """Begin to delete a snapshot. Raises 400 for one that is being made or read."""
+    if is_read(change.connection, row.id):
+        raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
+    if not force and row.status not in ("available", "error"):
+        why = "Snapshot status must be available or error and must not be part of a group."
+        raise fault("InvalidSnapshot", why=why)
+    change.set(snapshots, row.id, {"status": "deleting"})
+    change.order("delete-snapshot", row.id)
+
+
+class SnapshotCollection(Collection):
+    """GET and POST /v3/snapshots; GET .../detail."""
+
+    def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
+        super().__init__(service, api)
+        self._snapshots, self._api = service, api
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        rows, beside = self._api.page(self._snapshots, req)
+        answer(resp, {"snapshots": [brief(row._mapping) for row in rows]} | beside)
+
+    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
+        super().on_get(req, resp)
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: VolumeCaller = req.context.caller
+        self._api.admit(caller, "create")
+        body = self._api.checked(caller, part_of(read_json(req), "snapshot"), new=True)
+        if since(req, 66):
+            if body.get("force") is False and "force" in body:
+                why = "Since microversion 3.66 the 'force' option is invalid: leave it out."
+                raise fault("BadRequest", why=why)
+            body["force"] = True  # it is allowed without being said
+        with self._snapshots.change() as change:
+            key = self._api.create(change, caller, body)
+        with self._snapshots.database.read() as connection:
+            row = self._api.find(connection, caller, key)
+        resp.status = falcon.HTTP_202
+        answer(resp, {"snapshot": self._api.show(req, row._mapping)})
+
+
+class SnapshotItem(Item):
+    """GET, PUT and DELETE /v3/snapshots/{key}; POST .../action."""
+
+    def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
+        super().__init__(service, api)
+        self._snapshots, self._api = service, api
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        self._update(req, resp, key)
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        super().on_delete(req, resp, key)
+        resp.status = falcon.HTTP_202
+
+    def on_post_action(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        body, caller = read_json(req), req.context.caller
+        if not isinstance(body, dict) or len(body) != 1:
+            raise fault("BadRequest", why="The body must be an object with one action.")
+        [(name, given)] = body.items()
+        with self._snapshots.change() as change:
+            row = self._api.find(change.connection, caller, key)
+            if name in ("os-reset_status", "os-update_snapshot_status"):
+                caller.require_admin(f"volume_extension:snapshot_admin_actions:{name}")
+                form = RESET if name == "os-reset_status" else PROGRESS
+                values = form.checked(given, name)
+                if values["status"] not in STATUSES:
+                    raise fault("BadRequest", why=f"The states are {', '.join(STATUSES)}.")
+                change.set(snapshots, row.id, {"status": values["status"]})
+            elif name == "os-force_delete":
+                caller.require_admin("volume_extension:snapshot_admin_actions:force_delete")
+                remove(change, row, force=True)
+            else:
+                raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
+        resp.status = falcon.HTTP_202

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v3/volumes/{key}/action: what is done with a volume.
+
+Each action is a row of ACTIONS: since which version, whether for admins only, the form of its body,
+and a function that does it in one transaction, or begins it there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import falcon
+from sqlalchemy import Row, select
+
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import (
+    TRUTH,
+    BodySchema,
+    Document,
+    integer,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
+from deploy.standalone.volume import attachments as uses
+from deploy.standalone.volume import images, quotas
+from deploy.standalone.volume.caller import VolumeCaller
+from deploy.standalone.volume.faults import fault
+from deploy.standalone.volume.metadata import PAIRS
+from deploy.standalone.volume.qemu_img import WRITABLE
+from deploy.standalone.volume.schema import attachments, snapshots, types, volumes
+from deploy.standalone.volume.service import VolumeChange, VolumeService, connected, count, is_read
+from deploy.standalone.volume.states import settle_use
+from deploy.standalone.volume.versions import since
+from deploy.standalone.volume.volumes import check_copied, find_type, is_multiattach, remove
+from deploy.standalone.web import answer, read_json
+
+STATUSES = (
+    *("creating", "available", "reserved", "attaching", "in-use", "detaching", "deleting"),
+    *("error", "error_deleting", "error_extending", "extending", "uploading", "downloading"),
+    *("retyping", "maintenance", "awaiting-transfer"),
+)
+
+
+@dataclass(frozen=True)
+class AskedAction:
+    """An action as it is asked for."""
+
+    service: VolumeService
+    req: falcon.Request
+    caller: VolumeCaller
+    change: VolumeChange
+    row: Row[Any]
+    body: Any
+    #: What was asked of other services in front of the transaction.
+    image: Body | None = None
+
+    def move(self, before: tuple[str, ...], status: str, **more: Any) -> None:
+        """Set the status. Raises 400 unless it is one of `before`."""
+        values = {"status": status, **more}
+        if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
+            why = (
+                f"Volume {self.row.id} status must be {' or '.join(before)}, but current status is"
+                f" {self.row.status}."
+            )
+            raise fault("InvalidVolume", why=why)
+
+
+def _reserve(asked: AskedAction) -> None:
+    before = ("available", "in-use") if asked.row.multiattach else ("available",)
+    asked.move(before, "attaching")
+
+
+def _unreserve(asked: AskedAction) -> None:
+    settle_use(asked.change, asked.row.id, volumes.c.status == "attaching")
+
+
+def _begin_detaching(asked: AskedAction) -> None:
+    if asked.row.status != "in-use":
+        why = (
+            "Unable to detach volume. Volume status must be 'in-use' and attach_status must be"
+            " 'attached' to detach."
+        )
+        raise fault("InvalidVolume", why=why)
+    asked.move(("in-use",), "detaching")
+
+
+def _roll_detaching(asked: AskedAction) -> None:
+    asked.change.set(volumes, asked.row.id, {"status": "in-use"}, volumes.c.status == "detaching")
+
+
+def _extend(asked: AskedAction) -> None:
+    row, size = asked.row, asked.body["new_size"]
+    if size <= row.size:
+        why = (
+            "New size for extend must be greater than current size."
+            f" (current: {row.size}, extended: {size})."
+        )
+        raise fault("InvalidInput", why=why)
+    is_used = row.status == "in-use" and since(asked.req, 42)
+    _check_growing(asked)
+    quotas.check_size(asked.change.connection, row.project_id, size)
+    quotas.spend(asked.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
+    before = ("in-use",) if is_used else ("available",)
+    asked.move(before, "extending", previous_status=row.status)
+    asked.change.order("extend", row.id, size=size)
+
+
+def _check_growing(asked: AskedAction) -> None:
+    """An NBD server tells the size once, when a host connects."""
+    rows = connected(asked.change.connection, asked.row.id)
+    if any(one.connection_info["driver_volume_type"] == "nbd" for one in rows):
+        why = (
+            f"volume {asked.row.id} is connected over NBD, which cannot tell a new size; detach"
+            " it first, or move the server to the host of the volumes."
+        )
+        raise fault("InvalidVolume", why=why)
+
+
+def _set_bootable(asked: AskedAction) -> None:
+    asked.change.set(volumes, asked.row.id, {"bootable": asked.body["bootable"]})
+
+
+def _set_readonly(asked: AskedAction) -> None:
+    rule = volumes.c.status == "available"
+    if not asked.change.set(volumes, asked.row.id, {"readonly": asked.body["readonly"]}, rule):
+        why = f"Volume {asked.row.id} status must be available to update readonly flag."
+        raise fault("InvalidVolume", why=why)
+
+
+def _retype(asked: AskedAction) -> None:
+    row, connection = asked.row, asked.change.connection
+    wanted = find_type(connection, asked.caller, asked.body["new_type"])
+    if wanted.id == row.type_id:
+        raise fault("InvalidInput", why="New volume_type same as original.")
+    if row.status not in ("available", "in-use"):
+        why = f"Volume {row.id} status must be available or in-use to retype."
+        raise fault("InvalidVolume", why=why)
+    multiattach = is_multiattach(wanted.extra_specs)
+    if multiattach != row.multiattach and row.status == "in-use":
+        why = "Changing multiattach for an attached volume is not allowed: detach it first."
+        raise fault("InvalidInput", why=why)
+    # The whole project has what it had before: only what the new type may have counts.
+    name, old = wanted.name, {"type_id": row.type_id}
+    allowed, used = (one(connection, row.project_id) for one in (quotas.limits, quotas.usage))
+    for key, more in ((f"volumes_{name}", 1), (f"gigabytes_{name}", row.size)):
+        if 0 <= allowed[key] < used[key] + more:
+            if key.startswith("volumes"):
+                raise fault("VolumeLimitExceeded", allowed=allowed[key], name=key)
+            raise fault(
+                "GigabytesExceeded", name=key, requested=more, allowed=allowed[key], used=used[key]
+            )
+    values = {"type_id": wanted.id, "multiattach": multiattach}
+    rule = volumes.c.type_id == old["type_id"]
+    asked.change.set(volumes, row.id, values, rule)
+
+
+def _reset_status(asked: AskedAction) -> None:
+    status, attach = asked.body.get("status"), asked.body.get("attach_status")
+    if not status and not attach and "migration_status" not in asked.body:
+        raise fault("BadRequest", why="Give status or attach_status.")
+    if status:
+        asked.change.set(volumes, asked.row.id, {"status": status, "previous_status": None})
+    if attach == "detached":
+        has = count(asked.change.connection, attachments, attachments.c.volume_id == asked.row.id)
+        if has:
+            why = "The volume has attachments: os-force_detach ends them."
+            raise fault("InvalidVolume", why=why)
+
+
+def _force_delete(asked: AskedAction) -> None:
+    remove(asked.change, asked.row, force=True)
+
+
+def _upload(asked: AskedAction) -> Body:
+    row, image, body = asked.row, asked.image or {}, asked.body
+    before = ("available", "in-use") if body.get("force") else ("available",)
+    check_copied(asked.change.connection, asked.service, row)
+    asked.move(before, "uploading", previous_status=row.status)
+    asked.change.order(
+        "upload",
+        row.id,
+        row.id,
+        image_id=image["id"],
+        disk_format=image["disk_format"],
+        clone=asked.service.files.shares_blocks,
+    )
+    type_name = select(types.c.name).where(types.c.id == row.type_id)
+    return {
+        "os-volume_upload_image": {
+            "id": row.id,
+            "updated_at": row.updated_at,
+            "status": "uploading",
+            "display_description": row.description,
+            "size": row.size,
+            "volume_type": {
+                "id": row.type_id,
+                "name": asked.change.connection.execute(type_name).scalar(),
+            },
+            "image_id": image["id"],
+            "container_format": image["container_format"],
+            "disk_format": image["disk_format"],
+            "image_name": image.get("name"),
+            "protected": image.get("protected"),
+            "visibility": image.get("visibility"),
+        }
+    }
+
+
+def _reimage(asked: AskedAction) -> None:
+    row, image = asked.row, asked.image or {}
+    if count(asked.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
+        why = "Cannot re-image a volume which is attached to more than one server."
+        raise fault("Conflict", why=why)
+    _check_still(asked)
+    images.check_size(image, row.size)
+    before: tuple[str, ...] = ("available", "error")
+    if asked.body.get("reimage_reserved"):
+        before += ("reserved",)
+    asked.move(before, "downloading", previous_status=row.status)
+    asked.change.order(
+        "reimage",
+        row.id,
+        image_id=image["id"],
+        disk_format=image["disk_format"],
+        image_metadata=images.metadata(image),
+    )
+
+
+def _check_still(asked: AskedAction) -> None:
+    """Its content may be another one: nobody reads or writes it."""
+    connection, key = asked.change.connection, asked.row.id
+    if connected(connection, key) or is_read(connection, key):
+        raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
+
+
+def _revert(asked: AskedAction) -> None:
+    row = asked.row
+    latest = asked.change.connection.execute(
+        select(snapshots)
+        .where(snapshots.c.volume_id == row.id)
+        .order_by(snapshots.c.created_at.desc(), snapshots.c.id.desc())
+    ).first()
+    if latest is None or latest.id != asked.body.get("snapshot_id"):
+        why = (
+            f"Specified snapshot is None or not the latest one of volume {row.id}."
+            if latest
+            else f"Volume {row.id} doesn't have any snapshots."
+        )
+        raise fault("BadRequest", why=why)
+    if latest.size != row.size:
+        why = f"Can't revert volume {row.id}: its size must be equal to the snapshot's size."
+        raise fault("BadRequest", why=why)
+    if latest.status != "available" or row.status != "available":
+        raise fault("Conflict", why="volume and snapshot must be available")
+    _check_still(asked)
+    asked.move(("available",), "reverting", previous_status=row.status)
+    asked.change.order("revert", row.id, latest.id, read="snapshot")
+
+
+def _set_image_metadata(asked: AskedAction) -> Body:
+    found = dict(asked.row.image_metadata) | asked.body["metadata"]
+    asked.change.set(volumes, asked.row.id, {"image_metadata": found})
+    return {"metadata": found}
+
+
+def _unset_image_metadata(asked: AskedAction) -> None:
+    found, key = dict(asked.row.image_metadata), asked.body["key"]
+    if key not in found:
+        raise fault("MetadataNotFound", what="Volume", id=asked.row.id, key=key)
+    del found[key]
+    asked.change.set(volumes, asked.row.id, {"image_metadata": found})
+
+
+def _show_image_metadata(asked: AskedAction) -> Body:
+    return {"metadata": dict(asked.row.image_metadata)}
+
+
+@dataclass(frozen=True)
+class VolumeAction:
+    """One action."""
+
+    run: Callable[[AskedAction], Body | None]
+    form: Document | None = None
+    minor: int = 0
+    is_admins: bool = False
+    status: str = falcon.HTTP_202
+
+    def checked(self, name: str, body: object) -> Any:
+        """The action's body. Raises 400."""
+        return BodySchema(self.form).checked(body, name) if self.form else None
+
+
+UPLOAD = mapping(
+    {
+        "image_name": text(minLength=1),
+        "force": TRUTH,
+        "disk_format": nullable(one_of(*WRITABLE)),
+        "container_format": nullable(one_of("bare")),
+        "visibility": nullable(one_of("public", "private", "shared", "community")),
+        "protected": nullable(TRUTH),
+    },
+    "image_name",
+)
+STATUS_WORD = nullable(one_of(*STATUSES))
+ACTIONS: Mapping[str, VolumeAction] = {
+    "os-reserve": VolumeAction(_reserve),
+    "os-unreserve": VolumeAction(_unreserve),
+    "os-begin_detaching": VolumeAction(_begin_detaching),
+    "os-roll_detaching": VolumeAction(_roll_detaching),
+    "os-extend": VolumeAction(
+        _extend, mapping({"new_size": integer(1, format="integer")}, "new_size")
+    ),
+    "os-set_bootable": VolumeAction(
+        _set_bootable, mapping({"bootable": TRUTH}, "bootable"), status=falcon.HTTP_200
+    ),
+    "os-update_readonly_flag": VolumeAction(
+        _set_readonly, mapping({"readonly": TRUTH}, "readonly")
+    ),
+    "os-retype": VolumeAction(
+        _retype,
+        mapping(
+            {
+                "new_type": text(minLength=1),
+                "migration_policy": nullable(one_of("on-demand", "never")),
+            },
+            "new_type",
+        ),
+    ),
+    "os-reset_status": VolumeAction(
+        _reset_status,
+        mapping(
+            {
+                "status": STATUS_WORD,
+                "attach_status": nullable(one_of("attached", "detached")),
+                "migration_status": nullable(text()),
+            }
+        ),
+        is_admins=True,
+    ),
+    "os-force_delete": VolumeAction(_force_delete, is_admins=True),
+    "os-volume_upload_image": VolumeAction(_upload, UPLOAD),
+    "os-reimage": VolumeAction(
+        _reimage,
+        mapping({"image_id": text(64), "reimage_reserved": TRUTH}, "image_id"),
+        minor=68,
+    ),
+    "revert": VolumeAction(
+        _revert, mapping({"snapshot_id": nullable(text(64))}, others=True), minor=40
+    ),
+    "os-set_image_metadata": VolumeAction(
+        _set_image_metadata, mapping({"metadata": PAIRS}, "metadata"), status=falcon.HTTP_200
+    ),
+    "os-unset_image_metadata": VolumeAction(
+        _unset_image_metadata, mapping({"key": text(minLength=1)}, "key"), status=falcon.HTTP_200
+    ),
+    "os-show_image_metadata": VolumeAction(_show_image_metadata, status=falcon.HTTP_200),
+}
+DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {}}, others=False))
+
+
+class VolumeActions:
+    """POST /v3/volumes/{key}/action."""
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        body, caller = read_json(req), req.context.caller
+        if not isinstance(body, dict) or len(body) != 1:
+            raise fault("BadRequest", why="The body must be an object with one action.")
+        [(name, given)] = body.items()
+        if name == "os-force_detach":
+            self._force_detach(req, resp, key, given)
+            return
+        action = ACTIONS.get(name)
+        if action is None or not since(req, action.minor):
+            raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
+        form = action.checked(name, given)
+        with self._service.database.read() as connection:
+            row = uses.find_volume(connection, caller, key)
+        if action.is_admins:
+            caller.require_admin(f"volume_extension:volume_admin_actions:{name}")
+        caller.require_member(f"volume_extension:volume_actions:{name}")
+        image = self._image(caller, row, name, form)
+        with self._service.change() as change:
+            row = uses.find_volume(change.connection, caller, key)
+            said = action.run(AskedAction(self._service, req, caller, change, row, form, image))
+        resp.status = action.status
+        if said is not None:
+            answer(resp, said)
+
+    def _image(self, caller: VolumeCaller, row: Row[Any], name: str, form: Any) -> Body | None:
+        """The image that an action needs, or has the image service make."""
+        if name == "os-reimage":
+            return images.wanted(self._service, caller, form["image_id"])
+        if name != "os-volume_upload_image":
+            return None
+        # What the transaction refuses is refused before an image is made, as far as it is known.
+        if row.status not in (("available", "in-use") if form.get("force") else ("available",)):
+            why = f"Volume {row.id} status must be available, but current status is {row.status}."
+            raise fault("InvalidVolume", why=why)
+        with self._service.database.read() as connection:
+            check_copied(connection, self._service, row)
+        body: Body = {
+            "name": form["image_name"],
+            "disk_format": form.get("disk_format") or "raw",
+            "container_format": form.get("container_format") or "bare",
+            "min_disk": row.size,
+            **{one: form[one] for one in ("visibility", "protected") if form.get(one) is not None},
+        }
+        kept = {
+            name: value
+            for name, value in row.image_metadata.items()
+            if name not in images.OWN
+            and name not in ("image_id", "image_name", "signature_verified")
+        }
+        return self._service.images.create(kept | body, caller.token)
+
+    def _force_detach(
+        self, req: falcon.Request, resp: falcon.Response, key: str, given: object
+    ) -> None:
+        """An admin ends attachments whatever their server says."""
+        wanted = DETACH.checked(given, "os-force_detach").get("attachment_id")
+        caller: VolumeCaller = req.context.caller
+        with self._service.database.read() as connection:
+            row = uses.find_volume(connection, caller, key)
+            caller.require_admin("volume_extension:volume_admin_actions:force_detach")
+            found = connection.execute(
+                select(attachments.c.id).where(attachments.c.volume_id == row.id)
+            ).scalars()
+            ended = [one for one in found if wanted in (None, one)]
+        if not ended:
+            raise fault("InvalidVolume", why="There is no such attachment of the volume.")
+        for one in ended:
+            uses.delete(self._service, one, row.id)
+        resp.status = falcon.HTTP_202

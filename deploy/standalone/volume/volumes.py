@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/volumes: the list, one volume, and how one is made; what is done with it: volume_actions.py.
+
+creating/downloading --> available <--> reserved, attaching, in-use, detaching (attachments.py)
+available or in-use <--> extending, uploading; available <--> reverting, awaiting-transfer
+any but attached --> deleting --> gone;  what failed --> error, error_extending, error_deleting
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import falcon
+from sqlalchemy import ColumnElement, Connection, Row, select
+
+from deploy.standalone.listing import value_of
+from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.schemas import TRUTHS, BodySchema, Document, integer, mapping, nullable, text
+from deploy.standalone.volume import images, quotas
+from deploy.standalone.volume.caller import VolumeCaller
+from deploy.standalone.volume.faults import fault
+from deploy.standalone.volume.listing import all_projects, listed, of_pairs
+from deploy.standalone.volume.metadata import PAIRS, set_pairs
+from deploy.standalone.volume.schema import attachments, snapshots, transfers, types, volumes
+from deploy.standalone.volume.service import (
+    VolumeChange,
+    VolumeService,
+    connected,
+    count,
+    default_type,
+    is_read,
+    may_use,
+)
+from deploy.standalone.volume.versions import links, require, since
+from deploy.standalone.web import answer, part_of, read_json
+
+NAME = nullable(text())
+ID = nullable(text(64))
+SIZE = nullable(integer(1, format="integer"))
+NEW: Mapping[str, Document] = {
+    "name": NAME,
+    "display_name": NAME,
+    "description": NAME,
+    "display_description": NAME,
+    "size": SIZE,
+    "volume_type": NAME,
+    "snapshot_id": ID,
+    "source_volid": ID,
+    "imageRef": NAME,
+    "image_id": NAME,
+    "availability_zone": NAME,
+    "metadata": nullable(PAIRS),
+    "multiattach": nullable({"type": "boolean", "format": "boolean"}),
+    "consistencygroup_id": ID,
+    "group_id": ID,
+    "backup_id": ID,
+}
+CHANGED = ("name", "display_name", "description", "display_description", "metadata")
+#: Before 3.53 what nobody knows is left aside; from then on it is refused.
+CREATE, CREATE_LENIENT = (BodySchema(mapping(NEW, others=others)) for others in (False, True))
+UPDATE = BodySchema(mapping({name: NEW[name] for name in CHANGED}))
+FILTERS = {
+    **dict.fromkeys(
+        ("id", "name", "status", "bootable", "size", "availability_zone", "multiattach", "user_id")
+    ),
+    "snapshot_id": None,
+    "metadata": of_pairs(volumes.c.metadata),
+    "glance_metadata": of_pairs(volumes.c.image_metadata),
+    "volume_type_id": lambda value: volumes.c.type_id == value,
+}
+DELETABLE = ("available", "error", "error_restoring", "error_extending", "error_managing")
+
+
+class VolumesApi(Resource):
+    """Volumes."""
+
+    name, plural, table, bulk = "volume", "volumes", volumes, False
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def visible(self, caller: VolumeCaller) -> ColumnElement[bool]:
+        return caller.sees(volumes)
+
+    def admit_to(self, caller: VolumeCaller, action: str, row: Row[Any]) -> None:
+        caller.require_member(f"volume:{action}")
+
+    def not_found(self, key: str) -> falcon.HTTPError:
+        return fault("VolumeNotFound", id=key)
+
+    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = (CREATE if new else UPDATE).checked(body, "volume")
+        for name in ("name", "description"):
+            if f"display_{name}" in found:
+                found.setdefault(name, found.pop(f"display_{name}"))
+            if isinstance(found.get(name), str):
+                found[name] = found[name].strip()
+        return found
+
+    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+        return listed(service, req, volumes, FILTERS, "volumes")
+
+    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+        key = row["id"]
+        with self._service.database.read() as connection:
+            rows = connection.execute(
+                select(attachments).where(
+                    attachments.c.volume_id == key, attachments.c.status == "attached"
+                )
+            ).all()
+            type_name = connection.execute(
+                select(types.c.name).where(types.c.id == row["type_id"])
+            ).scalar()
+        return _view(req, self._service, row, rows, type_name or "")
+
+    def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
+        raise NotImplementedError  # VolumeCollection makes them: the image service is asked before
+
+    def update(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any], body: Body) -> None:
+        pairs = body.pop("metadata", None)
+        if pairs is not None:
+            set_pairs(change, volumes, row.id, dict(row.metadata) | pairs)
+        change.set(volumes, row.id, body)
+
+
+def _view(
+    req: falcon.Request,
+    service: VolumeService,
+    row: Mapping[Any, Any],
+    attached: list[Row[Any]] | Any,
+    type_name: str,
+) -> Body:
+    caller: VolumeCaller = req.context.caller
+    plain = (
+        "id status size availability_zone created_at updated_at name description snapshot_id"
+        " source_volid user_id multiattach"
+    )
+    found = {name: row[name] for name in plain.split()} | {
+        "metadata": dict(row["metadata"])
+        | ({} if row["readonly"] is None else {"readonly": str(row["readonly"])}),
+        "volume_type": type_name,
+        "bootable": str(row["bootable"]).lower(),
+        "encrypted": False,
+        "replication_status": None,
+        "consistencygroup_id": None,
+        "links": links(req, "volumes", row["id"]),
+        "os-vol-tenant-attr:tenant_id": row["project_id"],
+        "attachments": [
+            {
+                "id": row["id"],
+                "attachment_id": one.id,
+                "volume_id": row["id"],
+                "server_id": one.instance,
+                "host_name": one.host if caller.is_admin or caller.is_service else None,
+                "device": one.mountpoint,
+                "attached_at": one.attached_at,
+            }
+            for one in attached
+        ],
+    }
+    if row["image_metadata"]:
+        found["volume_image_metadata"] = row["image_metadata"]
+    admins: Body = {
+        "migration_status": None,
+        "os-vol-host-attr:host": service.backend,
+        "os-vol-mig-status-attr:migstat": None,
+        "os-vol-mig-status-attr:name_id": None,
+    }
+    later: tuple[tuple[int, bool, Body], ...] = (
+        (13, False, {"group_id": None}),
+        (21, True, {"provider_id": None}),
+        # No client has to take turns with others: each connection is its own.
+        (48, False, {"shared_targets": False, "service_uuid": None}),
+        (61, True, {"cluster_name": None}),
+        (63, False, {"volume_type_id": row["type_id"]}),
+        (65, False, {"consumes_quota": True}),
+    )
+    if caller.is_admin:
+        found |= admins
+    for minor, is_admins, more in later:
+        if since(req, minor) and (caller.is_admin or not is_admins):
+            found |= more
+    return found
+
+
+class VolumeCollection(Collection):
+    """GET and POST /v3/volumes; GET .../detail and .../summary."""
+
+    def __init__(self, service: VolumeService, api: VolumesApi) -> None:
+        super().__init__(service, api)
+        self._volumes, self._api = service, api
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        rows, beside = self._api.page(self._volumes, req)
+        brief = [
+            {"id": row.id, "name": row.name, "links": links(req, "volumes", row.id)} for row in rows
+        ]
+        answer(resp, {"volumes": brief} | beside)
+
+    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
+        super().on_get(req, resp)
+
+    def on_get_summary(self, req: falcon.Request, resp: falcon.Response) -> None:
+        require(req, 12)
+        mine = volumes.c.project_id == req.context.caller.project_id
+        with self._volumes.database.read() as connection:
+            rows = connection.execute(
+                select(volumes.c.size, volumes.c.metadata).where(
+                    *([] if all_projects(req) else [mine])
+                )
+            ).all()
+        found: Body = {"total_count": len(rows), "total_size": sum(row.size for row in rows)}
+        if since(req, 36):
+            pairs: dict[str, list[str]] = {}
+            for row in rows:
+                for name, value in row.metadata.items():
+                    if value not in pairs.setdefault(name, []):
+                        pairs[name].append(value)
+            found["metadata"] = pairs
+        answer(resp, {"volume-summary": found})
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: VolumeCaller = req.context.caller
+        caller.require_member("volume:create")
+        given = part_of(read_json(req), "volume")
+        form = CREATE if since(req, 53) else CREATE_LENIENT
+        form.checked(given, "volume")
+        if isinstance(given, dict):
+            given = {name: value for name, value in given.items() if name in NEW}
+        body = self._api.checked(caller, given, new=True)
+        reference = body.pop("imageRef", None) or body.pop("image_id", None)
+        body.pop("image_id", None)
+        image = images.wanted(self._volumes, caller, reference) if reference else None
+        with self._volumes.change() as change:
+            key = _make(change, self._volumes, caller, body, image)
+        with self._volumes.database.read() as connection:
+            row = self._api.find(connection, caller, key)
+        resp.status = falcon.HTTP_202
+        answer(resp, {"volume": self._api.show(req, row._mapping)})
+
+
+def _make(
+    change: VolumeChange,
+    service: VolumeService,
+    caller: VolumeCaller,
+    body: Body,
+    image: Body | None,
+) -> str:
+    """The row of a new volume, and the job that fills it."""
+    _check_new(service, body)
+    sources = [name for name in ("snapshot_id", "source_volid") if body.get(name)]
+    if len(sources) + (image is not None) > 1:
+        why = "Give one of imageRef, snapshot_id and source_volid."
+        raise fault("InvalidInput", why=why)
+    source = _source(change.connection, caller, body, sources[0]) if sources else None
+    size = body.get("size") or (source.size if source is not None else None)
+    if size is None:
+        why = "Volume size must be specified when creating a volume from an image or blank."
+        raise fault("InvalidInput", why=why)
+    if source is not None and size < source.size:
+        raise fault("InvalidInput", why=f"The volume must have {source.size} GB at least.")
+    if image is not None:
+        images.check_size(image, size)
+    kind = _type(change.connection, caller, body.get("volume_type"), source)
+    quotas.check_size(change.connection, caller.project_id, size)
+    quotas.spend(change.connection, caller.project_id, kind.id, volumes=1, gigabytes=size)
+    image_metadata = images.metadata(image) if image else getattr(source, "image_metadata", {})
+    origin = getattr(source, "volume_id", getattr(source, "id", ""))
+    bootable = select(volumes.c.bootable).where(volumes.c.id == origin)
+    key = change.add(
+        volumes,
+        {
+            "project_id": caller.project_id,
+            "user_id": caller.user_id,
+            "name": body.get("name"),
+            "description": body.get("description"),
+            "status": "downloading" if image else "creating",
+            "size": size,
+            "availability_zone": service.settings.zone,
+            "type_id": kind.id,
+            "multiattach": is_multiattach(kind.extra_specs),
+            "bootable": image is not None or bool(change.connection.execute(bootable).scalar()),
+            "snapshot_id": body.get("snapshot_id"),
+            "source_volid": body.get("source_volid"),
+            "metadata": body.get("metadata") or {},
+            "image_metadata": image_metadata,
+        },
+    )
+    if image is not None:
+        change.order("download", key, image_id=image["id"], disk_format=image["disk_format"])
+    elif source is None:
+        change.order("create", key)
+    elif sources == ["snapshot_id"]:
+        change.order("copy", key, source.id, read="snapshot")
+    else:
+        check_copied(change.connection, service, source)
+        change.order("copy", key, source.id, read="volume")
+    return key
+
+
+def _check_new(service: VolumeService, body: Body) -> None:
+    zone = body.get("availability_zone")
+    if zone not in (None, "", service.settings.zone):
+        raise fault("InvalidAvailabilityZone", id=zone)
+    if body.get("multiattach"):
+        why = "multiattach parameter has been removed: use a volume type with multiattach."
+        raise fault("BadRequest", why=why)
+    if body.get("backup_id"):
+        raise fault("BackupNotFound", id=body["backup_id"])
+    for name in ("consistencygroup_id", "group_id"):
+        if body.get(name):
+            raise fault("BadRequest", why=f"There are no groups of volumes here: leave {name} out.")
+
+
+def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> Row[Any]:
+    """The snapshot or volume that a new one starts from, in a state to be read."""
+    table = snapshots if name == "snapshot_id" else volumes
+    row = connection.execute(
+        select(table).where(table.c.id == body[name], caller.sees(table))
+    ).first()
+    if row is None:
+        missing = "SnapshotNotFound" if table is snapshots else "VolumeNotFound"
+        raise fault(missing, id=body[name])
+    if row.status not in (("available",) if table is snapshots else ("available", "in-use")):
+        kind = "InvalidSnapshot" if table is snapshots else "InvalidVolume"
+        why = f"Originating {table.name[:-1]} status must be available, but it is {row.status}."
+        raise fault(kind, why=why)
+    return row
+
+
+def check_copied(connection: Connection, service: VolumeService, row: Row[Any]) -> None:
+    """Raises 400 when a copy of a volume would not be of one moment."""
+    if not service.files.shares_blocks and connected(connection, row.id):
+        why = (
+            f"volume {row.id} is in use, and the folder of the volumes is on a file system that"
+            " cannot share blocks (XFS and Btrfs can): a copy would not be of one moment."
+            " Detach the volume first."
+        )
+        raise fault("InvalidVolume", why=why)
+
+
+def _type(
+    connection: Connection, caller: VolumeCaller, wanted: str | None, source: Row[Any] | None
+) -> Row[Any]:
+    """The type of a new volume: the one that is wanted, the source's, or the default. Raises
+    404."""
+    if wanted:
+        return find_type(connection, caller, wanted)
+    key = source.type_id if source is not None else default_type(connection, caller.project_id)
+    return connection.execute(select(types).where(types.c.id == key)).one()
+
+
+def find_type(connection: Connection, caller: VolumeCaller, wanted: str) -> Row[Any]:
+    """A type by id or name that the caller may use. Raises 404."""
+    rules = [] if caller.is_admin else [may_use(caller.project_id)]
+    row = connection.execute(
+        select(types).where((types.c.id == wanted) | (types.c.name == wanted), *rules)
+    ).first()
+    if row is None:
+        raise fault("TypeNotFound", id=wanted)
+    return row
+
+
+def is_multiattach(extra_specs: Mapping[str, str]) -> bool:
+    """May volumes of this type be attached to several servers?"""
+    word = extra_specs.get("multiattach", "").replace("<is>", "").strip().lower()
+    return bool(TRUTHS.get(word))
+
+
+class VolumeItem(Item):
+    """GET, PUT and DELETE /v3/volumes/{key}."""
+
+    def __init__(self, service: VolumeService, api: VolumesApi) -> None:
+        super().__init__(service, api)
+        self._volumes, self._api = service, api
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        self._update(req, resp, key)
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        caller: VolumeCaller = req.context.caller
+        cascade = bool(TRUTHS.get(value_of(req.params, "cascade").lower()))
+        force = since(req, 23) and bool(TRUTHS.get(value_of(req.params, "force").lower()))
+        with self._volumes.change() as change:
+            row = self._api.find(change.connection, caller, key)
+            self._api.admit_to(caller, "delete", row)
+            if force:
+                caller.require_admin("volume:force_delete")
+            remove(change, row, force=force, cascade=cascade)
+        resp.status = falcon.HTTP_202
+
+
+def remove(change: VolumeChange, row: Row[Any], *, force: bool, cascade: bool = False) -> None:
+    """Begin to delete a volume. Raises 400 for one that is used."""
+    connection = change.connection
+    has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)
+    own = connection.execute(select(snapshots).where(snapshots.c.volume_id == row.id)).all()
+    read = is_read(connection, row.id) or any(is_read(connection, one.id) for one in own)
+    stuck = [one for one in own if one.status not in ("available", "error", "deleting")]
+    if (
+        read
+        or has_attachments
+        or (own and not cascade)
+        or (stuck and not force)
+        or (not force and row.status not in DELETABLE)
+    ):
+        why = (
+            f"Volume status must be {' or '.join(DELETABLE)} and must not be migrating, attached,"
+            " belong to a group, have snapshots, awaiting a transfer, or be disassociated from"
+            " snapshots after volume transfer, nor be copied just now."
+        )
+        raise fault("InvalidVolume", why=why)
+    connection.execute(transfers.delete().where(transfers.c.volume_id == row.id))
+    change.set(volumes, row.id, {"status": "deleting"})
+    for one in own:
+        change.set(snapshots, one.id, {"status": "deleting"})
+    change.order("delete", row.id, snapshots=[one.id for one in own])

@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standalone volume service against the clients it is made for, as a real process behind
+keystonemiddleware.
+
+python-openstackclient and openstacksdk drive it unmodified; `requests` sends what they never would.
+"""
+
+import json
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openstack
+import pytest
+import requests
+
+from deploy.servers import free_ports
+from tests.standalone import Cloud, running
+from tests.waiting import await_true
+
+GIGABYTE = 1024**3
+MEGABYTE = 1024**2
+HOST = "host-of-volumes"
+NEWEST = "volume 3.70"
+
+
+class Compute:
+    """Stands in for the compute service: knows attachments, notes events."""
+
+    def __init__(self) -> None:
+        events = self.events = []  # type: list[dict[str, str]]
+        used = self.used = {}  # type: dict[str, str]
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                events.extend(json.loads(data)["events"])
+                self._answer(200, b'{"events": []}')
+
+            def do_GET(self) -> None:
+                volume = self.path.rsplit("/", 1)[-1]
+                found = used.get(volume)
+                body = f'{{"volumeAttachment": {{"attachment_id": "{found}"}}}}'
+                self._answer(200 if found else 404, body.encode())
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *words: Any) -> None:
+                """Says nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+class Rig:
+    """A running cloud with its volume service, and who uses it."""
+
+    def __init__(self, cloud: Cloud, port: int, compute: Compute) -> None:
+        self.cloud, self.port, self.compute = cloud, port, compute
+        self.url = f"http://127.0.0.1:{port}/v3"
+        self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
+        self.service = connect(cloud, "kilonova", cloud.service_password, "service")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.cloud.folder / "volume" / "volumes"
+
+    def options(self) -> list[str]:
+        return ["--host", HOST, "--compute-url", self.compute.url]
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"volume-{key}"
+
+    def ask(self, who: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        """A request that answers with whatever comes."""
+        headers = {
+            "X-Auth-Token": who.session.get_token(),
+            "OpenStack-API-Version": more.pop("version", NEWEST),
+        } | more.pop("headers", {})
+        return requests.request(
+            method, f"{self.url}{path}", json=body, headers=headers, timeout=60, **more
+        )
+
+    def volume(self, who: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
+        """The id of a new volume, when it is there."""
+        made = self.ask(who, "POST", "/volumes", {"volume": {"size": size, **more}})
+        assert made.status_code == 202, made.text
+        key = str(made.json()["volume"]["id"])
+        self.until(who, key, wanted)
+        return key
+
+    def show(self, who: Any, key: str, plural: str = "volumes") -> Any:
+        found = self.ask(who, "GET", f"/{plural}/{key}")
+        return found.json().get(plural[:-1], {"status": "gone"})
+
+    def until(self, who: Any, key: str, status: str, plural: str = "volumes") -> None:
+        await_true(
+            lambda: self.show(who, key, plural)["status"] == status,
+            30,
+            f"{plural} {key} {status}: {self.show(who, key, plural)['status']}",
+        )
+
+    def action(self, who: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
+        return self.ask(who, "POST", f"/volumes/{key}/action", {name: body}, **more)
+
+    def snapshot(self, who: Any, volume: str, wanted: str = "available", **more: Any) -> str:
+        made = self.ask(who, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}})
+        assert made.status_code == 202, made.text
+        key = str(made.json()["snapshot"]["id"])
+        self.until(who, key, wanted, "snapshots")
+        return key
+
+    def attach(self, who: Any, volume: str, server: str, host: str = HOST, **more: Any) -> Any:
+        body = {"volume_uuid": volume, "instance_uuid": server, "connector": {"host": host}}
+        return self.ask(who, "POST", "/attachments", {"attachment": body | more})
+
+    def complete(self, who: Any, attachment: str) -> None:
+        done = self.ask(who, "POST", f"/attachments/{attachment}/action", {"os-complete": None})
+        assert done.status_code == 204, done.text
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    return openstack.connect(
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    compute, port = Compute(), free_ports(1)
+    threading.Thread(target=compute.server.serve_forever, daemon=True).start()
+    with running(tmp_path_factory.mktemp("standalone"), with_image=True) as cloud:
+        cloud.bootstrap(**{"block-storage": f"http://127.0.0.1:{port}/v3"})
+        made = Rig(cloud, port, compute)
+        with cloud.volume(port, *made.options()):
+            yield made
+        log = (cloud.folder / "volume.log").read_text()
+    compute.server.shutdown()
+    compute.server.server_close()
+    assert " 500 " not in log
+    assert "Traceback" not in log
+    assert cloud.service_password not in log
+
+
+def person(rig: Rig, role: str, project: Any = None) -> Any:
+    """A connection of a new user with `role`, in a new project or this one's."""
+    name, identity = f"user-{uuid.uuid4().hex[:8]}", rig.admin.identity
+    within = project or identity.create_project(name=name, domain_id="default")
+    user = identity.create_user(name=name, password="correct horse", domain_id="default")
+    identity.assign_project_role_to_user(within, user, identity.find_role(role))
+    return connect(rig.cloud, name, "correct horse", within.name)
+
+
+@pytest.fixture
+def member(rig: Rig) -> Any:
+    return person(rig, "member")
+
+
+# The real clients
+
+
+@pytest.mark.slice("guests")
+def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
+    created, *_ = rig.cloud.openstack(
+        "volume create --size 1 --description d --property a=b cli-1 -f json"
+    )
+    rig.until(rig.admin, created["id"], "available")
+    snapshot, *_ = rig.cloud.openstack("volume snapshot create --volume cli-1 cli-s -f json")
+    rig.until(rig.admin, snapshot["id"], "available", "snapshots")
+    listed, shown, snapshots, one = rig.cloud.openstack(
+        "volume list --long -f json",
+        "volume show cli-1 -f json",
+        "volume snapshot list -f json",
+        "volume snapshot show cli-s -f json",
+        "volume set --name cli-2 --property c=d --bootable cli-1",
+        "volume unset --property a cli-2",
+    )
+    assert [row["Name"] for row in listed] == ["cli-1"]
+    assert (shown["size"], shown["status"], shown["description"]) == (1, "available", "d")
+    assert shown["type"] == "__DEFAULT__"
+    assert [row["Name"] for row in snapshots] == ["cli-s"]
+    assert one["volume_id"] == created["id"]
+    rig.cloud.openstack("volume set --size 3 cli-2")
+    rig.until(rig.admin, created["id"], "available")
+    changed, copied = rig.cloud.openstack(
+        "volume show cli-2 -f json", "volume create --snapshot cli-s --size 2 cli-3 -f json"
+    )
+    assert (changed["size"], changed["properties"], changed["bootable"]) == (3, {"c": "d"}, True)
+    rig.until(rig.admin, copied["id"], "available")
+    transfer, offered, types, _, quota, limits, pools, services, zones = rig.cloud.openstack(
+        "volume transfer request create --name t cli-3 -f json",
+        "volume transfer request list -f json",
+        "volume type list --long -f json",
+        "volume type create --multiattach shared -f json",
+        "quota show --volume -f json",
+        "limits show --absolute -f json",
+        "volume backend pool list --long -f json",
+        "volume service list -f json",
+        "availability zone list --volume -f json",
+    )
+    assert [row["Name"] for row in offered] == ["t"]
+    assert [row["Name"] for row in types] == ["__DEFAULT__"]
+    assert {row["Resource"]: row["Limit"] for row in quota}["volumes"] == 10
+    known = {row["Name"].replace("_", "").lower(): row["Value"] for row in limits}
+    assert known["maxtotalvolumes"] == 10
+    assert pools[0]["Storage Protocol"] == "file"
+    assert {row["Binary"] for row in services} == {"cinder-scheduler", "cinder-volume"}
+    assert zones[0]["Zone Name"] == "nova"
+    rig.cloud.openstack(
+        f"volume transfer request accept --auth-key {transfer['auth_key']} {transfer['id']} -f json"
+    )
+    rig.cloud.openstack(
+        "volume snapshot delete cli-s", "volume delete cli-3", "volume type delete shared"
+    )
+    rig.until(rig.admin, snapshot["id"], "gone", "snapshots")
+    rig.cloud.openstack("volume delete cli-2")
+    rig.until(rig.admin, created["id"], "gone")
+    rig.until(rig.admin, copied["id"], "gone")
+    assert list(rig.folder.iterdir()) == []
+
+
+def test_openstacksdk_lists_pages_filters_and_changes(rig: Rig, member: Any) -> None:
+    keys = [
+        rig.volume(member, name=f"n{place % 2}", metadata={"p": str(place)}) for place in range(5)
+    ]
+    storage = member.block_storage
+    assert {one.id for one in storage.volumes(limit=2)} == set(keys)
+    assert {one.id for one in storage.volumes(name="n1")} == {keys[1], keys[3]}
+    shown = storage.get_volume(keys[0])
+    assert (shown.status, shown.size, shown.is_bootable, shown.is_multiattach) == (
+        "available",
+        1,
+        False,
+        False,
+    )
+    assert (shown.project_id, shown.volume_type) == (member.current_project_id, "__DEFAULT__")
+    ordered = rig.ask(member, "GET", "/volumes?sort=name:asc,id:desc&limit=3").json()
+    [more] = ordered["volumes_links"]
+    headers = {"X-Auth-Token": member.session.get_token(), "OpenStack-API-Version": NEWEST}
+    rest = requests.get(more["href"], headers=headers, timeout=30).json()
+    found = [(one["name"], one["id"]) for one in ordered["volumes"] + rest["volumes"]]
+    assert found == sorted(
+        sorted(found, key=lambda one: one[1], reverse=True), key=lambda one: one[0]
+    )
+    assert len(found) == 5
+    for query, number in (
+        ("name~=n", 5),
+        ("status=error", 0),
+        ("metadata={'p': '3'}", 1),
+        ('metadata={"p": "2"}', 1),
+        ("bootable=false&limit=2&offset=4", 1),
+        ("created_at=gt:2020-01-01T00:00:00", 5),
+        ("size=1&sort_key=size&sort_dir=asc", 5),
+    ):
+        answer = rig.ask(member, "GET", f"/volumes/detail?{query}")
+        assert (answer.status_code, len(answer.json().get("volumes", []))) == (200, number), query
+    assert rig.ask(member, "GET", "/volumes?with_count=true&limit=1").json()["count"] == 5
+    summary = rig.ask(member, "GET", "/volumes/summary").json()["volume-summary"]
+    assert (summary["total_count"], summary["total_size"]) == (5, 5)
+    assert sorted(summary["metadata"]["p"]) == ["0", "1", "2", "3", "4"]
+    changed = storage.update_volume(keys[0], name="new", description="d")
+    assert (changed.name, changed.description) == ("new", "d")
+    storage.set_volume_metadata(keys[0], a="b")
+    assert storage.get_volume(keys[0]).metadata == {"p": "0", "a": "b"}
+    storage.delete_volume_metadata(keys[0], ["p"])
+    assert storage.get_volume(keys[0]).metadata == {"a": "b"}
+    assert [one.name for one in storage.availability_zones()] == ["nova"]
+    assert storage.get_limits().absolute.total_volumes_used == 5
+    assert list(storage.backups()) == []
+    assert {one.alias for one in storage.extensions()} >= {"os-volume-actions"}
+    for key in keys:
+        storage.delete_volume(key, ignore_missing=False)
+    for key in keys:
+        rig.until(member, key, "gone")
+    with pytest.raises(openstack.exceptions.NotFoundException):
+        storage.get_volume(keys[0])
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("limit=-1", 400),
+        ("limit=x", 400),
+        ("marker=nothing", 400),
+        ("sort_key=metadata", 400),
+        ("sort=name:up", 400),
+        ("color=red", 400),
+        ("bootable=maybe", 400),
+        ("metadata=(((", 400),
+        ("created_at=about:2020", 400),
+        ("limit=0", 200),
+    ],
+)
+def test_a_list_refuses_what_it_does_not_know(rig: Rig, query: str, status: int) -> None:
+    assert rig.ask(rig.admin, "GET", f"/volumes/detail?{query}").status_code == status
+
+
+# Versions
+
+
+def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
+    root = requests.get(rig.url, timeout=20).json()["versions"][0]
+    assert (root["min_version"], root["version"], root["status"]) == ("3.0", "3.70", "CURRENT")
+    key = rig.volume(member)
+    for version, status, said in (
+        ("volume 3.0", 200, "volume 3.0"),
+        ("compute 2.95", 200, "volume 3.0"),
+        ("compute 2.95, volume 3.44", 200, "volume 3.44"),
+        ("volume latest", 200, "volume 3.70"),
+        ("volume 3.71", 406, None),
+        ("volume 4.0", 406, None),
+        ("volume three", 400, None),
+    ):
+        answer = rig.ask(member, "GET", f"/volumes/{key}", version=version)
+        assert answer.status_code == status, version
+        assert said is None or answer.headers["OpenStack-API-Version"] == said
+    old = rig.ask(member, "GET", f"/volumes/{key}", version="volume 3.0").json()["volume"]
+    new = rig.show(member, key)
+    assert {"shared_targets", "service_uuid", "volume_type_id", "consumes_quota", "group_id"} <= (
+        new.keys() - old.keys()
+    )
+    assert new["shared_targets"] is False
+    for path, minor in (
+        ("/attachments", 27),
+        ("/volume-transfers", 55),
+        ("/volumes/summary", 12),
+        ("/messages", 3),
+        ("/resource_filters", 33),
+    ):
+        before, since = (
+            rig.ask(member, "GET", path, version=f"volume 3.{one}").status_code
+            for one in (minor - 1, minor)
+        )
+        assert (before, since) == (404, 200), path
+    project = member.current_project_id
+    assert rig.ask(member, "GET", f"/{project}/volumes/{key}").json()["volume"]["id"] == key
+    assert rig.ask(member, "GET", f"/{uuid.uuid4().hex}/volumes").status_code == 400
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+# Who may do what
+
+
+def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
+    stranger, key = person(rig, "member"), rig.volume(member)
+    snapshot = rig.snapshot(member, key)
+    attachment = rig.attach(member, key, str(uuid.uuid4())).json()["attachment"]["id"]
+    for method, path, body in (
+        ("GET", f"/volumes/{key}", None),
+        ("PUT", f"/volumes/{key}", {"volume": {"name": "x"}}),
+        ("DELETE", f"/volumes/{key}", None),
+        ("GET", f"/volumes/{key}/metadata", None),
+        ("POST", f"/volumes/{key}/action", {"os-extend": {"new_size": 2}}),
+        ("POST", f"/volumes/{key}/action", {"os-force_detach": {}}),
+        ("GET", f"/snapshots/{snapshot}", None),
+        ("DELETE", f"/snapshots/{snapshot}", None),
+        ("POST", "/snapshots", {"snapshot": {"volume_id": key}}),
+        ("POST", "/volumes", {"volume": {"size": 1, "source_volid": key}}),
+        ("POST", "/volumes", {"volume": {"size": 1, "snapshot_id": snapshot}}),
+        ("POST", "/attachments", {"attachment": {"volume_uuid": key}}),
+        ("POST", "/volume-transfers", {"transfer": {"volume_id": key}}),
+        ("GET", f"/attachments/{attachment}", None),
+        ("DELETE", f"/attachments/{attachment}", None),
+        ("PUT", f"/attachments/{attachment}", {"attachment": {"connector": {"host": HOST}}}),
+        ("POST", f"/attachments/{attachment}/action", {"os-complete": {}}),
+    ):
+        assert rig.ask(stranger, method, path, body).status_code == 404, (method, path)
+    assert rig.ask(stranger, "GET", "/volumes?all_tenants=1").json()["volumes"] == []
+    assert rig.ask(rig.admin, "GET", f"/volumes/{key}").status_code == 200
+    everything = rig.ask(rig.admin, "GET", "/volumes?all_tenants=1").json()["volumes"]
+    assert key in {one["id"] for one in everything}
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{attachment}").status_code == 200
+    assert rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true").status_code == 202
+    rig.until(member, key, "gone")
+
+
+def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any) -> None:
+    project = rig.admin.identity.get_project(member.current_project_id)
+    reader, key = person(rig, "reader", project), rig.volume(member)
+    assert rig.ask(reader, "GET", f"/volumes/{key}").status_code == 200
+    for method, path, body in (
+        ("POST", "/volumes", {"volume": {"size": 1}}),
+        ("PUT", f"/volumes/{key}", {"volume": {"name": "x"}}),
+        ("DELETE", f"/volumes/{key}", None),
+        ("POST", f"/volumes/{key}/metadata", {"metadata": {"a": "b"}}),
+        ("POST", f"/volumes/{key}/action", {"os-extend": {"new_size": 2}}),
+        ("POST", "/snapshots", {"snapshot": {"volume_id": key}}),
+        ("POST", "/attachments", {"attachment": {"volume_uuid": key}}),
+        ("POST", "/volume-transfers", {"transfer": {"volume_id": key}}),
+    ):
+        assert rig.ask(reader, method, path, body).status_code == 403, (method, path)
+    for method, path, body in (
+        ("POST", f"/volumes/{key}/action", {"os-force_delete": {}}),
+        ("POST", f"/volumes/{key}/action", {"os-reset_status": {"status": "error"}}),
+        ("POST", f"/volumes/{key}/action", {"os-force_detach": {}}),
+        ("DELETE", f"/volumes/{key}?force=true", None),
+        ("POST", "/types", {"volume_type": {"name": "x"}}),
+        ("PUT", f"/os-quota-sets/{project.id}", {"quota_set": {"volumes": 99}}),
+        ("GET", f"/os-quota-sets/{uuid.uuid4().hex}", None),
+        ("GET", "/os-services", None),
+        ("GET", "/scheduler-stats/get_pools", None),
+        ("GET", "/default-types", None),
+    ):
+        assert rig.ask(member, method, path, body).status_code == 403, (method, path)
+    for token in ("nonsense", ""):
+        forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
+        answer = requests.get(
+            f"{rig.url}/volumes", headers=forged | {"X-Auth-Token": token}, timeout=20
+        )
+        assert answer.status_code == 401
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"volume": {}}, 400),
+        ({"volume": {"size": 0}}, 400),
+        ({"volume": {"size": -1}}, 400),
+        ({"volume": {"size": "x"}}, 400),
+        ({"volume": {"size": 1, "color": "red"}}, 400),
+        ({"volume": {"size": 1, "metadata": {"a": 1}}}, 400),
+        ({"volume": {"size": 1, "name": "n" * 256}}, 400),
+        ({"volume": {"size": 1, "availability_zone": "mars"}}, 400),
+        ({"volume": {"size": 1, "multiattach": True}}, 400),
+        ({"volume": {"size": 1, "group_id": "g"}}, 400),
+        ({"volume": {"size": 1, "volume_type": "nothing"}}, 404),
+        ({"volume": {"size": 1, "snapshot_id": str(uuid.uuid4())}}, 404),
+        ({"volume": {"size": 1, "source_volid": str(uuid.uuid4())}}, 404),
+        ({"volume": {"size": 1, "backup_id": str(uuid.uuid4())}}, 404),
+        ({"volume": {"size": 1, "imageRef": str(uuid.uuid4())}}, 400),
+        ({"volume": {"size": 1, "imageRef": "../../v3"}}, 400),
+        ({"volume": {"size": 2000}}, 413),
+    ],
+)
+def test_a_volume_is_refused_by_its_fault(rig: Rig, member: Any, body: Any, status: int) -> None:
+    answer = rig.ask(member, "POST", "/volumes", body)
+    assert answer.status_code == status, answer.text
+    [(name, said)] = answer.json().items()
+    assert name == {400: "badRequest", 404: "itemNotFound", 413: "overLimit"}[status]
+    assert said["code"] == status
+    assert rig.ask(member, "GET", "/volumes").json()["volumes"] == []
+
+
+# Attachments
+
+
+def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
+    key, server = rig.volume(member), str(uuid.uuid4())
+    body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
+    made = rig.ask(member, "POST", "/attachments", body).json()["attachment"]
+    assert (made["status"], made["instance"], made["volume_id"], made["connection_info"]) == (
+        "reserved",
+        server,
+        key,
+        {},
+    )
+    assert rig.show(member, key)["status"] == "reserved"
+    path = f"/attachments/{made['id']}"
+    connector = {"attachment": {"connector": {"host": HOST, "mountpoint": "/dev/vdb"}}}
+    connected = rig.ask(rig.service, "PUT", path, connector).json()["attachment"]
+    info = connected["connection_info"]
+    assert (connected["status"], connected["attach_mode"]) == ("attaching", "rw")
+    assert (info["driver_volume_type"], info["format"], info["access_mode"]) == (
+        "local",
+        "raw",
+        "rw",
+    )
+    assert Path(info["device_path"]).stat().st_size == GIGABYTE
+    assert rig.show(member, key)["status"] == "attaching"
+    rig.complete(rig.service, made["id"])
+    shown = rig.show(rig.admin, key)
+    assert shown["status"] == "in-use"
+    [attached] = shown["attachments"]
+    assert (attached["server_id"], attached["device"], attached["host_name"]) == (
+        server,
+        "/dev/vdb",
+        HOST,
+    )
+    assert rig.show(member, key)["attachments"][0]["host_name"] is None
+    found = [one.id for one in member.block_storage.attachments(volume_id=key)]
+    assert found == [made["id"]]
+    assert rig.action(member, key, "os-begin_detaching").status_code == 202
+    assert rig.show(member, key)["status"] == "detaching"
+    assert rig.action(member, key, "os-begin_detaching").status_code == 400
+    assert rig.action(member, key, "os-roll_detaching").status_code == 202
+    assert rig.show(member, key)["status"] == "in-use"
+    assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
+    assert rig.ask(rig.service, "DELETE", path).json() == {"attachments": []}
+    assert rig.show(member, key)["status"] == "available"
+    assert rig.ask(rig.service, "DELETE", path).status_code == 404
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+def test_a_volume_is_one_servers_unless_multiattach(rig: Rig, member: Any) -> None:
+    made = rig.ask(
+        rig.admin,
+        "POST",
+        "/types",
+        {"volume_type": {"name": "many", "extra_specs": {"multiattach": "<is> True"}}},
+    )
+    assert made.status_code == 200, made.text
+    one, many = rig.volume(member), rig.volume(member, volume_type="many")
+    assert rig.show(member, many)["multiattach"] is True
+    first = rig.attach(member, one, "server-1").json()["attachment"]["id"]
+    assert rig.attach(member, one, "server-2").status_code == 400
+    assert rig.attach(member, one, "server-1").status_code == 409  # twice on one host
+    [kept] = rig.ask(member, "GET", f"/attachments?volume_id={one}").json()["attachments"]
+    assert kept["id"] == first
+    ids = []
+    for server in ("server-1", "server-2"):
+        attached = rig.attach(member, many, server, mode="ro").json()["attachment"]
+        assert attached["attach_mode"] == attached["connection_info"]["access_mode"] == "ro"
+        rig.complete(rig.service, attached["id"])
+        ids.append(attached["id"])
+    assert len(rig.show(member, many)["attachments"]) == 2
+    left = rig.ask(rig.service, "DELETE", f"/attachments/{ids[0]}").json()["attachments"]
+    assert [one["id"] for one in left] == [ids[1]]
+    assert rig.show(member, many)["status"] == "in-use"
+    for key in (first, ids[1]):
+        assert rig.ask(rig.service, "DELETE", f"/attachments/{key}").status_code == 200
+    for key in (one, many):
+        assert rig.show(member, key)["status"] == "available"
+        rig.ask(member, "DELETE", f"/volumes/{key}")
+        rig.until(member, key, "gone")
+    assert rig.ask(rig.admin, "DELETE", "/types/" + made.json()["volume_type"]["id"]).ok
+
+
+def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> None:
+    key, server = rig.volume(member), str(uuid.uuid4())
+    attachment = rig.attach(rig.admin, key, server).json()["attachment"]["id"]
+    rig.complete(rig.service, attachment)
+    rig.compute.used[key] = attachment
+    refused = rig.ask(member, "DELETE", f"/attachments/{attachment}")
+    assert (refused.status_code, list(refused.json())) == (409, ["conflictingRequest"])
+    token = {"X-Service-Token": rig.service.session.get_token()}
+    assert rig.ask(member, "DELETE", f"/attachments/{attachment}", headers=token).ok
+    again = rig.attach(member, key, server).json()["attachment"]["id"]
+    # The compute service knows of another attachment: this one is nobody's.
+    assert rig.ask(member, "DELETE", f"/attachments/{again}").ok
+    assert rig.show(member, key)["status"] == "available"
+    third = rig.attach(member, key, server).json()["attachment"]["id"]
+    assert rig.action(rig.admin, key, "os-force_detach", {"attachment_id": third}).ok
+    assert rig.show(member, key)["status"] == "available"
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
+    key, answers = rig.volume(member), []
+
+    def attach(number: int) -> None:
+        answers.append(rig.attach(member, key, f"server-{number}").status_code)
+
+    threads = [threading.Thread(target=attach, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [200, 400, 400, 400, 400, 400]
+    [kept] = rig.ask(member, "GET", f"/attachments?volume_id={key}").json()["attachments"]
+    rig.ask(rig.service, "DELETE", f"/attachments/{kept['id']}")
+    rig.ask(member, "DELETE", f"/volumes/{key}")
