@@ -37,7 +37,7 @@ class HostJoins:
         return {
             "now": found.at,
             "state": found.state,
-            "used_at": found.used_at,
+            "refusal": "" if found.state == JoinState.OPEN else refusal(host, found),
             "address": found.address,
             "signs": self._signer is not None and bool(found.address),
             "is_heard": found.is_heard,

@@ -174,6 +174,17 @@ class IdentityClient:
             configured, "sharev2"
         )
 
+    def compute_url(self) -> str:
+        """The URL of the compute service in the catalogue, which is ours.
+
+        Raises:
+            Unavailable: the catalogue names none, or cannot be read now.
+        """
+        found = self._endpoint(None, "compute")
+        if found is None:
+            raise errors.Unavailable("The catalogue names no compute service; register it.")
+        return found
+
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
         """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
         if configured:
@@ -198,13 +209,13 @@ class IdentityClient:
     def _judged(self, kind: str, url: str) -> str:
         """Raises Unavailable: nothing is sent there as plain text; what waits goes on when that has
         been mended."""
-        section = SECTIONS[kind]
+        other = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
         try:
             return tls.of_neighbour(
                 self._conf,
                 f"the catalogue's endpoint of {kind}",
                 url,
-                f"let the catalogue name an https:// URL, give one as [{section}] endpoint",
+                f"let the catalogue name an https:// URL{other}",
             )
         except ConfigError as problem:
             if url not in self._complained:

@@ -15,8 +15,9 @@ import select
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import oslo_messaging
 from kombu import exceptions
@@ -196,10 +197,10 @@ class BrokerAddress(Protocol):
     virtual_host: str | None
 
 
-def address_of(conf: cfg.ConfigOpts) -> BrokerAddress:
-    """The broker that is configured: hosts, virtual_host."""
-    oslo_messaging.get_rpc_transport(conf)  # connects nothing: makes known the option
-    address: BrokerAddress = oslo_messaging.TransportURL.parse(conf)
+def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
+    """The broker that is configured, or the one at ``url``: hosts, virtual_host."""
+    oslo_messaging.get_rpc_transport(conf, url=url)  # connects nothing: makes known the option
+    address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
     return address
 
 
@@ -215,12 +216,32 @@ def own_exchange(conf: cfg.ConfigOpts) -> str:
     )
 
 
-def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
-    """The broker that is configured, in another user's name."""
-    url = address_of(conf)
-    for host in url.hosts:
+def url_as(
+    conf: cfg.ConfigOpts, user: str, password: str, url: str | None = None, at: Sequence[str] = ()
+) -> str:
+    """The broker that is configured, or the one at ``url``, in another user's name; ``at``: reached
+    at these addresses, each HOST or HOST:PORT.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    found = address_of(conf, url)
+    if at:
+        found.hosts = [_user_at(one) for one in at]
+    for host in found.hosts:
         host.username, host.password = user, password
-    return str(url)
+    return str(found)
+
+
+def _user_at(address: str) -> BrokerUser:
+    try:
+        parts = urlsplit(f"//{address}")
+        if parts.hostname and parts.netloc == address and "@" not in address:
+            made: BrokerUser = oslo_messaging.TransportHost(parts.hostname, parts.port or 5672)
+            return made
+    except ValueError:
+        pass  # of a port
+    raise ConfigError(f"{address!r} is no address of a broker: give HOST or HOST:PORT")
 
 
 def _tls(options: Any) -> JsonObject:

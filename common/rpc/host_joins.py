@@ -21,9 +21,9 @@ class HostJoinsApi(Protocol):
     """The interface that a conductor serves."""
 
     def look(self, host: str, generation: int) -> JsonObject:
-        """``now`` and ``used_at`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``),
-        ``address`` as the operator gave it, ``signs``: a certificate comes with the identity,
-        ``is_heard``: the host is up.
+        """``now`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``), ``refusal``:
+        why it opens nothing, empty while it does; ``address`` as the operator gave it, ``signs``:
+        a certificate comes with the identity, ``is_heard``: the host is up.
 
         Raises NotFound: the token was replaced by a newer one.
         """

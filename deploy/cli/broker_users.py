@@ -123,7 +123,7 @@ class ByHand:
             ]
         ) + (
             "\nThe first two ask for a password (the first one fails where the user is there): give both the one that "
-            "the written file has in transport_url."
+            "the written file has for that user."
         )
 
     def disconnect(self, user: str) -> str:

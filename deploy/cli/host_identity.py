@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host add|rotate|remove``: who may speak as a host: its keys, and its user at the
-broker.
+broker, and the token with which a machine becomes it (``kilonova join``).
 
 The database says which generation of a host's keys counts, the host has them in one file, the
 broker knows its user. A command that ended in the middle is made up for by ``rotate``, which begins
@@ -17,23 +17,73 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, errors
+from common import broker_identities, config, errors, tls
+from common.host_joins import JoinToken
+from common.host_keys import Purpose, derive
 from common.rpc.broker import address_of, url_as
 from common.store import upgrades
 from common.store.engine import Connection, Store
-from common.store.hosts import host_keys, hosts, services
+from common.store.hosts import host_contents, host_joins, host_keys, hosts, services
 from deploy.cli.broker_users import ByHand, Management, Users
 from deploy.configuration import write_secret
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 OVERLAP_SECONDS = 3600
+NAMED = 5  #: servers, in a refusal
 
 
 def add(options: argparse.Namespace) -> int:
-    """Give a host its first keys."""
+    """Let a host join: print a token for ``kilonova join``; or with --file give it its first
+    keys."""
     conf, store = _opened(options)
-    store.write(lambda tx: host_keys.add(tx, options.host))
-    return _issue(options, conf, store)
+    if options.file:
+        store.write(lambda tx: host_keys.add(tx, options.host))
+        return _issue(options, conf, store)
+    try:
+        return _invite(options, conf, store)
+    finally:
+        store.close()
+
+
+def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
+    """Everything that can be refused is looked at before the token before this one ends."""
+    host, password = options.host, secrets.token_hex(24)
+    if conf.tls.ca_key_file and not options.address:
+        raise config.ConfigError(
+            f"hosts that join here get a certificate: say for which address, kilonova host add {host} --address IP"
+        )
+    joins = broker_identities.of_join(host, password)
+    url = url_as(conf, joins.user, password, at=options.broker)
+    near = [one.hostname for one in address_of(conf, url).hosts if tls.is_loopback(one.hostname)]
+    if near and not options.broker:
+        raise config.ConfigError(
+            f"transport_url says {near[0]}, which from a host is that host: say where hosts reach the broker, "
+            f"kilonova host add {host} --broker HOST[:PORT]"
+        )
+    authority = Path(conf.tls.ca_file).read_text() if tls.of(conf) else ""
+    keys = host_keys.of_all(store, conf)
+    generation = store.write(lambda tx: host_joins.invite(tx, host, options.address or ""))
+    token = JoinToken(
+        host,
+        generation,
+        derive(conf.host_keys.command_secret, host, generation, Purpose.JOIN).secret.hex(),
+        url,
+        authority,
+        bool(conf.tls.allow_plain_text),
+    )
+    own = broker_identities.of_host(host, keys.broker_password(host, generation))
+    virtual_host = address_of(conf).virtual_host or "/"
+    left = "\n".join(filter(None, (users(conf).make(one, virtual_host) for one in (own, joins))))
+    if left:
+        path = Path(f"{host}-broker.txt")
+        write_secret(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
+        say(f"{left}\nThe written file is {path}: remove it then.")
+    print(
+        f"Within an hour, once, as root on {host}: kilonova join TOKEN. Then here: kilonova host prove {host}",
+        file=sys.stderr,
+    )
+    print(token.text())
+    return 0
 
 
 def rotate(options: argparse.Namespace) -> int:
@@ -49,22 +99,44 @@ def rotate(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Take a host's keys away, and what is known of it, when nothing is on it."""
+    """Take away all that is known of a host, when nothing is on it: keys, token, service, provider,
+    memberships, users of the broker."""
     conf, store = _opened(options)
 
     def forget(tx: Connection) -> bool:
-        for row in services.list_all(tx, options.host, services.COMPUTE):
+        _require_empty(tx, options.host)
+        found = services.list_all(tx, options.host, services.COMPUTE)
+        for row in found:
             hosts.remove(tx, row, row.uuid)
-        return host_keys.remove(tx, options.host)
+        host_joins.forget(tx, options.host)
+        return host_keys.remove(tx, options.host) or bool(found)
 
-    if not store.write(forget):
+    is_known = store.write(forget)
+    store.close()
+    known, own = users(conf), broker_identities.user_of(options.host)
+    joins = broker_identities.user_of_join(options.host)
+    left = [known.remove(own), known.disconnect(own), known.remove(joins), known.disconnect(joins)]
+    if not is_known:  # its users were perhaps left by a command that was killed
         raise errors.NotFound(
             f"Host {options.host} has no keys: kilonova hosts lists those that are known."
         )
-    store.close()
-    say(users(conf).remove(broker_identities.user_of(options.host)))
+    say("\n".join(filter(None, left)))
     print(f"host {options.host} is not heard any more")
     return 0
+
+
+def _require_empty(tx: Connection, host: str) -> None:
+    """Raises Conflict, which names the servers there and what takes them away."""
+    states = host_contents.host_states(tx, host)
+    there = host_contents.look(tx, host).servers if states else []
+    if not there:
+        return
+    named = ", ".join(f"{one.name} ({one.id})" for one in there[:NAMED])
+    more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    way = "drain" if states[host].answers else "evacuate"
+    raise errors.Conflict(
+        f"Host {host} has {len(there)} servers: {named}{more}. First: kilonova host {way} {host}"
+    )
 
 
 def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
@@ -85,10 +157,10 @@ def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
     """Make the broker's user and the key file."""
-    host, password = options.host, secrets.token_hex(24)
-    keys = host_keys.of_all(store, conf).for_host(
-        host, url_as(conf, broker_identities.user_of(host), password)
-    )
+    host, made = options.host, host_keys.of_all(store, conf)
+    generation = made.newest(host, Purpose.COMMAND).generation
+    password = made.broker_password(host, generation)
+    keys = made.for_host(host, url_as(conf, broker_identities.user_of(host), password), generation)
     store.close()
     path = Path(options.file or f"{host}.key")
     write_secret(path, keys.text())

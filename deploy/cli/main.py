@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import ipaddress
 import os
 import select
 import sys
@@ -64,7 +65,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("host", "add"): (
         "deploy.cli.host_identity",
         "add",
-        "give a host its keys and its user at the broker",
+        "let a host join: print a token for kilonova join, good once and for an hour",
     ),
     ("host", "rotate"): (
         "deploy.cli.host_identity",
@@ -161,6 +162,12 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "show every rule: who may, and who says so",
     ),
     ("policy", "explain"): ("deploy.cli.policy", "explain", "say whether a role may, and why"),
+    ("host", "prove"): (
+        "deploy.cli.host_prove",
+        "prove",
+        "make a server on a host, reach it, and remove it again",
+    ),
+    ("join",): ("deploy.cli.join", "join", "let this machine be a host, by a token of host add"),
     ("config", "sample"): (
         "deploy.cli.config",
         "sample",
@@ -183,7 +190,7 @@ NOUNS = {
     "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
     "consoles": "consoles that are open: list, end",
-    "host": "one host: add, rotate, remove, drain, restore, evacuate, debts, adopt, discard (hosts lists them all)",
+    "host": "one host: add, prove, rotate, remove, drain, restore, evacuate, debts, adopt, discard (hosts lists them all)",
     "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
     "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
     "policy": "who may do what: list, explain",
@@ -195,6 +202,13 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} is no IP address") from problem
 
 
 def _kind_of_rows(text: str) -> str:
@@ -318,8 +332,74 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ("about", {"metavar": "SERVER|REQUEST", "help": "id or name, or a request's id: req-…"}),
         _JSON,
     ),
-    ("host", "add"): (_HOST, _FILE),
+    ("host", "add"): (
+        _HOST,
+        (
+            "--address",
+            {
+                "type": _address,
+                "metavar": "IP",
+                "help": "the host's own, for its certificate where [tls] ca_key_file is set",
+            },
+        ),
+        (
+            "--broker",
+            {
+                "action": "append",
+                "default": [],
+                "metavar": "HOST[:PORT]",
+                "help": "where hosts reach the broker; default: as in transport_url; may be given several times",
+            },
+        ),
+        ("--file", {"metavar": "FILE", "help": "no token: write the host's keys to this file"}),
+    ),
     ("host", "remove"): (_HOST,),
+    ("host", "prove"): (
+        _HOST,
+        ("--image", {"metavar": "ID", "help": "default: the smallest one"}),
+        ("--flavor", {"metavar": "ID", "help": "default: the smallest one that fits the image"}),
+        (
+            "--network",
+            {
+                "metavar": "ID",
+                "help": "give it a port there, and see that ssh answers; this machine must reach it",
+            },
+        ),
+        (
+            "--timeout",
+            {
+                "type": _positive,
+                "default": 300,
+                "metavar": "SECONDS",
+                "help": "for each step; default: 300",
+            },
+        ),
+    ),
+    ("join",): (
+        ("token", {"metavar": "TOKEN", "help": "as kilonova host add printed it; -: read it here"}),
+        (
+            "--address",
+            {
+                "type": _address,
+                "metavar": "IP",
+                "help": "where others reach this host; default: as host add was told, else towards the broker",
+            },
+        ),
+        (
+            "--cert-file",
+            {"metavar": "FILE", "help": "its certificate (PEM), where none comes with the token"},
+        ),
+        ("--key-file", {"metavar": "FILE", "help": "its key; default: in the same file"}),
+        (
+            "--user",
+            {
+                "default": "kilonova-agent",
+                "metavar": "NAME",
+                "help": "as whom the agent runs; default: kilonova-agent",
+            },
+        ),
+        ("--no-start", {"action": "store_true", "help": "write the files, and start nothing"}),
+    ),
     ("host", "rotate"): (
         _HOST,
         _FILE,

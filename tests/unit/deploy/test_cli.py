@@ -63,7 +63,9 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
 
-    takes_one = any(name in ("host", "id", "about") for name, _ in ARGUMENTS.get(words, ()))
+    takes_one = any(
+        name in ("host", "id", "about", "token") for name, _ in ARGUMENTS.get(words, ())
+    )
     role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
     more = ["1"] if words in (("host", "discard"), ("host", "adopt")) else []
     options = parser().parse_args([*words, "1", *more] if takes_one else [*words, *role])
@@ -90,6 +92,7 @@ def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
         ["host", "restore", "a"],
         ["host", "drain", "a"],
         ["host", "evacuate", "a"],
+        ["host", "prove", "a"],
     ],
     ids=" ".join,
 )

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add|rotate|remove``: the key file, what counts afterwards, and what is to be
-done at the broker.
+"""``kilonova host add|rotate|remove``: the token or the key file, what counts afterwards, and what
+is to be done at the broker.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from common import ids, states
+from common.host_joins import JoinToken
 from common.host_keys import Generations, OwnKeys, Purpose, derive
-from common.models import HostInventory
+from common.models import Flavor, HostInventory
+from common.store import schema
 from common.store.engine import Store
-from common.store.hosts import host_keys, hosts, services
+from common.store.hosts import host_joins, host_keys, hosts, services
+from common.store.servers import servers
+from common.wire import to_wire
+from deploy.authority import Authority
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
@@ -25,7 +33,7 @@ class Operator:
         self.conf, self.file, self._capsys = folder / "kilonova.conf", folder / "h1.key", capsys
         self.conf.write_text(
             f"[DEFAULT]\ntransport_url = rabbit://kilonova:S3CRET@broker:5671/\n[database]\nurl = sqlite:///{folder}/k.db\n"
-            "[host_keys]\ncommand_secret = one\nquery_secret = two\n"
+            "[host_keys]\ncommand_secret = one\nquery_secret = two\n[tls]\nallow_plain_text = true\n"
         )
 
     def gives(self, *words: str) -> int:
@@ -69,7 +77,7 @@ def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(
         secret not in operator.said + operator.complained
         for secret in (own.transport_url.split(":")[2].split("@")[0], *own.secrets.values())
     )
-    assert operator.gives("add", "h1") == 1
+    assert operator.gives("add", "h1", "--file", str(operator.file)) == 1
     assert "kilonova host rotate h1" in operator.complained
 
 
@@ -116,3 +124,162 @@ def test_where_the_secrets_are_not_no_keys_can_be_made(operator: Operator) -> No
     operator.conf.write_text(operator.conf.read_text().replace("command_secret = one\n", ""))
     assert operator.gives("add", "h1") == 1
     assert "there is no [host_keys] command_secret" in operator.complained
+
+
+# --- tokens ---
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files without a folder are written."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invited(operator: Operator, *words: str) -> JoinToken:
+    assert operator.gives("add", "h1", *words) == 0, operator.complained
+    return JoinToken.read(operator.said)
+
+
+def test_a_token_has_what_a_host_needs_and_no_identity(
+    operator: Operator, store: Store, here: Path
+) -> None:
+    token = invited(operator)
+    number = token.generation
+    assert store.read(host_keys.generations) == {"h1": Generations(number)}
+    assert (token.host, token.ca, token.allow_plain_text) == ("h1", "", True)
+    assert token.secret == derive("one", "h1", number, Purpose.JOIN).secret.hex()
+    joins, own = (line.split() for line in reversed((here / "h1-broker.txt").open().readlines()))
+    assert token.transport_url == f"rabbit://kilonova-join-h1:{joins[1]}@broker:5671/"
+    assert (joins[0], own[0]) == ("kilonova-join-h1", "kilonova-host-h1")
+    assert (here / "h1-broker.txt").stat().st_mode & 0o777 == 0o600
+    for name in (joins[0], own[0]):
+        assert f"rabbitmqctl add_user {name}" in operator.complained
+    secrets = [own[1]] + [
+        derive(secret, "h1", number, purpose).secret.hex()
+        for secret, purpose in (("one", Purpose.COMMAND), ("two", Purpose.QUERY))
+    ]
+    assert all(secret not in repr(dataclasses.asdict(token)) for secret in (*secrets, "S3CRET"))
+    assert all(secret not in operator.said + operator.complained for secret in (*secrets, joins[1]))
+    assert "kilonova join TOKEN" in operator.complained
+
+
+def test_another_token_ends_the_one_before_until_the_host_has_joined(
+    operator: Operator, store: Store, here: Path
+) -> None:
+    first, second = invited(operator), invited(operator)
+    assert second.generation == first.generation + 1
+    store.write(
+        lambda tx: hosts.register(
+            tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
+        )
+    )
+    assert operator.gives("add", "h1") == 1
+    assert "Host h1 has joined" in operator.complained and operator.said == ""
+    assert store.read(host_keys.generations) == {"h1": Generations(second.generation)}
+
+
+def test_a_broker_on_loopback_is_given_to_no_host_silently(
+    operator: Operator, store: Store, here: Path
+) -> None:
+    operator.conf.write_text(operator.conf.read_text().replace("broker:5671", "127.0.0.1:5671"))
+    assert operator.gives("add", "h1") == 1
+    assert "--broker HOST[:PORT]" in operator.complained
+    assert store.read(host_keys.generations) == {}
+    for given, wanted in (
+        (("192.0.2.1",), "@192.0.2.1:5672/"),
+        (("a.example:5671", "[2001:db8::1]:5671"), "@[2001:db8::1]:5671/"),
+        (("127.0.0.1",), "@127.0.0.1:5672/"),
+    ):
+        words = [word for one in given for word in ("--broker", one)]
+        assert invited(operator, *words).transport_url.endswith(wanted)
+    for wrong in ("a:b", "", "user@a", "a:99999", "a/b"):
+        assert operator.gives("add", "h1", "--broker", wrong) == 1
+        assert "is no address of a broker" in operator.complained
+
+
+def test_a_cloud_with_certificates_gives_its_authority(
+    operator: Operator, here: Path, store: Store
+) -> None:
+    authority = Authority(here / "tls")
+    files = authority.issue("control", "127.0.0.1")
+    text = operator.conf.read_text().replace("[tls]\nallow_plain_text = true\n", "")
+    operator.conf.write_text(
+        text + f"[tls]\nca_file = {files.ca}\ncert_file = {files.cert}\nkey_file = {files.key}\n"
+    )
+    token = invited(operator)
+    assert (token.ca, token.allow_plain_text) == (authority.path.read_text(), False)
+    operator.conf.write_text(operator.conf.read_text() + f"ca_key_file = {authority.key_path}\n")
+    assert operator.gives("add", "h1") == 1
+    assert "--address IP" in operator.complained
+    invited(operator, "--address", "192.0.2.7")
+    found = store.read(lambda tx: host_joins.look(tx, "h1", host_keys.generations(tx)["h1"].newest))
+    assert found.address == "192.0.2.7"
+    with pytest.raises(SystemExit):
+        operator.gives("add", "h1", "--address", "a name")
+
+
+# --- removal ---
+def test_a_host_with_servers_stays_and_they_are_named(operator: Operator, store: Store) -> None:
+    operator.issues("add")
+    store.write(
+        lambda tx: hosts.register(
+            tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
+        )
+    )
+    names = [f"web{number}" for number in range(7)]
+    store.write(lambda tx: servers.insert(tx, [server(name) for name in names]))
+    assert operator.gives("remove", "h1") == 1
+    assert "Host h1 has 7 servers: web0 (" in operator.complained
+    assert "and 2 more" in operator.complained
+    assert "First: kilonova host drain h1" in operator.complained
+    assert "rabbitmqctl" not in operator.complained
+    assert store.read(lambda tx: services.list_all(tx, "h1")) != []
+    [row] = store.read(lambda tx: services.list_all(tx, "h1"))
+    store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=True))
+    assert operator.gives("remove", "h1") == 1
+    assert "First: kilonova host evacuate h1" in operator.complained
+
+
+def test_what_is_removed_leaves_nothing(operator: Operator, store: Store, here: Path) -> None:
+    def rows() -> dict[str, int]:
+        return store.read(
+            lambda tx: {
+                table.name: tx.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+                for table in schema.metadata.sorted_tables
+            }
+        )
+
+    before = rows()
+    invited(operator)
+    store.write(
+        lambda tx: hosts.register(
+            tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
+        )
+    )
+    assert rows() != before
+    assert operator.gives("remove", "h1") == 0, operator.complained
+    assert rows() == before
+    for name in ("kilonova-host-h1", "kilonova-join-h1"):
+        assert f"rabbitmqctl delete_user {name}" in operator.complained
+        assert f"rabbitmqctl close_all_user_connections {name}" in operator.complained
+
+
+def server(name: str) -> dict[str, object]:
+    return {
+        "id": ids.new(),
+        "project_id": "p",
+        "user_id": "u",
+        "name": name,
+        "hostname": name,
+        "vm_state": states.ACTIVE,
+        "host": "h1",
+        "flavor": to_wire(Flavor("1", "m1.nano", 1, 128, 1)),
+        "flavor_id": "1",
+        "vcpus": 1,
+        "memory_mb": 128,
+        "disk_gb": 1,
+        "meta": {},
+        "tags": [],
+        "scheduler_hints": {},
+        "security_groups": [],
+        "reservation_id": "r",
+    }

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova host add``, ``kilonova join``, ``kilonova host remove`` with a real RabbitMQ that
+knows each user, a database, and a conductor that answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from cryptography import x509
+
+from common import broker_identities, config
+from common.broker_identities import Identity
+from common.host_joins import JoinToken
+from common.host_keys import OwnKeys, Purpose, derive
+from common.models import Heartbeat, HeartbeatAnswer, HostInventory
+from common.rpc import conductor
+from common.rpc.broker import look_in, opener
+from common.rpc.host_link import ControlSide, HostSide
+from common.store import schema
+from common.store.engine import Store
+from common.store.hosts import host_keys, hosts
+from conductor import host_joins
+from deploy.authority import Authority
+from deploy.broker import Broker
+from deploy.cli import host_identity
+from deploy.cli.main import main
+from deploy.servers import Servers
+from tests.contract.test_rpc import Told
+
+pytestmark = pytest.mark.slice("guests")
+US = pwd.getpwuid(os.geteuid()).pw_name
+INVENTORY = HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
+
+
+@dataclass
+class ByControl:
+    """Does at a broker what its management would."""
+
+    broker: Broker
+
+    def make(self, identity: Identity, virtual_host: str) -> str:
+        self.remove(identity.user)
+        self.broker.control("add_user", identity.user, identity.password)
+        where = ("-p", virtual_host, identity.user)
+        self.broker.control(
+            "set_permissions", *where, identity.configure, identity.write, identity.read
+        )
+        for topic in identity.topics:
+            self.broker.control(
+                "set_topic_permissions", *where, topic.exchange, topic.write, topic.read
+            )
+        return ""
+
+    def disconnect(self, user: str) -> str:
+        self.broker.control("close_all_user_connections", user, "test")
+        return ""
+
+    def remove(self, user: str) -> str:
+        if user in self.broker.control("list_users"):
+            self.broker.control("delete_user", user)
+        return ""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """A node of this module's own: what hosts say is not to come to other tests' conductors."""
+    with tempfile.TemporaryDirectory(prefix="kn-join-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with Servers(Path(folder)) as servers:
+            servers.start("rabbitmq")
+            assert servers.broker is not None
+            yield servers.broker
+
+
+class Site:
+    """A controller with its conductor, and the machine that joins; ``said`` and ``complained`` are
+    of the last command."""
+
+    def __init__(
+        self, folder: Path, broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.folder, self._capsys, self._broker = folder, capsys, broker
+        self.controller, self.agent = folder / "kilonova.conf", folder / "etc/agent.conf"
+        self.authority = Authority(folder / "tls")
+        self.agent.parent.mkdir()
+        self.agent.write_text(f"[DEFAULT]\nstate_dir = {folder}/state\n[agent]\ndriver = memory\n")
+        self.controller.write_text(
+            f"[DEFAULT]\ntransport_url = {broker.url}\n[database]\nurl = {url}\n"
+            "[host_keys]\ncommand_secret = one\nquery_secret = two\n"
+            f"[tls]\nca_file = {self.authority.path}\nca_key_file = {self.authority.key_path}\n"
+            "[oslo_messaging_rabbit]\nssl = false\n"
+        )
+        conf, self.store = config.load(str(self.controller)), Store(url)
+        self.keys = host_keys.of_all(self.store, conf)
+        self.link = ControlSide(opener(conf), self.keys)
+        self.joins = host_joins.opened(conf, self.store, self.keys)
+        conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
+        assert self.link._listening().is_ready.wait(10)
+
+    def gives(self, conf: Path, *words: str) -> int:
+        config.CONF.clear()
+        status = main(["--config", str(conf), *words])
+        told = self._capsys.readouterr()
+        self.said, self.complained = told.out, told.err
+        return status
+
+    def adds(self) -> str:
+        words = ("host", "add", "h1", "--address", "127.0.0.1", "--broker", self.where)
+        assert self.gives(self.controller, *words) == 0, self.complained
+        return self.said.strip()
+
+    @property
+    def where(self) -> str:
+        return f"127.0.0.1:{self._broker.port}"
+
+    def joins_with(self, token: str) -> int:
+        return self.gives(self.agent, "join", token, "--no-start", "--user", US)
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.agent.parent.iterdir()}
+
+    def close(self) -> None:
+        self.link.close()
+        self.store.close()
+        config.CONF.clear()
+
+
+@pytest.fixture
+def site(
+    broker: Broker,
+    upgraded_database: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Site]:
+    monkeypatch.setattr(host_identity, "users", lambda conf: ByControl(broker))
+    # This broker speaks plain text on loopback; the authority is for what hosts say to each other.
+    monkeypatch.setenv("OS_OSLO_MESSAGING_RABBIT__SSL", "false")
+    made = Site(tmp_path, broker, upgraded_database("sqlite"), capsys)
+    made.agent.write_text(made.agent.read_text() + "[oslo_messaging_rabbit]\nssl = false\n")
+    yield made
+    made.close()
+
+
+def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> None:
+    text = site.adds()
+    assert site.joins_with(text) == 0, site.complained
+    assert "kilonova host prove h1" in site.said
+    config.CONF.clear()
+    conf = config.load(str(site.agent), config.AGENT)
+    assert (conf.host, conf.migration.live_migration_inbound_addr) == ("h1", "127.0.0.1")
+    keys = OwnKeys.read(Path(conf.state_dir) / "host.key", "h1")
+    token = JoinToken.read(text)
+    assert keys.newest("h1", Purpose.COMMAND) == derive(
+        "one", "h1", token.generation, Purpose.COMMAND
+    )
+    cert = x509.load_pem_x509_certificate(Path(conf.tls.cert_file).read_bytes())
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(one.value) for one in names] == ["127.0.0.1"]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in site.agent.parent.iterdir()}
+    assert modes == {"agent.conf": 0o640, "ca.pem": 0o644, "host.pem": 0o600}
+    look_in(conf, keys.transport_url)
+    link = HostSide(opener(conf, keys.transport_url), keys, "h1")
+    beat = conductor.ConductorClient(link).heartbeat(Heartbeat("h1", 3), 5)
+    link.close()
+    assert beat == HeartbeatAnswer(True)
+    secrets = (token.transport_url, *keys.secrets.values(), keys.transport_url)
+    assert not any(one in site.said + site.complained for one in secrets)
+
+
+def test_a_token_is_used_once(site: Site) -> None:
+    token = site.adds()
+    assert site.joins_with(token) == 0, site.complained
+    for path in [*site.agent.parent.glob("*.pem"), site.folder / "state/host.key"]:
+        path.unlink()
+    before = site.files()
+    assert site.joins_with(token) == 1
+    assert "was used at" in site.complained and "kilonova host remove h1" in site.complained
+    assert site.files() == before, "nothing is written for who comes second"
+    assert site.joins_with(site.adds()) == 0, "who was cut off is given another"
+
+
+def test_a_token_that_is_over_opens_nothing(site: Site) -> None:
+    token, before = site.adds(), site.files()
+    site.store.write(lambda tx: tx.execute(sa.update(schema.host_joins).values(until=1)))
+    assert site.joins_with(token) == 1
+    assert "is over since" in site.complained and "kilonova host add h1" in site.complained
+    assert site.files() == before
+
+
+def test_a_token_that_was_replaced_opens_nothing(site: Site) -> None:
+    older, _, before = site.adds(), site.adds(), site.files()
+    assert site.joins_with(older) == 1
+    assert "the broker refuses kilonova-join-h1" in site.complained
+    assert site.files() == before
+
+
+def test_what_is_refused_on_the_host_leaves_the_token_good(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = site.adds()
+    monkeypatch.setattr("deploy.cli.join_checks.LEAST_GIB", 1 << 40)
+    assert site.joins_with(token) == 1
+    assert "left for guests" in site.complained
+    monkeypatch.undo()
+    state = site.folder / "state"
+    state.mkdir()
+    (state / "host.key").write_text(json.dumps({"host": "h9"}))
+    assert site.joins_with(token) == 1
+    assert "has the keys of host h9" in site.complained
+    (state / "host.key").unlink()
+    assert site.joins_with(token) == 0, site.complained
+
+
+def test_a_host_that_is_removed_is_unknown_everywhere(site: Site, broker: Broker) -> None:
+    token = site.adds()
+    assert site.joins_with(token) == 0, site.complained
+    site.store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
+    assert site.gives(site.controller, "host", "add", "h1", "--address", "127.0.0.1") == 1
+    assert site.gives(site.controller, "host", "remove", "h1") == 0, site.complained
+    known = broker.control("list_users")
+    assert broker_identities.user_of("h1") not in known
+    assert broker_identities.user_of_join("h1") not in known
+    assert site.joins_with(token) == 1
+    assert "the broker refuses kilonova-join-h1" in site.complained

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova join``: what it finds of the machine and refuses before the token is used, and the
+files that it writes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from common import config, errors
+from common.config import ConfigError
+from common.host_joins import JoinToken
+from deploy.authority import Authority
+from deploy.cli import config_check, join_checks
+from deploy.cli.join_files import HEAD, Owner, merged, put
+from deploy.cli.main import main
+from tests.unit.common.test_host_joins import TOKEN
+
+#: Of a broker that is not there.
+NOBODY = JoinToken("h1", 1, "ab" * 32, "rabbit://u:p@127.0.0.1:1/")
+US = pwd.getpwuid(os.geteuid()).pw_name
+
+
+def broker(name: str = "127.0.0.1") -> Any:
+    return SimpleNamespace(hosts=[SimpleNamespace(hostname=name, port=5671)])
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
+    path = tmp_path / "agent.conf"
+    path.write_text(f"[DEFAULT]\nstate_dir = {tmp_path}/not/yet\n")
+    yield config.load(str(path), config.AGENT)
+    config.CONF.clear()
+
+
+# --- checks ---
+@pytest.mark.parametrize(("seconds", "way"), [(30, "ahead of"), (-4000, "behind")])
+def test_a_clock_that_is_wrong_is_refused(seconds: int, way: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{abs(seconds)} s {way} the cloud's: .*NTP"):
+        join_checks.clock(lambda: {"now": (time.time() - seconds) * 1e6})
+
+
+def test_a_clock_that_is_right_is_told() -> None:
+    found, said = join_checks.clock(lambda: {"now": time.time() * 1e6, "x": 1})
+    assert found["x"] == 1 and said == "0.0 s from the cloud's"
+
+
+def test_loopback_is_nobodys_address_unless_somebody_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"by 127\.0\.0\.1, .*--address IP"):
+        join_checks.address(None, "", None, broker())
+    for given, invited, configured in (
+        ("127.0.0.1", "", None),
+        (None, "127.0.0.1", None),
+        (None, "", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "192.0.2.1"),
+    ):
+        assert join_checks.address(given, invited, configured, broker()) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("given", "invited", "says"),
+    [
+        ("192.0.2.200", "", r"192\.0\.2\.200 is no address of this machine"),
+        (None, "192.0.2.200", r"192\.0\.2\.200 is no address of this machine"),
+        (None, "a name", "a name is no address of this machine"),
+        ("127.0.0.1", "127.0.0.2", "--address is 127.0.0.1, and kilonova host add was told"),
+    ],
+)
+def test_an_address_that_is_not_this_hosts_is_refused(
+    given: str | None, invited: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        join_checks.address(given, invited, None, broker())
+
+
+def test_without_a_way_to_the_broker_there_is_no_address() -> None:
+    with pytest.raises(ConfigError, match="no way leads to the broker"):
+        join_checks.address(None, "", None, broker("no-such-name.invalid"))
+
+
+def test_a_hypervisor_that_is_silent_is_refused(
+    conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(conf: cfg.ConfigOpts) -> str:
+        raise errors.Unavailable("libvirt does not answer.")
+
+    monkeypatch.setattr(config_check, "libvirt", silent)
+    with pytest.raises(ConfigError, match="does not answer. Install libvirt-daemon-system"):
+        join_checks.libvirt(conf)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_whether_guests_are_emulated_is_told(
+    conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(
+        "compute_agent.virt.libvirt.host.kvm_works", lambda folder: asked.append(folder) or works
+    )
+    said = join_checks.acceleration(conf)
+    assert said.startswith("KVM works" if works else "emulation, ten times slower")
+    conf.set_override("virt_type", "qemu", group="agent")
+    assert join_checks.acceleration(conf) == "emulation, as [agent] virt_type says"
+    conf.set_override("virt_type", "kvm", group="agent")
+    if not works:
+        with pytest.raises(ConfigError, match="virt_type is kvm: .*modprobe"):
+            join_checks.acceleration(conf)
+    conf.set_override("driver", "memory", group="agent")
+    assert join_checks.acceleration(conf).startswith("no guests run")
+    assert len(asked) == (1 if works else 2)
+    conf.clear_override("virt_type", group="agent")
+    conf.clear_override("driver", group="agent")
+
+
+def test_a_disk_without_room_is_refused(
+    conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def free(gib: float) -> None:
+        monkeypatch.setattr(
+            "shutil.disk_usage",
+            lambda folder: SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None,
+        )
+
+    free(40)
+    assert join_checks.space(conf) == f"40 GiB for guests in {tmp_path}/not/yet"
+    free(1.5)
+    with pytest.raises(ConfigError, match=r"has 1\.5 GiB left for guests: make room"):
+        join_checks.space(conf)
+    free(40)
+    conf.set_override("reserved_disk_gb", 39, group="agent")
+    with pytest.raises(ConfigError, match=r"has 1\.0 GiB left"):
+        join_checks.space(conf)
+    conf.clear_override("reserved_disk_gb", group="agent")
+
+
+def test_a_certificate_is_this_hosts_and_the_clouds(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    good = ours.issue("h1", "192.0.2.7")
+    said = join_checks.certificate(good.cert, good.key, good.ca, "192.0.2.7")
+    assert said.startswith(f"{good.cert}, for 192.0.2.7, until 20")
+    with pytest.raises(ConfigError, match=r"names 192\.0\.2\.7, and not 192\.0\.2\.8"):
+        join_checks.certificate(good.cert, good.key, good.ca, "192.0.2.8")
+    named = ours.issue("h2", "node7.example")
+    with pytest.raises(ConfigError, match="names no address"):
+        join_checks.certificate(named.cert, named.key, named.ca, "192.0.2.7")
+    foreign = others.issue("h1", "192.0.2.7")
+    with pytest.raises(ConfigError, match="not signed by the authority of this cloud"):
+        join_checks.certificate(foreign.cert, foreign.key, good.ca, "192.0.2.7")
+    with pytest.raises(ConfigError, match="--cert-file .*--key-file"):
+        join_checks.certificate(good.cert, named.key, good.ca, "192.0.2.7")
+
+
+# --- files ---
+WANTED = {"DEFAULT": {"host": "h1"}, "tls": {"ca_file": "/etc/ca.pem", "cert_file": "/etc/h.pem"}}
+
+
+def test_a_configuration_that_is_new_has_what_is_wanted(tmp_path: Path) -> None:
+    assert merged(tmp_path / "agent.conf", WANTED) == (
+        HEAD + "[DEFAULT]\nhost = h1\n[tls]\nca_file = /etc/ca.pem\ncert_file = /etc/h.pem\n"
+    )
+
+
+def test_what_an_operator_has_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "agent.conf"
+    path.write_text("# ours\n[agent]\nworkers = 4\n[tls]\n# theirs\nca_file = /etc/ca.pem\n")
+    assert merged(path, WANTED) == (
+        "# ours\n[agent]\nworkers = 4\n[tls]\ncert_file = /etc/h.pem\n# theirs\n"
+        "ca_file = /etc/ca.pem\n[DEFAULT]\nhost = h1\n"
+    )
+    path.write_text(merged(path, WANTED))
+    assert merged(path, WANTED) == path.read_text()
+    with pytest.raises(
+        ConfigError, match=r"has \[DEFAULT\] host = h1, and this host is to have h2"
+    ):
+        merged(path, {"DEFAULT": {"host": "h2"}})
+
+
+def test_a_file_is_there_as_a_whole_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "host.key"
+    path.write_text("older")
+    put(path, "newer", 0o640, os.geteuid(), os.getegid())
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("newer", 0o640)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_user_that_is_missing_is_named() -> None:
+    assert Owner.named(US).is_us
+    with pytest.raises(ConfigError, match="there is no user kilonova-x: .*--user"):
+        Owner.named("kilonova-x")
+
+
+# --- the command, before it asks anybody ---
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        ("", "this is no token of a host"),
+        (TOKEN.text()[:-8], "the token is not whole"),
+        (NOBODY.text(), "the broker does not answer"),
+    ],
+)
+def test_a_token_that_opens_nothing_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], token: str, says: str
+) -> None:
+    path = tmp_path / "etc/agent.conf"
+    words = ["--config", str(path), "join", token, "--no-start", "--user", US]
+    assert main(words) == 1
+    assert says in capsys.readouterr().err.lower()
+    assert not path.parent.exists()
+    config.CONF.clear()
+
+
+def test_another_hosts_configuration_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "agent.conf"
+    path.write_text("[DEFAULT]\nhost = h9\n")
+    words = ["--config", str(path), "join", NOBODY.text(), "--no-start", "--user", US]
+    assert main(words) == 1
+    assert "[DEFAULT] host = h9, and this host is to have h1" in capsys.readouterr().err
+    assert path.read_text() == "[DEFAULT]\nhost = h9\n"
