@@ -91,6 +91,16 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.PortOpt("image_gateway_port", default=9181,
                     help="Port of image gateway processes' metrics; 0: they have none."),
     ),
+    "tracing": (
+        cfg.BoolOpt("enabled", default=False,
+                    help="Whether spans of requests, actions, steps and commands are sent to a collector of "
+                         "OpenTelemetry. Needs the extra tracing: pip install 'kilonova[tracing]'."),
+        cfg.Opt("endpoint", type=_url(("http://", "https://")), default="http://127.0.0.1:4318/v1/traces",
+                help="URL that takes them as OTLP over HTTP. More, as headers: OpenTelemetry's own variables in the "
+                     "unit's environment, OTEL_EXPORTER_OTLP_HEADERS."),
+        cfg.FloatOpt("sample_ratio", default=1.0, min=0, max=1,
+                     help="Which part of all requests is traced; the same for all processes and hosts."),
+    ),
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
                 help="SQLAlchemy URL of the database. SQLite is for one machine."),

@@ -222,6 +222,9 @@ class HostInventory:
     facts: JsonObject = field(default_factory=dict)
 
 
+UNDO = "undo-"  #: before a step's name, in the key of the command that undoes it
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One verb for one server on one host. ``key`` says which command it is: (action, step,

@@ -18,7 +18,7 @@ from common import config, config_file, log
 
 logger = logging.getLogger(__name__)
 #: What all processes read.
-OF_ALL = ("DEFAULT", "log", "prometheus", "tls")
+OF_ALL = ("DEFAULT", "log", "prometheus", "tls", "tracing")
 #: What each process reads of the file beside: a change elsewhere is another process's.
 SECTIONS = {
     "api": "database api http oslo_middleware conductor host_keys scheduler identity image network "

@@ -23,7 +23,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
 
-from common import __version__, config, log, metrics, reload
+from common import __version__, config, log, metrics, reload, tracing
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
@@ -42,6 +42,7 @@ def start(name: str) -> cfg.ConfigOpts:
     conf = checked(name, lambda: config.load(path, name))
     log.start(conf.log_level, conf.log.format)
     metrics.start(conf, name)
+    checked(name, lambda: tracing.start(conf, name))
     return conf
 
 
@@ -117,6 +118,7 @@ def run(
     notify("STOPPING=1")
     threading.Timer(GRACE, os._exit, (0,)).start()
     close()
+    tracing.stop()
     logging.shutdown()
     os._exit(0)  # threads of the messaging library may linger for minutes
 

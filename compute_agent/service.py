@@ -19,7 +19,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import errors, service, tls
+from common import errors, service, tls, tracing
 from common.clock import Clock
 from common.command_progress import CommandProgress
 from common.host_keys import OwnKeys
@@ -368,18 +368,19 @@ class AgentProcess:
 def _log_command(command: Command, result: Result | None, seconds: float) -> None:
     """A line for each command that is over; ``again``: nothing is reported, and a conductor sends
     it again if it is still wanted."""
-    event(
-        log,
-        "command",
-        action=command.action,
-        step=command.step,
-        verb=command.verb,
-        event=result.status if result else "again",
-        ms=seconds * 1000,
-        server=command.server,
-        request=command.request_id,
-        why=result.error if result else None,
-    )
+    parts: JsonObject = {
+        "action": command.action,
+        "step": command.step,
+        "verb": command.verb,
+        "event": result.status if result else "again",
+        "ms": seconds * 1000,
+        "server": command.server,
+        "request": command.request_id,
+        "why": result.error if result else None,
+    }
+    event(log, "command", **parts)
+    if tracing.is_on():
+        tracing.command(parts, command.attempt)
     COMMANDS.add(command.verb, result.status if result else "again")
     COMMAND_SECONDS.observe(seconds, command.verb)
 

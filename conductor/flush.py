@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from common import metrics
+from common import metrics, tracing
 from common.json_types import JsonObject
 from common.log import event
 from common.models import Command
@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
     sendings: Sendings
     due: frozenset[str] = frozenset()
-    lines: tuple[tuple[str, JsonObject], ...] = ()  #: of the log
+    lines: tuple[tuple[str, JsonObject, int], ...] = ()  #: of the log; with their attempt
 
 
 def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
@@ -71,7 +71,7 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     )
 
 
-def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject]]:
+def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
     """What the log tells of a run: each step that is over, and the action's end. Durations of what
     a host did begin with its command, of other steps with the burst that took the action."""
     row = run.action
@@ -84,9 +84,11 @@ def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject]]:
     for one in run.events:
         if one["event"] != "started":
             step = {"step": one["step"], "event": one["event"], "host": one["host"]}
-            yield "step", {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
+            parts = {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
+            yield "step", parts, one["attempt"]
     if micros and (state := run.head.get("state")) in ("done", "failed"):
-        yield "action", {**about, "state": state, "ms": (micros - row.created_at) / 1000, **whose}
+        took = (micros - row.created_at) / 1000
+        yield "action", {**about, "state": state, "ms": took, **whose}, run.attempt
 
 
 def _count(what: str, parts: JsonObject) -> None:
@@ -112,9 +114,11 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
-    for what, parts in written.lines:
+    for what, parts, attempt in written.lines:
         event(log, what, **parts)
         _count(what, parts)
+        if tracing.is_on():
+            tracing.action(parts) if what == "action" else tracing.step(parts, attempt)
     for lane in sorted(written.due):
         engine.wake(lane)
     for host, commands in written.sendings.items():

@@ -13,12 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from common.models import Command
+from common.models import UNDO, Command
 from common.store.engine import Connection
 from common.store.rows import ActionRow, PlacedServerRow
 from common.store.servers import actions, guests, migrations
 from conductor import runner
-from conductor.runner import UNDO
 from conductor.saga import DEBT, Engine, debt_command
 from conductor.workflows import WORKFLOWS, is_known
 from conductor.workflows.live_migrate import MIGRATE_STEP

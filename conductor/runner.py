@@ -26,7 +26,7 @@ from typing import Any
 
 from common import errors, states
 from common.json_types import JsonObject
-from common.models import Result
+from common.models import UNDO, Result
 from common.states import BY_WORKFLOW
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
@@ -48,9 +48,6 @@ from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
-UNDO = "undo-"  #: before a step's name, in the key of the command that undoes it
-
-
 MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60  #: between two tries
 FINAL_STATUSES = ("done", "failed", "dead", "unknown")  #: of results that end a command
 MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds

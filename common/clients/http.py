@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
-from common import errors
+from common import errors, tracing
 from common.json_types import JsonValue
+from common.log import request_id
 
 if TYPE_CHECKING:
     from keystoneauth1.session import Session
@@ -156,6 +157,12 @@ def judged(session: Session, refusal: Callable[[str], str]) -> Session:
     return session
 
 
+def _trace() -> Mapping[str, str]:
+    """The header that makes a neighbour's spans part of the trace of the request in hand."""
+    parent = tracing.traceparent(request_id.get()) if tracing.is_on() else None
+    return {"traceparent": parent} if parent else {}
+
+
 def not_registered(name: str, section: str) -> errors.Unavailable:
     """The refusal where no catalogue names this neighbour, nor its section of the configuration."""
     return errors.Unavailable(
@@ -242,7 +249,7 @@ class Http:
             answer: HttpAnswer = self._http().request(
                 url,
                 method,
-                headers={"X-Auth-Token": token, **more.pop("headers", {})},
+                headers={"X-Auth-Token": token, **_trace(), **more.pop("headers", {})},
                 raise_exc=False,
                 log=False,
                 authenticated=False,

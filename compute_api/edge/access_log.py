@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from common import ids, log, metrics
+from common import ids, log, metrics, tracing
 
 logger = logging.getLogger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
@@ -84,6 +84,16 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
         metrics.REQUESTS.add(kind, route, status[:3])
         metrics.REQUEST_SECONDS.observe(seconds, kind, route)
     is_dull = path.startswith("/healthcheck") and status.startswith("200")
+    if tracing.is_on() and not is_dull:
+        tracing.request(
+            environ[REQUEST],
+            method if method in _METHODS else "other",
+            environ.get(ROUTE) or "other",
+            int(status[:3]),
+            seconds,
+            project=getattr(caller, "project_id", None),
+            client=environ.get("HTTP_TRACEPARENT"),
+        )
     log.event(
         logger,
         "request",

@@ -20,7 +20,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from oslo_config import cfg
 
-from common import config, metrics, reload
+from common import config, metrics, reload, tracing
 from common.config import ConfigError
 from common.service import EX_CONFIG
 from common.tls import Tls
@@ -30,7 +30,7 @@ from compute_api.edge.worker import Worker
 
 logger = logging.getLogger(__name__)
 #: What a master has read for good: options, and those of a service's own section.
-KEPT = ("http.*", "tls.*")
+KEPT = ("http.*", "tls.*", "tracing.*")
 KEPT_OF_SECTION = ("host", "port", "workers", "threads", "max_body", "policy_file")
 BODY_MARGIN_BYTES = (
     64 * 1024
@@ -92,6 +92,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     ) -> None:
         def ended(server: Any, worker: Any) -> None:
             close()
+            tracing.stop()
             logging.shutdown()
             os._exit(self._status)  # threads of the libraries may linger
 

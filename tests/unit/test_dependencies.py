@@ -28,6 +28,7 @@ NOT_IMPORTED = {
     "gabbi": "tests",
     "hypothesis": "tests",
     "openstacksdk": "imported as openstack",
+    "opentelemetry-exporter-otlp-proto-http": "imported as opentelemetry, as the SDK is",
     "pytest": "tests",
     "pytest-timeout": "tests",
     "pytest-xdist": "tests",
@@ -41,6 +42,7 @@ DISTRIBUTIONS = {
     "re2": "google-re2",
     "argon2": "argon2-cffi",
     "yaml": "PyYAML",
+    "opentelemetry": "opentelemetry-sdk",
 }
 #: An extra of setup.cfg -> what runs with nothing but that, and what does not belong to it there.
 EXTRAS = {
@@ -52,6 +54,7 @@ EXTRAS = {
 BY_OPTION = {
     ("common/clients/limits.py", "oslo-limit"),
     ("common/store/connections.py", "psycopg"),
+    ("common/tracing.py", "opentelemetry-sdk"),
 }
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trace leads from the request over the journal to the host's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from oslo_config import cfg
+
+from common import config, states, tracing
+from tests.functional.cloud import Cloud
+
+
+@pytest.fixture
+def memory() -> Iterator[InMemorySpanExporter]:
+    """Takes the spans of all processes of this test, which are one."""
+    conf = cfg.ConfigOpts()
+    config.register(conf)
+    conf([], default_config_files=[], default_config_dirs=[])
+    conf.set_override("enabled", True, group="tracing")
+    made = InMemorySpanExporter()
+    tracing.start(conf, "all", lambda: made)
+    yield made
+    tracing.stop()
+
+
+def test_a_request_s_trace_has_every_step_and_command(
+    memory: InMemorySpanExporter, cloud: Cloud
+) -> None:
+    [server] = cloud.create()
+    cloud.until_state([server], states.ACTIVE)
+    cloud.until_idle()
+    tracing.stop()
+    spans = list(memory.get_finished_spans())
+    [request] = {span.attributes["kilonova.request_id"] for span in spans}
+    assert {f"{span.context.trace_id:032x}" for span in spans} == {
+        request.removeprefix("req-").replace("-", "")
+    }
+    commands = [span for span in spans if "kilonova.verb" in span.attributes]
+    steps = {
+        span.context.span_id: span
+        for span in spans
+        if "kilonova.step" in span.attributes and span not in commands
+    }
+    [action] = [span for span in spans if span.name == "create"]
+    assert action.parent.span_id == tracing.span_id(request)
+    assert {step.parent.span_id for step in steps.values()} == {action.context.span_id}
+    [command] = commands
+    ran = steps[command.parent.span_id]
+    assert (command.name, ran.attributes["kilonova.step"]) == (
+        "ensure_guest",
+        command.attributes["kilonova.step"],
+    )
+    assert {span.attributes["kilonova.server"] for span in spans} == {server}
+    assert {step.attributes["kilonova.step"] for step in steps.values()} > {
+        ran.attributes["kilonova.step"]
+    }
