@@ -42,6 +42,7 @@ SEND_SECONDS, END_SECONDS = 5.0, 2.0
 SAMPLED = 1  #: W3C's flag
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _LIBRARY = "opentelemetry"  #: its package, and its logger
+_NEEDED = (f"{_LIBRARY}.sdk.trace", f"{_LIBRARY}.exporter.otlp.proto.http")
 Value = str | int | float | bool
 
 
@@ -156,12 +157,19 @@ def start(
     own = conf.tracing
     if not own.enabled:
         return
-    if importlib.util.find_spec(_LIBRARY) is None:
+    if not _is_installed():
         raise ConfigError(NOT_INSTALLED)
     verify = tls.of_url(conf, "[tracing] endpoint", own.endpoint)
     _spans = _Spans(
         process, conf.host, own.sample_ratio, exporter or (lambda: sending(own.endpoint, verify))
     )
+
+
+def _is_installed() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    except ModuleNotFoundError:
+        return False
 
 
 def stop() -> None:

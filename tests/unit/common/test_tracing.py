@@ -202,9 +202,13 @@ def test_all_processes_trace_the_same_part_of_requests(conf: cfg.ConfigOpts) -> 
 def test_a_library_that_is_missing_is_said_at_start(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'kilonova\[tracing\]'"):
-        tracing.start(conf, "api")
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    for find in (lambda name: None, missing):
+        monkeypatch.setattr(importlib.util, "find_spec", find)
+        with pytest.raises(ConfigError, match=r"pip install 'kilonova\[tracing\]'"):
+            tracing.start(conf, "api")
 
 
 def test_plain_text_to_another_machine_is_refused(conf: cfg.ConfigOpts) -> None:
