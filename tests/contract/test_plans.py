@@ -17,7 +17,7 @@ from common import ids, states
 from common.store import schema
 from common.store.engine import Store, insert_many, update_grouped
 from common.store.hosts import hosts
-from common.store.servers import actions, console_tokens, guests, migrations, servers
+from common.store.servers import actions, console_tokens, guests, journals, migrations, servers
 from common.store.tenants import quotas
 from conductor import lanes, runner
 
@@ -82,6 +82,7 @@ POLLS: dict[str, Poll] = {
     "held": lambda tx: quotas.held(tx, "none"),
     "open_of": lambda tx: migrations.open_of(tx, SOME),
     "actions of a server": lambda tx: actions.list_for(tx, SOME[0]),
+    "actions of a request": lambda tx: journals.of_request(tx, "r1"),
     "token": lambda tx: console_tokens.find(tx, "token"),
 }
 
@@ -99,7 +100,7 @@ def fill(tx: sa.Connection) -> None:
         "shelved_at": AGO + number if number % 2 else None}
         for number, name in enumerate(names)])
     insert_many(tx, schema.actions, [{
-        "id": name, "server_id": name, "project_id": "p", "user_id": "u", "request_id": "r", "name": "migrate",
+        "id": name, "server_id": name, "project_id": "p", "user_id": "u", "request_id": f"r{number}", "name": "migrate",
         "workflow": "migrate", "version": 1, "args": {}, "fence": 1, "state": "done", "data": {}, "created_at": AGO,
         "updated_at": AGO, "host": f"h{number % HOSTS}", "owner": f"c/{number % 3}", "sent_at": AGO}
         for number, name in enumerate(names)])

@@ -16,8 +16,7 @@ def of_server(tx: Connection, server_id: str) -> list[ActionRow]:
 
 
 def of_request(tx: Connection, request_id: str) -> list[ActionRow]:
-    """All actions that a request has begun: of several servers when it made several. No index
-    helps: for an operator's question, not for the API."""
+    """All actions that a request has begun: of several servers when it made several."""
     return _found(tx, actions.c.request_id == request_id)
 
 
