@@ -90,6 +90,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.PortOpt("console_port", default=9180, help="Port of console processes' metrics; 0: they have none."),
         cfg.PortOpt("image_gateway_port", default=9181,
                     help="Port of image gateway processes' metrics; 0: they have none."),
+        cfg.IntOpt("port_step", default=100, min=0, max=1000,
+                   help="A second process of a kind on one machine, which finds that port taken, lets its metrics be "
+                        "read at a port so much higher, a third twice as much; its log says at which. 0: nowhere."),
     ),
     "tracing": (
         cfg.BoolOpt("enabled", default=False,

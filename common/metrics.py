@@ -10,12 +10,13 @@ with workers gathers theirs from files in a folder of its own. What the database
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oslo_config import cfg
@@ -31,6 +32,8 @@ _FOLDER = "PROMETHEUS_MULTIPROC_DIR"  #: prometheus-client's own name for it
 SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  #: seconds
 LONG = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)  #: seconds
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+#: Of processes of one kind on one machine whose metrics are read.
+MAX_ALIKE, MAX_PORT = 8, 65535
 #: Processes with workers, which a master gathers.
 WITH_WORKERS = frozenset(("api", "placement", "metadata", "image-gateway"))
 
@@ -157,12 +160,13 @@ POOL_USED = Metric(GAUGE, "database_pool_used", "Connections that are in use.")
 
 
 class _Served:
-    """Where this process's metrics are read; ``folder`` with workers."""
+    """Where this process's metrics are read: at the first of these ports that is free; ``folder``
+    with workers."""
 
-    def __init__(self, address: str, port: int, folder: str | None) -> None:
+    def __init__(self, address: str, ports: Sequence[int], folder: str | None) -> None:
         from prometheus_client import CollectorRegistry
 
-        self.address, self.port, self.folder = address, port, folder
+        self.address, self.ports, self.folder = address, ports, folder
         self.own: Any = CollectorRegistry()
 
     def registry(self) -> Any:
@@ -192,7 +196,10 @@ def start(conf: cfg.ConfigOpts, process: str) -> None:
         folder = tempfile.mkdtemp(prefix=f"kilonova-{process}-metrics-")
         os.environ[_FOLDER] = folder
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _served = _Served(own.host, port, folder)
+    ports = (
+        range(port, port + own.port_step * MAX_ALIKE, own.port_step) if own.port_step else (port,)
+    )
+    _served = _Served(own.host, [one for one in ports if one <= MAX_PORT], folder)
     for metric in Metric.known:
         metric.begin(_served.own)
 
@@ -218,21 +225,29 @@ def collect(collector: Collector) -> None:
 
 
 def serve() -> None:
-    """Answer on the address of this process's metrics, from a thread; a port that is taken costs
-    the metrics, not the process."""
+    """Answer on the address of this process's metrics, from a thread, at the first port that no
+    other process of its kind has; where there is none it costs the metrics, not the process."""
     if _served is None:
         return
     from prometheus_client import start_http_server
 
-    try:
-        start_http_server(_served.port, _served.address, _served.registry())
-    except OSError as problem:
-        log.error(
-            "no metrics: %s port %d cannot be listened on: %s; see [prometheus]",
-            _served.address,
-            _served.port,
-            problem,
-        )
+    last: OSError | None = None
+    for port in _served.ports:
+        try:
+            start_http_server(port, _served.address, _served.registry())
+        except OSError as problem:
+            last = problem
+            if problem.errno != errno.EADDRINUSE:
+                break
+        else:
+            log.info("metrics are read at %s port %d", _served.address, port)
+            return
+    log.error(
+        "no metrics: %s port %s cannot be listened on: %s; see [prometheus]",
+        _served.address,
+        ", ".join(map(str, _served.ports)),
+        last,
+    )
 
 
 def ended(worker: int) -> None:

@@ -21,12 +21,15 @@ from common.store.engine import Store
 from deploy.servers import free_ports
 
 
-def conf_of(port: int, enabled: bool = True, name: str = "conductor") -> cfg.ConfigOpts:
+def conf_of(
+    port: int, enabled: bool = True, name: str = "conductor", step: int = 0
+) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     conf.register_opts(config.OPTIONS["prometheus"], group="prometheus")
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("enabled", enabled, group="prometheus")
     conf.set_override(f"{name}_port", port, group="prometheus")
+    conf.set_override("port_step", step, group="prometheus")
     return conf
 
 
@@ -92,6 +95,36 @@ def test_a_port_that_is_taken_costs_the_metrics_alone(
         with caplog.at_level(logging.ERROR):
             metrics.serve()
     assert "see [prometheus]" in caplog.text
+
+
+def test_a_second_process_of_a_kind_is_read_at_the_next_port(
+    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = free_ports(3)
+    with (
+        socket.create_server(("127.0.0.1", first)),
+        socket.create_server(("127.0.0.1", first + 1)),
+        caplog.at_level(logging.INFO),
+    ):
+        started(first, step=1)
+        metrics.POOL_SIZE.set(8)
+        metrics.serve()
+    assert caplog.messages == [f"metrics are read at 127.0.0.1 port {first + 2}"]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    read = opener.open(f"http://127.0.0.1:{first + 2}/metrics", timeout=20).read().decode()
+    assert "kilonova_database_pool_size 8.0" in read
+
+
+def test_only_a_port_that_is_taken_leads_to_the_next(
+    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = conf_of(free_ports(2), step=1)
+    conf.set_override("host", "192.0.2.1", group="prometheus")  # of no machine
+    metrics.start(conf, "conductor")
+    with caplog.at_level(logging.INFO):
+        metrics.serve()
+    [line] = caplog.messages
+    assert line.startswith("no metrics: 192.0.2.1 port")
 
 
 def test_connections_in_use_are_told(started: Callable[..., None], tmp_path: Path) -> None:
