@@ -90,17 +90,25 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
     return connect
 
 
-def require_answer(connect: Connect) -> None:
-    """Raises Unavailable unless the broker lets us in."""
+def _refused(connect: Connect) -> tuple[Connection, BaseException] | None:
+    """Open a connection with a channel, and close it. Which one failed, and why; None: it did
+    not."""
     connection = connect(heartbeat=0)
     try:
         connection.default_channel  # noqa: B018  # connects
     except BROKEN as problem:
-        raise errors.Unavailable(
-            "The broker does not answer, or refuses the user of transport_url."
-        ) from problem
+        return connection, problem
     finally:
         connection.collect(socket_timeout=1)
+    return None
+
+
+def require_answer(connect: Connect) -> None:
+    """Raises Unavailable unless the broker lets us in."""
+    if found := _refused(connect):
+        raise errors.Unavailable(
+            "The broker does not answer, or refuses the user of transport_url."
+        ) from found[1]
 
 
 def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transport_url") -> None:
@@ -116,20 +124,16 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
             f"{option} names no broker: set [DEFAULT] transport_url, like "
             "rabbit://kilonova:PASSWORD@127.0.0.1:5672/"
         )
-    connection = connect(heartbeat=0)
-    try:
-        connection.default_channel  # noqa: B018  # connects
-    except BROKEN as problem:
-        refused = _refusal(problem)
-        if refused is None:
+    if found := _refused(connect):
+        connection, problem = found
+        refusal = _refusal(problem)
+        if refusal is None:
             raise errors.Unavailable(f"The broker does not answer: {problem}") from problem
-        said = " ".join(str(refused).split())
+        said = " ".join(str(refusal).split())
         raise ConfigError(
-            f"{option}: the broker refuses {connection.userid}: {said}. Give the name, password and "
-            "virtual host that it knows, or let it know these"
+            f"{option}: the broker refuses {connection.userid}: {said}. Give the name, password and virtual host "
+            "that it knows, or let it know these"
         ) from problem
-    finally:
-        connection.collect(socket_timeout=1)
 
 
 def _refusal(problem: BaseException | None) -> BaseException | None:

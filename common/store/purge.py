@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -193,12 +194,12 @@ def purge(
     before = store.read(moment) - days * DAY
     removed: Counter[str] = Counter()
     after: Key | None = None
-    while keys := store.read(lambda tx, after=after: _next(tx, kind, before, after)):  # type: ignore[misc]
+    while keys := store.read(partial(_next, kind=kind, before=before, after=after)):
         is_whole = False
         while not is_whole:
             # A part whose COMMIT nobody answered is done again: what is gone is gone.
             part = store.write(
-                lambda tx, keys=keys: _remove(tx, kind, keys, before),  # type: ignore[misc]
+                partial(_remove, kind=kind, keys=keys, before=before),
                 lambda tx, made: False,
             )
             removed += part
