@@ -205,6 +205,8 @@ def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int
             f"there: virsh metadata {server} urn:kilonova:server:1"
         )
     record = store.read(lambda tx: Record.of(tx, server, host))
+    if record is not None and record.host == host:
+        raise errors.Conflict(f"Server {server} is on host {host} by its record: nothing to adopt.")
     facts = _completed(sources, from_wire(HostedServer, answer["facts"]), record, options)
     found = _planned(sources, server, answer, facts, record, options)
     silent = _check_places(sources, found, options)
@@ -255,6 +257,11 @@ def _completed(
     """What the host remembers, with what the record or the options say in place of what it does
     not."""
     if record is not None:
+        given = [f"--{name}" for name in ("name", "project", "user") if getattr(options, name)]
+        if given:
+            raise errors.BadRequest(
+                f"{given[0]}: the database has this server, and its name and owner stay."
+            )
         facts = replace(
             facts,
             name=record.facts.name,

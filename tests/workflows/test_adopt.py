@@ -241,6 +241,7 @@ def test_a_server_that_moved_since_gets_its_place(either: Cloud) -> None:
     either.watcher = lambda: None  # a guest that nobody knows is a finding
     server = away(either, "os-migrateLive")
     operator = Adopter(either)
+    operator.is_refused("--user: the database has this server", server, "h2", user="me")
     operator.adopt(server, "h2")
     row = either.show(server)
     assert (row.host, row.vm_state, row.flavor_id) == ("h2", states.STOPPED, "1")
@@ -322,6 +323,28 @@ def test_ports_of_others_are_left_out(cloud: Cloud, capsys: pytest.CaptureFixtur
     ]
 
 
+def test_an_interface_that_was_lost_is_plugged_in_again(cloud: Cloud) -> None:
+    """As the doctor says; the guest has it all the time."""
+    cloud.round()
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    cloud.settle()
+    set_back = everything(cloud)
+    cloud.ask(server, "attach_interface", args={"networks": [{"network": "n2", "tag": "blue"}]})
+    cloud.settle()
+    [port] = cloud.networks.ports(server)
+    set_back()
+    minutes(cloud)
+    [found] = cloud.findings()
+    assert (found.invariant, found.subject) == ("port-of-server", port["id"])
+    assert f"openstack server add port {server} {port['id']}" in found.text
+    cloud.networks.update(port["id"], {"device_id": "", "device_owner": ""})
+    cloud.ask(server, "attach_interface", args={"networks": [{"port": port["id"]}]})
+    cloud.settle()
+    assert [one["port"] for one in cloud.show(server).interfaces] == [port["id"]]
+    assert list(cloud.hosts["h1"].driver.server_facts(server).ports) == [port["id"]]
+    assert cloud.findings() == []
+
+
 def test_what_an_older_agent_did_not_note_is_said(cloud: Cloud) -> None:
     server = lost(cloud)
     cloud.hosts["h1"].driver.host.guests[server].facts = HostedServer(name="old")
@@ -360,6 +383,9 @@ def test_a_record_that_changed_meanwhile_is_looked_at_again(cloud: Cloud) -> Non
     with pytest.raises(errors.Conflict, match="was deleted"):
         write(seen)
     operator.is_refused("no guest of server", server)
+    here = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    operator.is_refused("nothing to adopt", here)
 
 
 def test_a_server_that_is_busy_or_moves_is_not_taken(cloud: Cloud) -> None:
