@@ -13,13 +13,13 @@ import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import ColumnElement, Connection, or_, select
 
 from deploy.standalone.database import DbRow
 from deploy.standalone.network import schema
 from deploy.standalone.network.bindings import ROUTER_OWNERS
-from deploy.standalone.network.host.names import bridge, tap
-from deploy.standalone.resource import Body
+from deploy.standalone.network.host.names import tap
+from deploy.standalone.resource import Body, Transaction
 
 PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
@@ -29,43 +29,29 @@ Addresses = dict[str, list[DbRow]]
 
 def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
     """The description for this host (its row)."""
+    read = Transaction(connection)
     here = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
-    ports = connection.execute(select(PORTS).where(PORTS.c.id.in_(here))).all()
+    ports = read.rows(select(PORTS).where(PORTS.c.id.in_(here)))
     plugged = [port for port in ports if port.device_owner not in ROUTER_OWNERS]
     routed = [port for port in ports if port.device_owner in ROUTER_OWNERS]
     known = {port.network_id for port in ports}
-    rule = schema.networks.c.id.in_(known)
-    networks = connection.execute(
-        select(schema.networks).where(
-            or_(rule, schema.networks.c.external) if host.external_gateway else rule
-        )
-    ).all()
+    rule: ColumnElement[bool] = schema.networks.c.id.in_(known)
+    if host.external_gateway:
+        rule = or_(rule, schema.networks.c.external)
+    networks = read.rows(select(schema.networks).where(rule))
     known = {network.id for network in networks}
-    subnets = {
-        row.id: row
-        for row in connection.execute(
-            select(schema.subnets).where(schema.subnets.c.network_id.in_(known))
-        )
-    }
-    servers = connection.execute(
-        select(PORTS).where(PORTS.c.network_id.in_(known), PORTS.c.device_owner == "network:dhcp")
-    ).all()
+    inside = select(schema.subnets).where(schema.subnets.c.network_id.in_(known))
+    subnets = {row.id: row for row in read.rows(inside)}
+    dhcp = PORTS.c.device_owner == "network:dhcp"
+    servers = read.rows(select(PORTS).where(PORTS.c.network_id.in_(known), dhcp))
     held = _addresses(connection, [port.id for port in [*ports, *servers]])
-    arrived = set(
-        connection.scalars(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name))
-    )
+    arrived = read.scalars(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name))
     groups = _groups_of(connection, [port.id for port in plugged if port.port_security_enabled])
     return {
         "revision": host.changed,
         "host": host.name,
         "dns": list(dns),
-        "networks": _networks(
-            networks,
-            subnets,
-            held,
-            {port.network_id: port for port in servers},
-            _peers(connection, host, networks),
-        ),
+        "networks": _networks(networks, subnets, held, servers, _peers(connection, host, networks)),
         "ports": {
             port.id: _port(port, held, groups[port.id], port.id in arrived) for port in plugged
         },
@@ -76,91 +62,71 @@ def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
 
 def _addresses(connection: Connection, keys: list[str]) -> Addresses:
     found: Addresses = defaultdict(list)
-    for row in connection.execute(
-        select(HELD).where(HELD.c.port_id.in_(keys)).order_by(HELD.c.address)
-    ):
+    theirs = select(HELD).where(HELD.c.port_id.in_(keys)).order_by(HELD.c.address)
+    for row in connection.execute(theirs):
         found[row.port_id].append(row)
     return found
 
 
 def _groups_of(connection: Connection, keys: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
-    for row in connection.execute(
-        select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)
-    ):
+    theirs = select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)
+    for row in connection.execute(theirs):
         found[row.port_id].append(row.group_id)
     return found
 
 
 def _peers(connection: Connection, host: DbRow, networks: Sequence[DbRow]) -> dict[str, list[str]]:
     """network -> tunnel addresses of the other hosts that have it."""
-    others = {
-        row.name: row.tunnel_address
-        for row in connection.execute(
-            select(HOSTS).where(HOSTS.c.name != host.name, HOSTS.c.tunnel_address.is_not(None))
+    reached = HOSTS.c.tunnel_address.is_not(None)
+    others = connection.execute(select(HOSTS).where(HOSTS.c.name != host.name, reached)).all()
+    rule = PLACES.c.network_id.in_([network.id for network in networks])
+    places = select(PLACES.c.network_id, PLACES.c.host).distinct().where(rule)
+    there = {(row.network_id, row.host) for row in connection.execute(places)}
+    return {
+        network.id: sorted(
+            {
+                other.tunnel_address
+                for other in others
+                if (network.id, other.name) in there
+                or (network.external and other.external_gateway)
+            }
         )
+        for network in networks
     }
-    there = connection.execute(
-        select(PLACES.c.network_id, PLACES.c.host)
-        .distinct()
-        .where(PLACES.c.network_id.in_([network.id for network in networks]))
-    ).all()
-    gateways = connection.scalars(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).all()
-    found: dict[str, set[str]] = {network.id: set() for network in networks}
-    pairs = [(row.network_id, row.host) for row in there]
-    pairs += [(network.id, name) for network in networks if network.external for name in gateways]
-    for network_id, name in pairs:
-        if name in others:
-            found[network_id].add(others[name])
-    return {network_id: sorted(addresses) for network_id, addresses in found.items()}
 
 
 def _networks(
     networks: Sequence[DbRow],
     subnets: dict[str, DbRow],
     held: Addresses,
-    servers: dict[str, DbRow],
+    servers: Iterable[DbRow],
     peers: dict[str, list[str]],
 ) -> Body:
-    found: Body = {}
-    for row in networks:
-        server = servers.get(row.id)
-        dhcp = (
-            None
-            if server is None
-            else {
-                "mac": server.mac_address,
-                "port": server.id,
-                "addresses": [_with_prefix(address, subnets) for address in held[server.id]],
-            }
-        )
-        found[row.id] = {
+    found: dict[str, Body] = {
+        row.id: {
             "vni": row.vni,
             "mtu": row.mtu,
-            "bridge": bridge(row.id),
             "external": row.external,
-            "project_id": row.project_id,
             "peers": peers[row.id],
-            "dhcp": dhcp,
-            "subnets": {
-                key: _subnet(subnet)
-                for key, subnet in subnets.items()
-                if subnet.network_id == row.id
-            },
+            "dhcp": None,
+            "subnets": {},
+        }
+        for row in networks
+    }
+    for server in servers:
+        addresses = [_with_prefix(address, subnets) for address in held[server.id]]
+        found[server.network_id]["dhcp"] = {"mac": server.mac_address, "addresses": addresses}
+    for row in subnets.values():
+        found[row.network_id]["subnets"][row.id] = {
+            "cidr": row.cidr,
+            "gateway": row.gateway_ip,
+            "dhcp": row.enable_dhcp,
+            "dns": row.dns_nameservers,
+            "routes": row.host_routes,
+            "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode,
         }
     return found
-
-
-def _subnet(row: DbRow) -> Body:
-    return {
-        "cidr": row.cidr,
-        "version": row.ip_version,
-        "gateway": row.gateway_ip,
-        "dhcp": row.enable_dhcp,
-        "dns": row.dns_nameservers,
-        "routes": row.host_routes,
-        "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode,
-    }
 
 
 def _port(row: DbRow, held: Addresses, groups: list[str], arrived: bool) -> Body:
@@ -168,11 +134,9 @@ def _port(row: DbRow, held: Addresses, groups: list[str], arrived: bool) -> Body
         "network": row.network_id,
         "mac": row.mac_address,
         "device": tap(row.id),
-        "addresses": [
-            {"address": address.address, "subnet": address.subnet_id} for address in held[row.id]
-        ],
+        "addresses": [{"address": one.address} for one in held[row.id]],
         "allowed_pairs": [
-            {"mac_address": row.mac_address} | pair for pair in row.allowed_address_pairs
+            {"mac_address": row.mac_address} | one for one in row.allowed_address_pairs
         ],
         "security": row.port_security_enabled,
         "groups": groups,
@@ -189,13 +153,11 @@ def _groups(connection: Connection, used: set[str]) -> Body:
     members."""
     rules: dict[str, list[Body]] = defaultdict(list)
     named: set[str] = set()
-    for row in connection.execute(
-        select(RULES).where(RULES.c.security_group_id.in_(used)).order_by(RULES.c.id)
-    ):
+    theirs = select(RULES).where(RULES.c.security_group_id.in_(used)).order_by(RULES.c.id)
+    for row in connection.execute(theirs):
         named |= {row.remote_group_id} - {None}
         rules[row.security_group_id].append(
             {
-                "id": row.id,
                 "direction": row.direction,
                 "version": int(row.ethertype[-1]),
                 "protocol": row.protocol,
@@ -215,16 +177,12 @@ def _groups(connection: Connection, used: set[str]) -> Body:
 def _members(connection: Connection, groups: Iterable[str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     of_groups = GROUPS.c.group_id.in_(groups)
-    for group, address in connection.execute(
-        select(GROUPS.c.group_id, HELD.c.address)
-        .join(HELD, HELD.c.port_id == GROUPS.c.port_id)
-        .where(of_groups)
-    ):
+    held = select(GROUPS.c.group_id, HELD.c.address).where(HELD.c.port_id == GROUPS.c.port_id)
+    for group, address in connection.execute(held.where(of_groups)):
         found[group].add(address)
+    allowed = select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs).join_from(GROUPS, PORTS)
     for group, pairs in connection.execute(
-        select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs)
-        .join(PORTS, PORTS.c.id == GROUPS.c.port_id)
-        .where(of_groups, PORTS.c.allowed_address_pairs != [])
+        allowed.where(of_groups, PORTS.c.allowed_address_pairs != [])
     ):
         found[group].update(_plain(pair["ip_address"]) for pair in pairs)
     return found
@@ -237,35 +195,29 @@ def _routers(
     held: Addresses,
     subnets: dict[str, DbRow],
 ) -> Body:
-    routers = connection.execute(
-        select(schema.routers).where(
-            schema.routers.c.host == host.name, schema.routers.c.admin_state_up
-        )
-    ).all()
+    mine = select(schema.routers).filter_by(host=host.name, admin_state_up=True)
+    routers = connection.execute(mine).all()
     floating: dict[str, list[Body]] = defaultdict(list)
+    theirs = FLOATING.c.router_id.in_([one.id for one in routers])
     for row in connection.execute(
-        select(FLOATING).where(
-            FLOATING.c.router_id.in_([one.id for one in routers]),
-            FLOATING.c.fixed_ip_address.is_not(None),
-        )
+        select(FLOATING).where(theirs, FLOATING.c.fixed_ip_address.is_not(None))
     ):
         floating[row.router_id].append(
             {"floating": row.floating_ip_address, "fixed": row.fixed_ip_address}
         )
     found: Body = {}
     for router in routers:
-        mine = [port for port in ports if port.device_id == router.id]
-        gateway = next((port for port in mine if port.device_owner == ROUTER_OWNERS[1]), None)
+        own = [port for port in ports if port.device_id == router.id]
+        gateway = next((port for port in own if port.device_owner == ROUTER_OWNERS[1]), None)
         found[router.id] = {
             "external": None if gateway is None else _external(gateway, router, held, subnets),
             "interfaces": [
                 {
-                    "port": port.id,
                     "network": port.network_id,
                     "mac": port.mac_address,
                     "address": _with_prefix(address, subnets),
                 }
-                for port in mine
+                for port in own
                 if port is not gateway
                 for address in held[port.id]
             ],

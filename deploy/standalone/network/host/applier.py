@@ -58,17 +58,14 @@ class Applier:
         if not self._try("rules", failed, self._apply_rules, desired.rules, full):
             return failed  # without rules no frame may pass: nothing new is made
         links = (desired.bridges, desired.tunnels, desired.gateways)
-        if self._done.get("links") != links or any(
-            self._differs(one) for one in desired.namespaces
-        ):
+        if self._done.get("links") != links or any(map(self._differs, desired.namespaces)):
             self._apply_links(desired, failed)
             if not failed:
                 self._done["links"] = links
         for namespace in desired.namespaces:
-            if namespace.dnsmasq is not None and namespace.name not in failed:
-                self._try(
-                    namespace.name, failed, self._dnsmasq.ensure, namespace.name, namespace.dnsmasq
-                )
+            name, dnsmasq = namespace.name, namespace.dnsmasq
+            if dnsmasq is not None and name not in failed:
+                self._try(name, failed, self._dnsmasq.ensure, name, dnsmasq)
         self._remove_others(desired, failed)
         return failed
 
@@ -90,12 +87,8 @@ class Applier:
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
         self._remove_others(DesiredState((), (), (), (), "", {}), failed)
-        self._try(
-            "rules",
-            failed,
-            self.kernel.nft,
-            "".join(deletion(one, self._names.table) for one in FAMILIES),
-        )
+        gone = "".join(deletion(one, self._names.table) for one in FAMILIES)
+        self._try("rules", failed, self.kernel.nft, gone)
         self._try("settings", failed, self._restore_sysctls)
         if not failed:
             self._state.clear()
@@ -117,18 +110,12 @@ class Applier:
     def _restore_sysctls(self) -> None:
         """Settings as they were; not while another host part, of this or another cloud, needs them
         here too."""
-        others = {
-            words[2]
-            for words in map(str.split, self.kernel.run("nft", "list", "tables").splitlines())
-            if words[2].startswith(TABLES)
-        }
+        tables = [line.split()[2] for line in self.kernel.run("nft", "list", "tables").splitlines()]
+        others = ", ".join({table for table in tables if table.startswith(TABLES)})
         for name, value in self._state.sysctls.items():
             if others:
                 LOG.warning(
-                    "%s stays 1, it was %s: there are still rules of %s",
-                    name,
-                    value,
-                    ", ".join(others),
+                    "%s stays 1, it was %s: there are still rules of %s", name, value, others
                 )
             else:
                 self.kernel.sysctl(name, value)
@@ -159,9 +146,8 @@ class Applier:
         self._rules, self._listing = wanted, self._list_rules() if full else None
 
     def _list_rules(self) -> tuple[str, ...]:
-        return tuple(
-            self.kernel.nft_listing("table", family, self._names.table) for family in FAMILIES
-        )
+        table = self._names.table
+        return tuple(self.kernel.nft_listing("table", family, table) for family in FAMILIES)
 
     def _differs(self, namespace: Namespace) -> bool:
         return self._done.get(namespace.name) != _devices_and_rules(namespace)
@@ -195,9 +181,8 @@ class Applier:
             link = None
         if link is None:
             local = {"vxlan_local6" if ":" in address else "vxlan_local": address}
-            self.kernel.add_link(
-                wanted.name, "vxlan", vxlan_id=wanted.vni, vxlan_port=port, **local
-            )
+            own = {"vxlan_id": wanted.vni, "vxlan_port": port, **local}
+            self.kernel.add_link(wanted.name, "vxlan", **own)
             LOG.info("tunnel %s of %s made", wanted.name, wanted.bridge)
         if link is None or (link.master, link.mtu, link.is_up) != (wanted.bridge, wanted.mtu, True):
             self.kernel.bring_up(wanted.name, master=wanted.bridge, mtu=wanted.mtu)
@@ -244,13 +229,10 @@ class Applier:
             is_new = self._apply_pair(pair, name, links, inside)
             if is_new and not namespace.forwards:
                 self.kernel.disable_checksum_offload(name, pair.inner)
-            fresh = [
-                one.split("/")[0]
-                for one in pair.addresses
-                if ":" not in one and (is_new or one not in before)
-            ]
-            if fresh and namespace.forwards:
-                self.kernel.announce(name, pair.inner, pair.mac, fresh)
+            fresh = [one for one in pair.addresses if is_new or one not in before]
+            four = [one.split("/")[0] for one in fresh if ":" not in one]
+            if four and namespace.forwards:
+                self.kernel.announce(name, pair.inner, pair.mac, four)
         if namespace.forwards:
             self.kernel.set_routes(name, set(namespace.routes))
         self._done[name] = _devices_and_rules(namespace)
@@ -274,9 +256,8 @@ class Applier:
         self.kernel.nft(namespace.rules, namespace.name)
         LOG.info("router %s: %d floating", namespace.name, len(namespace.floating))
         wanted = {address for pair in namespace.pairs for address in pair.addresses}
-        for address in sorted(
-            one.removesuffix("/32") for one in before - wanted if one.endswith("/32")
-        ):
+        gone = [one.removesuffix("/32") for one in before - wanted if one.endswith("/32")]
+        for address in sorted(gone):
             for option in ("--orig-dst", "--reply-dst"):
                 try:
                     self.kernel.run("conntrack", "-D", option, address, namespace=namespace.name)
@@ -295,20 +276,13 @@ class Applier:
         devices |= {pair.outer for one in desired.namespaces for pair in one.pairs}
         devices |= {end for pair in desired.gateways for end in (pair.outer, pair.inner)}
         unwanted = self.kernel.namespaces(self._names.namespaces) - kept
-        if (
-            self._done.get("removed") == (bridges, devices)
-            and not set(self._state.zones) - bridges
-            and not unwanted
-        ):
+        gone = set(self._state.zones) - bridges
+        if self._done.get("removed") == (bridges, devices) and not gone and not unwanted:
             return
         links = self.kernel.links()
-        left = [
-            name
-            for name in links
-            if self._names.is_ours(name) and name not in devices and name[:2] != "kg"
-        ]
-        left += [name for name in self._state.zones if name in links and name not in bridges]
-        for name in left:
+        ours = [name for name in links if self._names.is_ours(name) and name[:2] != "kg"]
+        left = [name for name in ours if name not in devices]
+        for name in [*left, *(gone & links.keys())]:
             self._try(name, failed, self.kernel.delete_link, name)
             LOG.info("device %s removed", name)
         for name in unwanted:
@@ -316,7 +290,7 @@ class Applier:
             self._try(name, failed, self.kernel.run, "ip", "netns", "del", name)
             LOG.info("namespace %s removed", name)
         if not failed:
-            self._state.forget(set(self._state.zones) - bridges)
+            self._state.forget(gone)
             self._done["removed"] = (bridges, devices)
 
 

@@ -72,11 +72,8 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
         fixed += ["enable-ra", "ra-param=dhcp,60,0"]
     hosts, names, reserved = [], [], []
     for port in ports:
-        own = [
-            address
-            for address in port.addresses
-            if any(address in subnet.cidr for _, subnet in served)
-        ]
+        cidrs = [subnet.cidr for _, subnet in served]
+        own = [one for one in port.addresses if any(one in cidr for cidr in cidrs)]
         reserved += [(str(address), port.mac) for address in own]
         for address in port.addresses:
             name = host_name(port.hostname, address)
@@ -120,39 +117,24 @@ def _range(tag: str, subnet: Subnet) -> str:
 
 
 def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...]) -> list[str]:
-    here = next(
-        (
-            one.ip
-            for one in (network.dhcp.addresses if network.dhcp else ())
-            if one.ip in subnet.cidr
-        ),
-        None,
-    )
+    ours = [one.ip for one in (network.dhcp.addresses if network.dhcp else ())]
+    here = next((one for one in ours if one in subnet.cidr), None)
     servers = list(subnet.dns) or [one for one in (here, *dns) if one is not None]
     listed = [one for one in servers if one.version == subnet.cidr.version]
+    dns_servers = ",".join(map(_written, listed))
     if subnet.cidr.version == 6:
-        return (
-            [f"tag:{tag},option6:dns-server,{','.join(f'[{one}]' for one in listed)}\n"]
-            if listed
-            else []
-        )
+        return [f"tag:{tag},option6:dns-server,{dns_servers}\n"] if listed else []
     routes = [(str(prefix), str(hop)) for prefix, hop in subnet.routes]
     if here is not None:
         routes.append((f"{METADATA}/32", str(here)))
     if subnet.gateway is not None and all(prefix != "0.0.0.0/0" for prefix, _ in routes):
-        routes.append(
-            ("0.0.0.0/0", str(subnet.gateway))
-        )  # who understands 121 ignores option router
+        # Who understands 121 ignores option router.
+        routes.append(("0.0.0.0/0", str(subnet.gateway)))
     words = ",".join(f"{prefix},{hop}" for prefix, hop in routes)
-    return [
-        f"tag:{tag},option:router{f',{subnet.gateway}' if subnet.gateway else ''}\n",
-        *([f"tag:{tag},option:dns-server,{','.join(map(str, listed))}\n"] if listed else []),
-        *(
-            [f"tag:{tag},option:classless-static-route,{words}\n", f"tag:{tag},249,{words}\n"]
-            if words
-            else []
-        ),
-    ]
+    found = [f"option:router{f',{subnet.gateway}' if subnet.gateway else ''}"]
+    found += [f"option:dns-server,{dns_servers}"] if listed else []
+    found += [f"option:classless-static-route,{words}", f"249,{words}"] if words else []
+    return [f"tag:{tag},{option}\n" for option in found]
 
 
 def _written(address: Address) -> str:

@@ -31,6 +31,15 @@ from deploy.standalone.network.host.names import Names
 LOG = logging.getLogger("network.host")
 STOP_TIMEOUT_SECONDS, RELEASE_TIMEOUT_SECONDS, REWRITE_SECONDS = 5.0, 5.0, 0.1
 DEVICE = "dhcp"
+#: dnsmasq's option -> what the file's name ends with
+FILES = {
+    "pid-file": "pid",
+    "dhcp-leasefile": "leases",
+    "dhcp-hostsfile": "hosts",
+    "addn-hosts": "names",
+    "dhcp-optsfile": "options",
+    "log-facility": "log",
+}
 #: expiry, MAC (or the client's number of IPv6), address, name, the client's id
 LEASE = re.compile(r"\d+ (\S+) ([0-9a-f.:]+) \S+ (\S+)")
 
@@ -77,28 +86,14 @@ class DnsmasqProcesses:
         self._strike(wanted)  # before the files: the old ones say who had an address of IPv6
         self._write_files(network, files)
         self._write(config := self._path(network, f"{version}.conf"), wanted.fixed)
-        options = {
-            "conf-file": config,
-            "pid-file": self._path(network, "pid"),
-            "dhcp-leasefile": self._path(network, "leases"),
-            "dhcp-hostsfile": self._path(network, "hosts"),
-            "addn-hosts": self._path(network, "names"),
-            "dhcp-optsfile": self._path(network, "options"),
-            "log-facility": self._path(network, "log"),
-        }
-        self._kernel.run(
-            "dnsmasq", *(f"--{name}={path}" for name, path in options.items()), namespace=namespace
-        )
+        options = [f"--{name}={self._path(network, kind)}" for name, kind in FILES.items()]
+        self._kernel.run("dnsmasq", f"--conf-file={config}", *options, namespace=namespace)
         self._loaded[network] = files
         LOG.info("dnsmasq of %s started", network)
 
     def networks(self) -> set[str]:
         """Those that have files here."""
-        return (
-            {path.name.split(".")[0] for path in self._folder.glob("*.*")}
-            if self._folder.is_dir()
-            else set()
-        )
+        return {path.name.split(".")[0] for path in self._folder.glob("*.*")}
 
     def remove(self, network: str) -> None:
         """End it and delete its files. Raises KernelError."""
@@ -144,13 +139,9 @@ class DnsmasqProcesses:
         again."""
         text = self._text(network, "pid").strip()
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
-        return (
-            int(text)
-            if text.isdigit()
-            and self._is_of(int(text), network)
-            and config.encode() in _command_line(int(text))
-            else None
-        )
+        if not text.isdigit() or not self._is_of(int(text), network):
+            return None
+        return int(text) if config.encode() in _command_line(int(text)) else None
 
     def _text(self, network: str, kind: str) -> str:
         try:
@@ -160,11 +151,8 @@ class DnsmasqProcesses:
 
     def _stale(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
         owners = dict(wanted.reserved)
-        return stale_leases(
-            self._lease_lines(wanted.network),
-            owners,
-            reassigned(self._text(wanted.network, "hosts"), owners),
-        )
+        moved = reassigned(self._text(wanted.network, "hosts"), owners)
+        return stale_leases(self._lease_lines(wanted.network), owners, moved)
 
     def _lease_lines(self, network: str) -> list[str]:
         """The file as a whole: dnsmasq empties it to write it anew, so one without an end is read
@@ -180,22 +168,13 @@ class DnsmasqProcesses:
     def _release(self, namespace: str, wanted: DnsmasqConfig, leases: list[DhcpLease]) -> bool:
         """Whether dnsmasq forgot these leases, and its file with it. Raises KernelError."""
         for lease in leases:
-            self._kernel.run(
-                "dhcp_release",
-                DEVICE,
-                lease.address,
-                lease.mac,
-                lease.client_id,
-                namespace=namespace,
-            )
+            words = (DEVICE, lease.address, lease.mac, lease.client_id)
+            self._kernel.run("dhcp_release", *words, namespace=namespace)
         deadline = time.monotonic() + RELEASE_TIMEOUT_SECONDS
         while left := self._stale(wanted):
             if time.monotonic() > deadline:
-                LOG.warning(
-                    "dnsmasq of %s does not forget %s",
-                    wanted.network,
-                    ", ".join(one.address for one in left),
-                )
+                addresses = ", ".join(one.address for one in left)
+                LOG.warning("dnsmasq of %s does not forget %s", wanted.network, addresses)
                 return False
             time.sleep(0.002)
         return True

@@ -131,11 +131,8 @@ class LocalHostPart(HostPart):
         self.revision = description.revision
         ports = dict(description.failed)
         for port in description.ports.values():
-            for name in (
-                "rules",
-                bridge(port.network),
-                self.place.names.network_namespace(port.network),
-            ):
+            namespace = self.place.names.network_namespace(port.network)
+            for name in ("rules", bridge(port.network), namespace):
                 if name in failed:
                     ports[port.id] = failed[name][:500]
         return ports
@@ -152,12 +149,8 @@ class Loop:
         acknowledge: Callable[[int, dict[str, str]], None],
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
-        self._host, self._poll, self._acknowledge, self._check_seconds = (
-            host,
-            poll,
-            acknowledge,
-            check_seconds,
-        )
+        self._host, self._poll, self._acknowledge = host, poll, acknowledge
+        self._check_seconds = check_seconds
         self._received: queue.Queue[Any] = queue.Queue()
         self._stop = threading.Event()
 
@@ -173,9 +166,9 @@ class Loop:
                 is_unacknowledged = not self._report(failed)
             if tree is not None:
                 host.save()  # after the answer: the disk is slow
-            check = (
-                self._check_seconds if host.is_whole else min(RETRY_SECONDS, self._check_seconds)
-            )
+            check = self._check_seconds
+            if not host.is_whole:
+                check = min(RETRY_SECONDS, check)
             wait = min(checked + check - time.monotonic(), 1.0 if is_unacknowledged else check)
             tree = self._next(max(0.0, wait))
             is_due = host.description.revision > 0 and time.monotonic() >= checked + check

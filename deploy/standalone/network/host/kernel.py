@@ -88,9 +88,8 @@ class Kernel:
                 f"{' '.join(command)} did not end within {COMMAND_TIMEOUT_SECONDS} s"
             ) from error
         if done.returncode != 0:
-            raise KernelError(
-                f"{' '.join(command)}: {done.stderr.strip()[:600] or done.returncode}"
-            )
+            why = done.stderr.strip()[:600] or done.returncode
+            raise KernelError(f"{' '.join(command)}: {why}")
         return done.stdout
 
     def nft(self, document: str, namespace: str | None = None) -> None:
@@ -111,14 +110,12 @@ class Kernel:
         def read(ip: IPRoute) -> dict[str, Link]:
             addresses: dict[int, set[str]] = defaultdict(set)
             for item in ip.get_addr():
-                addresses[item["index"]].add(
-                    f"{item.get('local') or item.get('address')}/{item['prefixlen']}"
-                )
+                address = item.get("local") or item.get("address")
+                addresses[item["index"]].add(f"{address}/{item['prefixlen']}")
             found = list(ip.get_links())
             names = {item["index"]: item.get("ifname") for item in found}
-            return {
-                item.get("ifname"): _link(item, names, addresses[item["index"]]) for item in found
-            }
+            links = [_link(item, names, addresses[item["index"]]) for item in found]
+            return {link.name: link for link in links}
 
         return self._netlink(read, namespace)
 
@@ -142,13 +139,9 @@ class Kernel:
             index = _index(ip, name)
             if namespace is None:
                 ip.link("set", index=index, **NO_LINK_LOCAL)
-            ip.link(
-                "set",
-                index=index,
-                state="up",
-                **attributes,
-                **({"master": _index(ip, master)} if master else {}),
-            )
+            if master:
+                attributes["master"] = _index(ip, master)
+            ip.link("set", index=index, state="up", **attributes)
 
         self._netlink(change, namespace)
 
@@ -164,25 +157,19 @@ class Kernel:
 
         Raises KernelError.
         """
-        extra = [
-            one
-            for one in sorted(known - set(wanted))
-            if not one.startswith(("fe80:", "127.", "::1/"))
-        ]
-        missing = [one for one in wanted if one not in known]
+        own = ("fe80:", "127.", "::1/")
+        steps = [("del", one) for one in sorted(known - set(wanted)) if not one.startswith(own)]
+        steps += [("add", one) for one in wanted if one not in known]
 
         def change(ip: IPRoute) -> None:
             index = _index(ip, name)
-            for command, addresses in (("del", extra), ("add", missing)):
-                for address, _, length in (one.partition("/") for one in addresses):
-                    flags = (
-                        {"flags": NO_DUPLICATE_DETECTION}
-                        if ":" in address and command == "add"
-                        else {}
-                    )
-                    ip.addr(command, index=index, address=address, prefixlen=int(length), **flags)
+            for command, one in steps:
+                address, _, length = one.partition("/")
+                is_new = ":" in address and command == "add"
+                flags = {"flags": NO_DUPLICATE_DETECTION} if is_new else {}
+                ip.addr(command, index=index, address=address, prefixlen=int(length), **flags)
 
-        if extra or missing:
+        if steps:
             self._netlink(change, namespace)
 
     def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
@@ -196,14 +183,9 @@ class Kernel:
                     for item in ip.get_routes(family=family, proto=STATIC)
                 }
             for command, routes in (("replace", wanted - known), ("del", known - wanted)):
-                for destination, hop in sorted(routes):
-                    ip.route(
-                        command,
-                        dst=destination,
-                        gateway=hop,
-                        proto=STATIC,
-                        family=socket.AF_INET6 if ":" in destination else socket.AF_INET,
-                    )
+                for to, hop in sorted(routes):
+                    family = socket.AF_INET6 if ":" in to else socket.AF_INET
+                    ip.route(command, dst=to, gateway=hop, proto=STATIC, family=family)
 
         self._netlink(change, namespace)
 
@@ -213,13 +195,9 @@ class Kernel:
 
         def change(ip: IPRoute) -> bool:
             index = _index(ip, device)
-            known = {
-                item.get("dst")
-                for item in ip.fdb("dump", ifindex=index)
-                if item["ifindex"] == index
-                and item.get("lladdr") == ALL_RECEIVERS
-                and item.get("dst")
-            }
+            found = [item for item in ip.fdb("dump", ifindex=index) if item["ifindex"] == index]
+            known = {item.get("dst") for item in found if item.get("lladdr") == ALL_RECEIVERS}
+            known.discard(None)
             for command, peers in (("append", wanted - known), ("del", known - wanted)):
                 for peer in sorted(peers):
                     ip.fdb(command, ifindex=index, lladdr=ALL_RECEIVERS, dst=peer)
@@ -265,16 +243,9 @@ class Kernel:
             own = bytes.fromhex(mac.replace(":", ""))
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
                 raw.bind((device, 0))
+                head = struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
                 for address in map(socket.inet_aton, addresses):
-                    raw.send(
-                        b"\xff" * 6
-                        + own
-                        + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
-                        + own
-                        + address
-                        + b"\0" * 6
-                        + address
-                    )
+                    raw.send(b"\xff" * 6 + own + head + own + address + b"\0" * 6 + address)
 
         self._inside(namespace, send)
 

@@ -71,14 +71,11 @@ class MetadataUpstream:
         """With https:// it must prove itself by a certificate of the authority in ``ca_file``.
         Raises OSError, ValueError."""
         where = urlsplit(self.url)
+        host, port = where.hostname or "", where.port
         if where.scheme == "https":
-            return http.client.HTTPSConnection(
-                where.hostname or "",
-                where.port,
-                timeout=TIMEOUT_SECONDS,
-                context=Tls("", "", self.ca_file).for_client(),
-            )
-        return http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_SECONDS)
+            tls = Tls("", "", self.ca_file).for_client()
+            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=tls)
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
 
     def headers(self, port: GuestPort, address: str) -> dict[str, str]:
         """The guest that sent the request, and the proof that this host says so."""
@@ -216,12 +213,8 @@ class MetadataListeners:
             return plain_answer(413, f"At most {MAX_BODY_BYTES} bytes are accepted.")
         given = dict(reversed(request.headers))
         headers = {name: given[name.upper()] for name in FORWARDED_HEADERS if name.upper() in given}
-        return self._forward(
-            request.method,
-            _target(request.uri),
-            body,
-            headers | self._upstream.headers(port, address),
-        )
+        headers |= self._upstream.headers(port, address)
+        return self._forward(request.method, _target(request.uri), body, headers)
 
     def _forward(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> bytes:
         connection = None

@@ -68,13 +68,9 @@ class StateFolder:
 
     def clear(self) -> None:
         """Forget everything."""
-        for name in (
-            "numbers.json",
-            "description.json",
-            "numbers.json.new",
-            "description.json.new",
-        ):
-            (self.folder / name).unlink(missing_ok=True)
+        for name in ("numbers.json", "description.json"):
+            for path in (self.folder / name, self.folder / f"{name}.new"):
+                path.unlink(missing_ok=True)
         self.ports, self.zones, self.sysctls = {}, {}, {}
 
     def _read(self, name: str) -> Any:
