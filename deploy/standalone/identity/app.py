@@ -16,11 +16,8 @@ from deploy.standalone.web import App, application
 def build(service: IdentityService) -> App:
     """The WSGI application."""
     app = application([TokenAuthentication(service)])
-    versions, own, credentials = (
-        IdentityVersions(),
-        OwnScopes(service),
-        ApplicationCredentials(service),
-    )
+    versions, own = IdentityVersions(), OwnScopes(service)
+    credentials = ApplicationCredentials(service)
     app.add_route("/", versions)
     app.add_route("/v3", versions, suffix="v3")
     app.add_route("/v3/auth/tokens", Tokens(service))

@@ -8,6 +8,7 @@ the token is issued, by the rule that checks it later. No transaction is open wh
 verified, for that takes its time.
 """
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -92,24 +93,20 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
 
 def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: Any) -> Grant:
     first = next((proof for proof in proofs if proof.application_credential_id), proofs[0])
-    parent = next((proof for proof in proofs if proof.expires_at), None)
-    project_id, domain_id, system = first.project_id, None, False
-    if first.application_credential_id:
-        if scope is not None:
-            raise unauthorized("An application credential brings its own scope: send none.")
-    else:
-        system = isinstance(scope, dict) and set(scope) == {"system"}
-        project_id, domain_id = _find_scope(database, first.user_id, scope)
-    return Grant(
-        first.user_id,
-        sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
-        project_id,
-        domain_id,
-        first.application_credential_id,
-        parent.parent_audit_id if parent else None,
-        parent.expires_at if parent else None,
-        system,
+    parent = next((proof for proof in proofs if proof.expires_at), first)
+    grant = replace(
+        first,
+        methods=sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
+        parent_audit_id=parent.parent_audit_id,
+        expires_at=parent.expires_at,
     )
+    if not first.application_credential_id:
+        is_system = isinstance(scope, dict) and set(scope) == {"system"}
+        project_id, domain_id = _find_scope(database, first.user_id, scope)
+        return replace(grant, project_id=project_id, domain_id=domain_id, system=is_system)
+    if scope is not None:
+        raise unauthorized("An application credential brings its own scope: send none.")
+    return grant
 
 
 def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | None, str | None]:
@@ -137,8 +134,7 @@ def _default_project(database: Database, user_id: str) -> str | None:
         project_id = connection.scalar(
             select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)
         )
-        # A default project that the user may no longer enter gives an unscoped token, as in
-        # Keystone.
+        # One that the user may no longer enter gives an unscoped token, as in Keystone.
         held = project_id and tokens.roles_of(connection, user_id, "projects", project_id)
         return project_id if held else None
 

@@ -292,16 +292,13 @@ class CatalogueEndpoints(IdentityResource):
 
 
 RESOURCES: dict[str, IdentityResource] = {
-    one.plural: one
-    for one in (
-        IdentityDomains(),
-        IdentityProjects(),
-        IdentityUsers(),
-        IdentityRoles(),
-        CatalogueServices(),
-        CatalogueRegions(),
-        CatalogueEndpoints(),
-    )
+    "domains": IdentityDomains(),
+    "projects": IdentityProjects(),
+    "users": IdentityUsers(),
+    "roles": IdentityRoles(),
+    "services": CatalogueServices(),
+    "regions": CatalogueRegions(),
+    "endpoints": CatalogueEndpoints(),
 }
 
 

@@ -13,12 +13,8 @@ from deploy.standalone.web import App, application
 def build(store: ImageStore) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
     app = application([HeaderAuthentication(is_open, ImageCaller)])
-    versions, image, members, info = (
-        ImageVersions(),
-        ImageItem(store),
-        ImageMembers(store),
-        StoreInfo(),
-    )
+    versions, info = ImageVersions(), StoreInfo()
+    image, members = ImageItem(store), ImageMembers(store)
     app.add_route("/", versions)
     app.add_route("/versions", versions)
     app.add_route("/v2", versions)

@@ -73,22 +73,16 @@ READ_ONLY = (
 )
 IMAGE = {"type": "object", "properties": ATTRIBUTES, "additionalProperties": PROPERTY}
 IMAGE_SCHEMA, TAG_SCHEMA = BodySchema(IMAGE), BodySchema(TAG)
-PATH = r"^/[^/]+$"
+_TO = {"op": {}, "path": text(pattern=r"^/[^/]+$")}
 OPERATIONS = BodySchema(
     {
         "type": "array",
         "items": {
             "oneOf": [
                 mapping(
-                    {"op": one_of("add", "replace"), "path": text(pattern=PATH), "value": {}},
-                    "op",
-                    "path",
-                    "value",
-                    others=True,
+                    {**_TO, "op": one_of("add", "replace"), "value": {}}, *_TO, "value", others=True
                 ),
-                mapping(
-                    {"op": one_of("remove"), "path": text(pattern=PATH)}, "op", "path", others=True
-                ),
+                mapping({**_TO, "op": one_of("remove")}, *_TO, others=True),
             ]
         },
     }

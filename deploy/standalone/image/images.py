@@ -20,6 +20,8 @@ from deploy.standalone.web import answer, read_bytes, read_json
 PATCH_TYPE, OLD_PATCH_TYPE = (
     f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0)
 )
+#: action -> the image's state before and after
+SWITCHES = {"deactivate": ("active", "deactivated"), "reactivate": ("deactivated", "active")}
 
 
 class ImageCollection(Handler[ImageStore]):
@@ -103,10 +105,9 @@ class ImageItem(Handler[ImageStore]):
     def on_post_switch(
         self, req: falcon.Request, resp: falcon.Response, key: str, switch: str
     ) -> None:
-        states = {"deactivate": ("active", "deactivated"), "reactivate": ("deactivated", "active")}
-        if switch not in states:
+        if switch not in SWITCHES:
             raise falcon.HTTPNotFound(description="The actions are deactivate and reactivate.")
-        image, (before, after) = self._owned(req, key), states[switch]
+        image, (before, after) = self._owned(req, key), SWITCHES[switch]
         req.context.caller.require_admin(f"{switch} an image")
         if image.status not in (before, after):
             raise falcon.HTTPForbidden(

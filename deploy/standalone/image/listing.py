@@ -4,6 +4,9 @@
 An unknown parameter filters by the custom property of that name, as in Glance.
 """
 
+import operator
+from collections.abc import Callable, Mapping
+
 import falcon
 from sqlalchemy import ColumnElement, and_, or_, select
 
@@ -37,6 +40,15 @@ PLAIN = (
     "size",
 )
 NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status", "visibility")
+#: How times are compared; any other word is part of one.
+COMPARED: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool]]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+    "eq": operator.eq,
+    "neq": operator.ne,
+}
 
 
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
@@ -44,12 +56,9 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
     rules = [_visibility(query, caller)]
     if "os_hidden" not in query:
         rules.append(images.c.os_hidden.is_(False))
-    rules += [
-        _filter(name, value)
-        for name in query
-        if name not in NOT_FILTERS
-        for value in values_of(query, name)
-    ]
+    for name in query:
+        if name not in NOT_FILTERS:
+            rules += [_filter(name, value) for value in values_of(query, name)]
     return rules
 
 
@@ -58,9 +67,8 @@ def page(
 ) -> tuple[DbSelect, int]:
     """The SELECT for one page, one row longer than its limit, and the limit. Raises 400."""
     limit = min(number_of("limit", value_of(query, "limit", str(DEFAULT_LIMIT)), 2**31), MAX_LIMIT)
-    return paged(select(images).where(*rules), images, _sort_keys(query), marker).limit(
-        limit + 1
-    ), limit
+    found = paged(select(images).where(*rules), images, _sort_keys(query), marker)
+    return found.limit(limit + 1), limit
 
 
 def _filter(name: str, value: str) -> ColumnElement[bool]:
@@ -76,21 +84,12 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
         return images.c.size >= size if name == "size_min" else images.c.size <= size
     if name in ("created_at", "updated_at"):
         verb, _, text = value.partition(":")
-        column = images.c[name]
-        compare = {
-            "gt": column > text,
-            "gte": column >= text,
-            "lt": column < text,
-            "lte": column <= text,
-            "eq": column == text,
-            "neq": column != text,
-        }
-        return compare.get(verb, column == value)
-    return (
-        contains(images.c.tags, value)
-        if name == "tag"
-        else contains(images.c.properties, value, name)
-    )
+        if verb in COMPARED:
+            return COMPARED[verb](images.c[name], text)
+        return images.c[name].in_([value])
+    if name == "tag":
+        return contains(images.c.tags, value)
+    return contains(images.c.properties, value, name)
 
 
 def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
@@ -125,10 +124,8 @@ def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     if "sort" in query:
         words = [word.partition(":")[::2] for word in value_of(query, "sort").split(",")]
     else:
-        names, ways = (
-            values_of(query, "sort_key") or ["created_at"],
-            values_of(query, "sort_dir") or ["desc"],
-        )
+        names = values_of(query, "sort_key") or ["created_at"]
+        ways = values_of(query, "sort_dir") or ["desc"]
         words = [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
     keys: dict[str, bool] = {}
     for name, way in words:

@@ -10,13 +10,14 @@ so that none has to be searched.
 import ipaddress
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from sqlalchemy import Connection, insert, select
 
 from deploy.standalone.database import DbRow
 from deploy.standalone.network import schema
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import fault, invalid
 from deploy.standalone.resource import Body
 
 ADDRESSES = schema.addresses
@@ -34,33 +35,23 @@ def free_mac(
 ) -> str:
     """A MAC address that no port of the network has; of 1000 random ones two would be the same in 3
     % of networks."""
-    while has_mac(
-        connection,
-        network_id,
-        found := ":".join([MAC_PREFIX, *(f"{octet:02x}" for octet in draw())]),
-    ):
-        pass
-    return found
+    while True:
+        found = f"{MAC_PREFIX}:{draw().hex(':')}"
+        if not has_mac(connection, network_id, found):
+            return found
 
 
 def has_mac(connection: Connection, network_id: str, mac: str) -> bool:
     """Does a port of the network have it?"""
-    ports = schema.ports.c
-    return (
-        connection.execute(
-            select(ports.id).where(ports.network_id == network_id, ports.mac_address == mac)
-        ).first()
-        is not None
-    )
+    taken = select(schema.ports.c.id).filter_by(network_id=network_id, mac_address=mac)
+    return connection.scalar(taken) is not None
 
 
 def subnets_of(connection: Connection, network_id: str) -> Sequence[DbRow]:
     """The subnets of a network, oldest first."""
-    return connection.execute(
-        select(schema.subnets)
-        .where(schema.subnets.c.network_id == network_id)
-        .order_by(schema.subnets.c.created_at, schema.subnets.c.id)
-    ).all()
+    inside = select(schema.subnets).filter_by(network_id=network_id)
+    oldest_first = inside.order_by(schema.subnets.c.created_at, schema.subnets.c.id)
+    return connection.execute(oldest_first).all()
 
 
 def is_from_mac(subnet: DbRow) -> bool:
@@ -96,38 +87,22 @@ def choose_addresses(
         elif is_from_mac(subnet) and not router:
             fixed = (subnet.id, from_mac(subnet.cidr, mac))
         else:
-            mine = [fixed for fixed in own if fixed[0] == subnet.id and fixed not in found]
-            fixed = (
-                mine[0]
-                if mine
-                else (subnet.id, _free(connection, subnet, [one for _, one in found]))
-            )
+            mine = (fixed for fixed in own if fixed[0] == subnet.id and fixed not in found)
+            fixed = next(mine, None) or _free(connection, subnet, [one for _, one in found])
         found.append(fixed)
     # A router's advertisement makes every guest on the network take such an address, requested or
     # not.
     given = {key for key, _ in found}
-    automatic = (
-        []
-        if router or not requested
-        else [
-            (subnet.id, from_mac(subnet.cidr, mac))
-            for subnet in subnets
-            if is_from_mac(subnet) and subnet.id not in given
-        ]
-    )
-    return found + automatic
+    if requested and not router:
+        found += [fixed for fixed in _from_mac(subnets, mac) if fixed[0] not in given]
+    return found
 
 
 def store(connection: Connection, port_id: str, fixed: Sequence[Fixed]) -> None:
     """Write down that the port has these addresses."""
-    if fixed:
-        connection.execute(
-            insert(ADDRESSES),
-            [
-                {"subnet_id": subnet, "address": address, "port_id": port_id}
-                for subnet, address in fixed
-            ],
-        )
+    rows = [{"subnet_id": key, "address": address, "port_id": port_id} for key, address in fixed]
+    if rows:
+        connection.execute(insert(ADDRESSES), rows)
 
 
 def from_mac(cidr: str, mac: str) -> str:
@@ -142,9 +117,8 @@ def _default(
 ) -> list[Fixed]:
     found: list[Fixed] = []
     for version in (4, 6):
-        managed = [
-            subnet for subnet in subnets if subnet.ip_version == version and not is_from_mac(subnet)
-        ]
+        alike = [subnet for subnet in subnets if subnet.ip_version == version]
+        managed = [subnet for subnet in alike if not is_from_mac(subnet)]
         for subnet in managed:
             if (address := _lowest(connection, subnet, ())) is not None:
                 found.append((subnet.id, address))
@@ -152,31 +126,26 @@ def _default(
         else:
             if managed:
                 raise fault("IpAddressGenerationFailure", network=network_id)
-    return found + [
-        (subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)
-    ]
+    return found + _from_mac(subnets, mac)
+
+
+def _from_mac(subnets: Sequence[DbRow], mac: str) -> list[Fixed]:
+    return [(subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)]
 
 
 def _subnet(network_id: str, subnets: Sequence[DbRow], request: Body) -> DbRow:
-    address = request.get("ip_address")
-    if request.get("subnet_id"):
-        for subnet in subnets:
-            if subnet.id == request["subnet_id"]:
-                if address and ipaddress.ip_address(address) not in ipaddress.ip_network(
-                    subnet.cidr
-                ):
-                    raise fault("InvalidIpForSubnet", ip=address, subnet=subnet.id)
-                return subnet
-        raise fault(
-            "InvalidInput",
-            why=f"Failed to create port on network {network_id}, because fixed_ips included"
-            f" invalid subnet {request['subnet_id']}",
-        )
-    if not address:
-        raise fault("InvalidInput", why="IP allocation requires subnet_id or ip_address")
-    for subnet in subnets:
-        if ipaddress.ip_address(address) in ipaddress.ip_network(subnet.cidr):
+    address, key = request.get("ip_address"), request.get("subnet_id")
+    if not address and not key:
+        raise invalid("IP allocation requires subnet_id or ip_address")
+    meant = [subnet for subnet in subnets if not key or subnet.id == key]
+    if key and not meant:
+        why = f"because fixed_ips included invalid subnet {key}"
+        raise invalid(f"Failed to create port on network {network_id}, {why}")
+    for subnet in meant:
+        if not address or ipaddress.ip_address(address) in ipaddress.ip_network(subnet.cidr):
             return subnet
+    if key:
+        raise fault("InvalidIpForSubnet", ip=address, subnet=key)
     raise fault("InvalidIpForNetwork", ip=address, id=network_id)
 
 
@@ -191,18 +160,16 @@ def _require_free(
     network, address = ipaddress.ip_network(subnet.cidr), ipaddress.ip_address(fixed[1])
     if network.version == 4 and network.prefixlen < 31 and address in (network[0], network[-1]):
         raise fault("InvalidIpForSubnet", ip=fixed[1], subnet=subnet.id)
-    taken = select(ADDRESSES.c.port_id).where(
-        ADDRESSES.c.subnet_id == fixed[0], ADDRESSES.c.address == fixed[1]
-    )
-    if fixed in found or (fixed not in own and connection.execute(taken).first() is not None):
+    taken = select(ADDRESSES.c.port_id).filter_by(subnet_id=fixed[0], address=fixed[1])
+    if fixed in found or (fixed not in own and connection.scalar(taken) is not None):
         raise fault("IpAddressInUse", network=network_id, ip=fixed[1])
 
 
-def _free(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> str:
+def _free(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> Fixed:
     address = _lowest(connection, subnet, reserved)
     if address is None:
         raise fault("IpAddressGenerationFailure", network=subnet.network_id)
-    return address
+    return subnet.id, address
 
 
 def _lowest(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> str | None:
@@ -221,9 +188,8 @@ def _lowest(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> s
             if guess not in taken:
                 return guess
     taken.update(connection.scalars(query))
-    return next(
-        (address for address in map(str, map(make, _numbers(pools))) if address not in taken), None
-    )
+    every = map(str, map(make, chain.from_iterable(range(low, up + 1) for low, up in pools)))
+    return next((address for address in every if address not in taken), None)
 
 
 def _nth(pools: Sequence[tuple[int, int]], place: int) -> int:
@@ -232,8 +198,3 @@ def _nth(pools: Sequence[tuple[int, int]], place: int) -> int:
             return first + place
         place -= last - first + 1
     raise IndexError(place)
-
-
-def _numbers(pools: Sequence[tuple[int, int]]) -> Iterator[int]:
-    for first, last in pools:
-        yield from range(first, last + 1)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from deploy.standalone.network.caller import NetworkCaller
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import malformed
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import (
     TRUTH,
@@ -81,7 +81,7 @@ class Attributes(dict[str, Attribute]):
             elif new and attribute.default is REQUIRED:
                 why = f"Failed to parse request. Required attribute '{key}' not specified"
             if why:
-                raise fault("HTTPBadRequest", why=why)
+                raise malformed(why)
         defaults = {
             key: attribute.default
             for key, attribute in self.items()

@@ -117,6 +117,21 @@ def fault(kind: str, **words: object) -> NeutronFault:
     )
 
 
+def bad_request(what: str, why: str) -> NeutronFault:
+    """The 400 of a request about a router, port or floating address."""
+    return fault("BadRequest", what=what, why=why)
+
+
+def invalid(why: str) -> NeutronFault:
+    """The 400 of values that do not fit each other, or what is there."""
+    return fault("InvalidInput", why=why)
+
+
+def malformed(why: str) -> NeutronFault:
+    """The 400 of a request whose form is wrong."""
+    return fault("HTTPBadRequest", why=why)
+
+
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
     """Give `error` the body that Neutron's clients read."""
     kind = error.kind if isinstance(error, NeutronFault) else type(error).__name__

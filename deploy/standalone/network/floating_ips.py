@@ -27,7 +27,7 @@ from deploy.standalone.network.attributes import (
 from deploy.standalone.network.bindings import ROUTER_OWNERS, notify_changed
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.network.faults import bad_request, fault
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body
@@ -92,7 +92,7 @@ class FloatingIpsApi(NetworkResource):
         if network is None or not (network.external or caller.owns(network.project_id)):
             raise fault("NetworkNotFound", id=body["floating_network_id"])
         if not network.external:
-            raise _bad(f"Network {network.id} is not a valid external network")
+            raise bad_request("floatingip", f"Network {network.id} is not a valid external network")
         spend(change, body["project_id"], "floatingip")
         key = str(uuid.uuid4())
         held = ports.add(
@@ -167,11 +167,7 @@ def _wanted_address(change: Change, network: str, body: Body) -> Body:
     for subnet in subnets_of(change.connection, network):
         if subnet.ip_version == 4:
             return {"subnet_id": subnet.id}
-    raise _bad(f"Network {network} does not contain any IPv4 subnet")
-
-
-def _bad(why: str) -> NeutronFault:
-    return fault("BadRequest", what="floatingip", why=why)
+    raise bad_request("floatingip", f"Network {network} does not contain any IPv4 subnet")
 
 
 def _disassociate(change: Change, row: DbRow) -> None:
@@ -190,13 +186,17 @@ def _inside(change: Change, port_id: str, fixed: str | None) -> DbRow:
     held = change.rows(select(HELD).where(HELD.c.port_id == port_id))
     found = [one for one in held if "." in one.address and fixed in (None, one.address)]
     if fixed and not found:
-        raise _bad(f"Port {port_id} does not have fixed ip {fixed}")
+        raise bad_request("floatingip", f"Port {port_id} does not have fixed ip {fixed}")
     if not found:
-        raise _bad(f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses")
+        raise bad_request(
+            "floatingip",
+            f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses",
+        )
     if len(found) > 1:
-        raise _bad(
+        raise bad_request(
+            "floatingip",
             f"Port {port_id} has multiple fixed IPv4 addresses. Must provide a specific IPv4"
-            " address when assigning one"
+            " address when assigning one",
         )
     return found[0]
 

@@ -22,7 +22,7 @@ from deploy.standalone.network.bindings import is_of_server
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.description import describe
 from deploy.standalone.network.fabric import Change, Fabric, moment
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import fault, malformed
 from deploy.standalone.network.host_keys import HEADER, wiring_key
 from deploy.standalone.resource import Body, Handler
 from deploy.standalone.schemas import TRUTH
@@ -91,7 +91,7 @@ class HostApi(Handler[Fabric]):
         it."""
         if self._service.hosts.silence(name) is None:
             if len(name) > 255:
-                raise fault("HTTPBadRequest", why="The name of a host has at most 255 characters")
+                raise malformed("The name of a host has at most 255 characters")
             with self._service.change() as change:
                 change.execute(
                     insert(HOSTS)

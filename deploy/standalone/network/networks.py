@@ -23,7 +23,7 @@ from deploy.standalone.network.attributes import (
 )
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import fault, invalid
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body
@@ -91,7 +91,7 @@ class NetworksApi(NetworkResource):
         values = self.columns(body)
         values["vni"] = values.get("vni") or self._free_vni(change)
         if change.has(select(NETWORKS.c.id).where(NETWORKS.c.vni == values["vni"])):
-            raise fault("InvalidInput", why=f"segmentation_id {values['vni']} is in use")
+            raise invalid(f"segmentation_id {values['vni']} is in use")
         return change.add(NETWORKS, {"mtu": change.fabric.settings.mtu} | values)
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
@@ -142,7 +142,7 @@ def gateway_hosts(change: Change) -> list[str]:
 def _check_mtu(change: Change, body: Body) -> None:
     limit = change.fabric.settings.mtu
     if body.get("mtu", limit) > limit:
-        raise fault("InvalidInput", why=f"Requested MTU is too big, maximum is {limit}")
+        raise invalid(f"Requested MTU is too big, maximum is {limit}")
 
 
 def _has_ports_of_others(change: Change, row: DbRow) -> bool:

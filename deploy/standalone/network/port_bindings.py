@@ -22,7 +22,7 @@ from deploy.standalone.network.attributes import ID, PROFILE, REQUIRED, Attribut
 from deploy.standalone.network.bindings import bind, shown_binding, withdraw
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import bad_request, fault
 from deploy.standalone.network.ports import PortsApi
 from deploy.standalone.network.resource import NOT_FILTERS, fields, unknown_filter
 from deploy.standalone.resource import Body, Handler
@@ -136,7 +136,7 @@ def _port(connection: Connection, req: falcon.Request, key: str, verb: str) -> D
     port = PortsApi().find(connection, caller, key)
     if not port.device_owner.startswith("compute:"):
         why = f"port {port.id} is no server's (compute:...)"
-        raise fault("BadRequest", what="port", why=why)
+        raise bad_request("port", why)
     return port
 
 

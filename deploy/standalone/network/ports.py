@@ -41,7 +41,7 @@ from deploy.standalone.network.bindings import (
 )
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import fault, invalid, malformed
 from deploy.standalone.network.host_names import host_name, qualified
 from deploy.standalone.network.networks import visible_network
 from deploy.standalone.network.quotas import spend
@@ -88,9 +88,8 @@ def by_fixed_ips(values: list[str]) -> ColumnElement[bool]:
                 pattern = HELD.c.address.contains(wanted, autoescape=True)
                 rule &= PORTS.c.id.in_(select(HELD.c.port_id).where(pattern))
             case _:
-                raise fault(
-                    "HTTPBadRequest",
-                    why=f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not known.",
+                raise malformed(
+                    f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not known."
                 )
     return rule & or_(*alike) if alike else rule
 
@@ -163,7 +162,7 @@ class PortsApi(NetworkResource):
         owner = body.get("device_owner", row.device_owner)
         if row.device_owner in ROUTER_OWNERS and owner != row.device_owner:
             why = "device_owner of a router's port is the router's to change"
-            raise fault("InvalidInput", why=why)
+            raise invalid(why)
         own = self.columns(body)
         requested, groups = body.get("fixed_ips"), body.get("security_groups")
         host = own.pop("host", None)
@@ -268,7 +267,7 @@ def _check_policy(caller: NetworkCaller, network: DbRow, body: Body, rule: str) 
 def _check_security(port: Body) -> None:
     pairs, is_secure = port["allowed_address_pairs"], port["port_security_enabled"]
     if any("ip_address" not in pair for pair in pairs):
-        raise fault("HTTPBadRequest", why="AllowedAddressPair must contain ip_address")
+        raise malformed("AllowedAddressPair must contain ip_address")
     if not is_secure and port["security_groups"]:
         raise fault("PortSecurityAndIPRequiredForSecurityGroups")
     if not is_secure and pairs:

@@ -18,7 +18,7 @@ from deploy.standalone.listing import Query, contains, number_of, paged, value_o
 from deploy.standalone.network.attributes import TAGS, Attribute, Attributes
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Fabric
-from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.network.faults import NeutronFault, fault, malformed
 from deploy.standalone.resource import Body, Handler, Item, Resource
 from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer, read_json
@@ -144,13 +144,13 @@ class NetworkResource(Resource):
     def _sort_keys(self, query: Query, caller: NetworkCaller) -> dict[str, bool]:
         names, ways = values_of(query, "sort_key"), values_of(query, "sort_dir")
         if ways and len(names) != len(ways):
-            raise fault("HTTPBadRequest", why="The number of sort_keys and sort_dirs must be same")
+            raise malformed("The number of sort_keys and sort_dirs must be same")
         keys: dict[str, bool] = {}
         for name, way in zip(names, ways or ["asc"] * len(names), strict=True):
             column = self._column(name, caller)
             if column is None or way not in ("asc", "desc"):
                 why = f"['{name[:64]}'] is invalid attribute for sorting, asc or desc"
-                raise fault("HTTPBadRequest", why=why)
+                raise malformed(why)
             keys.setdefault(column.name, way == "asc")
         return keys | {"id": keys.get("id", True)}
 
@@ -175,7 +175,7 @@ class Tags(Handler[Fabric]):
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         tags = TAG_BODY.checked(read_json(req), "tags", req.context.caller, new=False).get("tags")
         if tags is None:
-            raise fault("HTTPBadRequest", why="Invalid tags body")
+            raise malformed("Invalid tags body")
         self._set(req, key, lambda _: tags)
         self.on_get(req, resp, key)
 
@@ -235,7 +235,7 @@ def fields(req: falcon.Request, body: Body) -> Body:
 
 def unknown_filter(name: str) -> NeutronFault:
     """The refusal of a filter that nobody knows."""
-    return fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering")
+    return malformed(f"['{name[:64]}'] is invalid attribute for filtering")
 
 
 def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
@@ -244,7 +244,7 @@ def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
         wanted = [TRUTHS.get(value.lower()) for value in values]
         if None in wanted:
             why = f"Invalid input for {name}. Reason: it must be true or false."
-            raise fault("HTTPBadRequest", why=why)
+            raise malformed(why)
     elif isinstance(column.type, Integer):
         wanted = [number_of(name, value) for value in values]
     known: ColumnElement[bool] = column.in_(wanted)

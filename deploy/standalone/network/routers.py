@@ -30,7 +30,7 @@ from deploy.standalone.network.attributes import (
 from deploy.standalone.network.bindings import ROUTER_OWNERS, bind, bind_to_carrier
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
-from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.network.faults import bad_request, fault
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
 from deploy.standalone.resource import Body, Handler
@@ -126,7 +126,7 @@ class RoutersApi(NetworkResource):
             if network is None or not (network.external or caller.owns(network.project_id)):
                 raise fault("NetworkNotFound", id=network_id)
             if not network.external:
-                raise _bad(f"Network {network_id} is not an external network")
+                raise bad_request("router", f"Network {network_id} is not an external network")
             if fixed:
                 rule = "(rule:update_router:external_gateway_info:external_fixed_ips)"
                 caller.require_admin(rule)
@@ -168,14 +168,10 @@ def _owned(change: Change, caller: NetworkCaller, key: str, what: str) -> DbRow:
     return router
 
 
-def _bad(why: str) -> NeutronFault:
-    return fault("BadRequest", what="router", why=why)
-
-
 def _which(req: falcon.Request) -> Body:
     which = WHICH.checked(read_json(req), "router", req.context.caller, new=True)
     if not which:
-        raise _bad("Either subnet_id or port_id must be specified")
+        raise bad_request("router", "Either subnet_id or port_id must be specified")
     return which
 
 
@@ -205,11 +201,12 @@ def _joined_subnets(change: Change, router: str, *owners: str) -> Sequence[DbRow
 def _require_apart(change: Change, router: DbRow, subnet: DbRow) -> None:
     for other in _joined_subnets(change, router.id, INTERFACE):
         if other.id == subnet.id:
-            raise _bad(f"Router already has a port on subnet {subnet.id}")
+            raise bad_request("router", f"Router already has a port on subnet {subnet.id}")
         if ipaddress.ip_network(other.cidr).overlaps(ipaddress.ip_network(subnet.cidr)):
-            raise _bad(
+            raise bad_request(
+                "router",
                 f"Cidr {subnet.cidr} of subnet {subnet.id} overlaps with cidr"
-                f" {other.cidr} of subnet {other.id}"
+                f" {other.cidr} of subnet {other.id}",
             )
 
 
@@ -220,7 +217,7 @@ def _join_subnet(change: Change, caller: NetworkCaller, router: DbRow, subnet_id
         raise fault("SubnetNotFound", id=subnet_id)
     caller.require_owner(network.project_id, "(rule:create_port:fixed_ips)")
     if subnet.gateway_ip is None:
-        raise _bad("Subnet for router interface must have a gateway IP")
+        raise bad_request("router", "Subnet for router interface must have a gateway IP")
     _require_apart(change, router, subnet)
     fixed = {"subnet_id": subnet.id, "ip_address": subnet.gateway_ip}
     return ports.add(change, network, _port(network.id, router, INTERFACE) | {"fixed_ips": [fixed]})
@@ -234,7 +231,7 @@ def _join_port(change: Change, caller: NetworkCaller, router: DbRow, port_id: st
         raise fault("PortInUse", id=port.id, network=port.network_id, device=port.device_id)
     subnets = change.rows(select(schema.subnets).join(HELD).where(HELD.c.port_id == port.id))
     if not subnets:
-        raise _bad("Router port must have at least one fixed IP")
+        raise bad_request("router", "Router port must have at least one fixed IP")
     for subnet in subnets:
         _require_apart(change, router, subnet)
     change.execute(delete(schema.port_groups).where(schema.port_groups.c.port_id == port.id))

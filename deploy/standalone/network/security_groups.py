@@ -24,7 +24,7 @@ from deploy.standalone.network.attributes import (
 )
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
-from deploy.standalone.network.faults import fault
+from deploy.standalone.network.faults import fault, invalid, malformed
 from deploy.standalone.network.host.description import PROTOCOLS, WITH_PORTS
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
@@ -131,7 +131,7 @@ def _add(change: Change, body: Body, *, open_inside: bool) -> str:
 
 def _require_stateful(body: Body) -> None:
     if body.get("stateful") is False:
-        raise fault("InvalidInput", why="stateless security groups are not served here")
+        raise invalid("stateless security groups are not served here")
 
 
 def protocol(value: str | int | None) -> str | None:
@@ -144,7 +144,7 @@ def protocol(value: str | int | None) -> str | None:
         return name
     known = ", ".join(PROTOCOLS)
     why = f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of {known}"
-    raise fault("HTTPBadRequest", why=why)
+    raise malformed(why)
 
 
 class SecurityGroupRulesApi(NetworkResource):
@@ -197,7 +197,7 @@ class SecurityGroupRulesApi(NetworkResource):
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
         why = "A security group rule cannot be changed: delete it and make another"
-        raise fault("HTTPBadRequest", why=why)
+        raise malformed(why)
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         change.touch(groups=[row.security_group_id])

@@ -32,7 +32,7 @@ from deploy.standalone.network.attributes import (
 )
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
-from deploy.standalone.network.faults import NeutronFault, fault
+from deploy.standalone.network.faults import fault, invalid
 from deploy.standalone.network.networks import visible_network
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import NetworkResource
@@ -83,7 +83,7 @@ class SubnetsApi(NetworkResource):
         net = _cidr(body)
         for other in subnets_of(change.connection, network.id):
             if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
-                raise _invalid(
+                raise invalid(
                     f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
                     f" with another subnet ({other.id})"
                 )
@@ -202,28 +202,24 @@ def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None
 def _cidr(body: Body) -> IPNetwork:
     net = ipaddress.ip_network(body["cidr"])
     if net.version != body["ip_version"]:
-        raise _invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
+        raise invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
     modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
     if net.version == 4 and modes != (None, None):
-        raise _invalid("ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
+        raise invalid("ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
     if None not in modes and modes[0] != modes[1]:
-        raise _invalid(
+        raise invalid(
             f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
             " is not valid. If both attributes are set, they must be the same value"
         )
     if modes != (None, None) and not body["enable_dhcp"]:
-        raise _invalid(
+        raise invalid(
             "ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False"
         )
     if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
-        raise _invalid("Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
+        raise invalid("Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
     if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
-        raise _invalid(f"cidr {net} cannot be a subnet")
+        raise invalid(f"cidr {net} cannot be a subnet")
     return net
-
-
-def _invalid(why: str) -> NeutronFault:
-    return fault("InvalidInput", why=why)
 
 
 def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> None:
@@ -231,9 +227,9 @@ def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> Non
         return
     found = ipaddress.ip_address(gateway)
     if found.version != net.version:
-        raise _invalid(f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
+        raise invalid(f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
     if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
-        raise _invalid("Gateway is not valid on subnet")
+        raise invalid("Gateway is not valid on subnet")
 
 
 def _require_unused_gateway(change: Change, row: DbRow) -> None:
