@@ -151,6 +151,7 @@ MOUNTS = {
     "deploy/libvirtd.py": "folders of its own over libvirt's; /proc and /sys of its namespaces",
     "deploy/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
     "deploy/machine.py": "tries whether folders can be mounted here",
+    "deploy/standalone/volume/exports.py": "nothing: qemu-nbd serves a volume, no device is made of it",
     "compute_agent/virt/mounts.py": "shares of the shared file system service, by NFS",
     "compute_agent/virt/libvirt/driver.py": "shares, by virt/mounts.py",
     "compute_agent/virt/libvirt/guests.py": "shares, by virt/mounts.py",

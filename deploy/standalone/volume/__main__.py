@@ -16,6 +16,7 @@ from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
 from deploy.standalone.volume.app import build
 from deploy.standalone.volume.caller import is_open
+from deploy.standalone.volume.exports import Exports
 from deploy.standalone.volume.files import VolumeFiles
 from deploy.standalone.volume.neighbours import ComputeNeighbour, ImageNeighbour, session_of
 from deploy.standalone.volume.schema import METADATA
@@ -46,8 +47,26 @@ def main() -> None:
     serving.add_argument(
         "--max-image-gigabytes", type=int, default=VolumeSettings.max_image_gigabytes, metavar="N"
     )
+    serving.add_argument(
+        "--export-address",
+        default="",
+        metavar="ADDRESS",
+        help="where other hosts reach volumes over NBD; default: nowhere",
+    )
+    serving.add_argument("--export-ports", type=_ports, default=(10900, 11899), metavar="A-B")
+    serving.add_argument(
+        "--tls-folder",
+        default="",
+        metavar="DIR",
+        help="ca-cert.pem, server-cert.pem and server-key.pem, for NBD; default: plain text",
+    )
     add_identity_options(serving)
+    ending = commands.add_parser("end-exports", help="end what serves volumes to other hosts")
+    ending.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
+    if options.command == "end-exports":
+        Exports((options.data / "exports").resolve(), "", (0, 0), "").settle({})
+        return
     identity = identity_of(options)
     serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
 
@@ -59,6 +78,12 @@ def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
         VolumeFiles(options.data / "volumes"),
         ImageNeighbour(session, options.image_url),
         ComputeNeighbour(session, options.compute_url),
+        Exports(
+            (options.data / "exports").resolve(),
+            options.export_address,
+            options.export_ports,
+            options.tls_folder,
+        ),
         VolumeSettings(
             zone=options.zone,
             host=options.host,
@@ -69,6 +94,11 @@ def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
     worker.start()
     _before_end(worker)
     return build(service)
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
 
 
 def _before_end(worker: JobWorker) -> None:

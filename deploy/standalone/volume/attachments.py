@@ -132,13 +132,18 @@ class VolumeAttachments:
                 caller.require_member("volume:attachment_update")
                 volume = find_volume(change.connection, caller, row.volume_id)
                 if not _is_busy(change.connection, self._service, volume.id):
-                    info = _connection(change, self._service, volume, row, connector)
+                    _connect(change, self._service, volume, row, connector)
                     break
             if time.monotonic() > until:
                 why = f"volume {volume.id} is being copied; try again when that is over"
                 raise fault("Conflict", why=why)
             time.sleep(POLL_SECONDS)
-        self._service.open_export(key, volume, info)
+        try:
+            self._service.open_export(key)
+        except falcon.HTTPError:
+            with self._service.change() as change:
+                settle_use(change, volume.id)
+            raise
 
     def _delete(self, key: str, volume_id: str) -> None:
         delete(self._service, key, volume_id)
@@ -146,10 +151,11 @@ class VolumeAttachments:
 
 def delete(service: VolumeService, key: str, volume_id: str) -> None:
     """End an attachment with its connection."""
-    service.close_export(key)
-    with service.change() as change:
-        change.remove(attachments, key)
-        settle_use(change, volume_id)
+    with service.exports.lock:
+        service.exports.end(key)
+        with service.change() as change:
+            change.remove(attachments, key)
+            settle_use(change, volume_id)
 
 
 def check_deletable(service: VolumeService, caller: VolumeCaller, row: Row[Any]) -> None:
@@ -214,9 +220,9 @@ def _is_busy(connection: Connection, service: VolumeService, volume_id: str) -> 
     return connection.execute(select(jobs.c.id).where(rules).limit(1)).first() is not None
 
 
-def _connection(
+def _connect(
     change: VolumeChange, service: VolumeService, volume: Row[Any], row: Row[Any], connector: Body
-) -> Body:
+) -> None:
     """Write down the connection of an attachment. Raises 409 for a second one on the same host."""
     if "error" in volume.status:
         why = f"the volume's status is {volume.status}"
@@ -247,7 +253,6 @@ def _connection(
         {"status": "attaching"},
         volumes.c.status.in_(("reserved", "in-use", "attaching", "available")),
     )
-    return info
 
 
 def summary(row: Row[Any]) -> Body:

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Table, func, insert, or_,
 from deploy.standalone.database import Database
 from deploy.standalone.resource import Transaction
 from deploy.standalone.volume import schema
+from deploy.standalone.volume.exports import Export, Exports
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.files import VolumeFiles
 
@@ -37,11 +38,6 @@ class VolumeSettings:
     zone: str = "nova"
     #: Whose connectors get the path of the file.
     host: str = field(default_factory=socket.gethostname)
-    #: Where other hosts reach volumes over NBD; "" is nowhere.
-    export_address: str = ""
-    export_ports: tuple[int, int] = (10900, 11899)
-    #: A folder with ca-cert.pem, server-cert.pem and server-key.pem; "" is plain text.
-    tls_folder: str = ""
     max_image_gigabytes: int = 100
     #: How long a connection waits for a copy that is being made of the volume.
     wait_seconds: float = 30.0
@@ -82,10 +78,11 @@ class VolumeService:
         files: VolumeFiles,
         images: ImageSource,
         compute: ComputeSource,
+        exports: Exports,
         settings: VolumeSettings | None = None,
     ) -> None:
         self.database, self.files = database, files
-        self.images, self.compute = images, compute
+        self.images, self.compute, self.exports = images, compute, exports
         self.settings = settings or VolumeSettings()
         self.has_jobs = threading.Event()
         """Set when there is work."""
@@ -125,12 +122,12 @@ class VolumeService:
         path = self.files.path("volume", volume.id)
         if not path.exists():
             raise fault("Conflict", why=f"volume {volume.id} has no content: delete it")
-        if host != self.settings.host:
-            why = f"The volumes are on host {self.settings.host} and not served to others."
-            raise fault("InvalidInput", why=why)
-        return {
-            "driver_volume_type": "local",
-            "device_path": str(path),
+        more = (
+            {"driver_volume_type": "local", "device_path": str(path)}
+            if host == self.settings.host
+            else self._nbd(change, volume.id, attachment.id)
+        )
+        return more | {
             "format": "raw",
             "volume_id": volume.id,
             "attachment_id": attachment.id,
@@ -142,11 +139,65 @@ class VolumeService:
             "qos_specs": None,
         }
 
-    def open_export(self, key: str, volume: Row[Any], info: Mapping[str, Any]) -> None:
-        """Serve a volume to another host, when the connection says so."""
+    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> dict[str, Any]:
+        if not self.exports.address:
+            why = f"The volumes are on host {self.settings.host} and not served to other hosts."
+            raise fault("InvalidInput", why=why)
+        own = {row.id: row.connection_info for row in _served(change.connection)}
+        port = own.get(key, {}).get("port") or self.exports.free_port(
+            info["port"] for info in own.values()
+        )
+        if port is None:
+            raise fault("Unavailable", why="No port is free to serve the volume at.")
+        return {
+            "driver_volume_type": "nbd",
+            "host": self.exports.address,
+            "port": port,
+            "export": volume_id,
+            "tls": bool(self.exports.tls),
+        }
 
-    def close_export(self, key: str) -> None:
-        """End what serves a volume to another host."""
+    def open_export(self, key: str) -> None:
+        """Serve a volume to another host, if that is what its connection says. Raises 503 when it
+        cannot be served; the attachment is then without a connection."""
+        with self.exports.lock:
+            with self.database.read() as connection:
+                wanted = self._wanted(connection)
+            if key not in wanted or self.exports.start(wanted[key]):
+                return
+            with self.change() as change:
+                nothing: dict[str, Any] = {
+                    "connection_info": {},
+                    "status": "reserved",
+                    "host": None,
+                }
+                change.set(schema.attachments, key, nothing)
+        why = "The volume cannot be served to the host; the service's log says why."
+        raise fault("Unavailable", why=why)
+
+    def settle_exports(self) -> None:
+        """Make the processes that serve volumes those that the attachments say."""
+        with self.exports.lock:
+            with self.database.read() as connection:
+                wanted = self._wanted(connection)
+            self.exports.settle(wanted)
+
+    def _wanted(self, connection: Connection) -> dict[str, Export]:
+        return {
+            row.id: Export(
+                row.id,
+                row.volume_id,
+                self.files.path("volume", row.volume_id),
+                row.connection_info["port"],
+                row.mode == "ro",
+            )
+            for row in _served(connection)
+        }
+
+
+def _served(connection: Connection) -> list[Row[Any]]:
+    rows = connection.execute(select(schema.attachments))
+    return [row for row in rows if row.connection_info.get("driver_volume_type") == "nbd"]
 
 
 @dataclass

@@ -36,6 +36,7 @@ class JobWorker:
         """Begin."""
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"jobs-{number}", daemon=True).start()
+        threading.Thread(target=self._watch, name="exports", daemon=True).start()
 
     def end(self) -> None:
         """Take no more jobs; one under way is begun again by the next process."""
@@ -51,6 +52,14 @@ class JobWorker:
             except Exception:
                 LOG.exception("A round of the worker failed; it tries again.")
                 self._ending.wait(LOOK_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._service.settle_exports()
+            except Exception:
+                LOG.exception("What serves volumes to other hosts cannot be settled.")
+            self._ending.wait(LOOK_SECONDS)
 
     def step(self) -> bool:
         """Do the next job that can be done; False when there is none."""

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What volumes hold: snapshots, copies, images, sizes; types, quotas and transfers."""
+
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.volume_rig import (
+    GIGABYTE,
+    HOST,
+    MEGABYTE,
+    Rig,
+    image,
+    marks,
+    person,
+    qcow2,
+    volume_rig,
+    write,
+)
+from tests.waiting import await_true
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with volume_rig(tmp_path_factory.mktemp("standalone")) as made:
+        yield made
+
+
+@pytest.fixture
+def member(rig: Rig) -> Any:
+    return person(rig, "member")
+
+
+# Snapshots, copies, sizes
+
+
+def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -> None:
+    key = rig.volume(member, metadata={"a": "b"})
+    write(rig.path(key), 3, 700)
+    snapshot = rig.snapshot(member, key, name="s", metadata={"c": "d"})
+    shown = rig.show(member, snapshot, "snapshots")
+    assert (shown["size"], shown["volume_id"], shown["metadata"]) == (1, key, {"c": "d"})
+    assert shown["os-extended-snapshot-attributes:progress"] == "100%"
+    write(rig.path(key), 5)
+    copied = rig.volume(member, size=2, snapshot_id=snapshot)
+    twin = rig.volume(member, source_volid=key)
+    wanted = [b"mark 000003", bytes(11), b"mark 000700"]
+    assert marks(rig.path(copied), 3, 5, 700) == wanted
+    assert marks(rig.path(twin), 5) == [b"mark 000005"]
+    assert rig.path(copied).stat().st_size == 2 * GIGABYTE
+    assert rig.path(copied).stat().st_blocks * 512 < 64 * MEGABYTE
+    assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
+    assert rig.action(member, key, "revert", {"snapshot_id": snapshot}).status_code == 202
+    rig.until(member, key, "available")
+    assert marks(rig.path(key), 3, 5, 700) == wanted
+    assert rig.action(member, key, "revert", {"snapshot_id": key}).status_code == 400
+    assert rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true").status_code == 202
+    rig.until(member, key, "gone")
+    assert rig.show(member, snapshot, "snapshots")["status"] == "gone"
+    assert marks(rig.path(copied), 3) == [b"mark 000003"]
+    assert not (rig.folder / f"snapshot-{snapshot}").exists()
+    for one in (copied, twin):
+        rig.ask(member, "DELETE", f"/volumes/{one}")
+
+
+def test_a_volume_in_use_is_copied_of_one_moment_or_not_at_all(rig: Rig, member: Any) -> None:
+    key = rig.volume(member)
+    attachment = rig.attach(member, key, "server").json()["attachment"]["id"]
+    rig.complete(rig.service, attachment)
+    body = {"snapshot": {"volume_id": key}}
+    old = rig.ask(member, "POST", "/snapshots", body, version="volume 3.65")
+    assert old.status_code == 400  # not without force, which is implied from 3.66 on
+    said = rig.ask(member, "POST", "/snapshots", body)
+    if said.status_code == 202:  # the file system shares blocks
+        rig.until(member, said.json()["snapshot"]["id"], "available", "snapshots")
+    else:
+        assert said.status_code == 400
+        assert "cannot share blocks" in said.text
+        assert "Detach the volume" in said.text
+    rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
+    rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
+
+
+def test_a_volume_grows_also_while_it_is_attached(rig: Rig, member: Any) -> None:
+    key, server = rig.volume(member), str(uuid.uuid4())
+    for size, status in ((1, 400), ("x", 400), (2, 202)):
+        assert rig.action(member, key, "os-extend", {"new_size": size}).status_code == status
+    rig.until(member, key, "available")
+    assert rig.path(key).stat().st_size == 2 * GIGABYTE
+    attachment = rig.attach(member, key, server).json()["attachment"]["id"]
+    assert rig.action(member, key, "os-extend", {"new_size": 3}).status_code == 400
+    rig.complete(rig.service, attachment)
+    old = rig.action(member, key, "os-extend", {"new_size": 3}, version="volume 3.41")
+    assert old.status_code == 400
+    assert rig.action(member, key, "os-extend", {"new_size": 3}).status_code == 202
+    rig.until(member, key, "in-use")
+    assert (rig.show(member, key)["size"], rig.path(key).stat().st_size) == (3, 3 * GIGABYTE)
+    event = {"name": "volume-extended", "server_uuid": server, "tag": key, "status": "completed"}
+    await_true(lambda: event in rig.compute.events, 20, "the event")
+    rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+def test_flags_metadata_types_and_states_are_set(rig: Rig, member: Any) -> None:
+    storage, key = member.block_storage, rig.volume(member)
+    storage.set_volume_bootable_status(key, True)
+    storage.set_volume_readonly(key, True)
+    storage.set_volume_image_metadata(key, a="b")
+    shown = rig.show(member, key)
+    assert (shown["bootable"], shown["metadata"]["readonly"]) == ("true", "True")
+    assert shown["volume_image_metadata"] == {"a": "b"}
+    attached = rig.attach(member, key, "server", mode="rw").json()["attachment"]
+    assert attached["attach_mode"] == "ro"
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{attached['id']}").ok
+    storage.delete_volume_image_metadata(key, keys=["a"])
+    assert "volume_image_metadata" not in rig.show(member, key)
+    for body, status in (
+        ({"status": "error"}, 202),
+        ({"status": "blue"}, 400),
+        ({}, 400),
+        ({"attach_status": "detached"}, 202),
+    ):
+        assert rig.action(rig.admin, key, "os-reset_status", body).status_code == status
+    assert rig.show(member, key)["status"] == "error"
+    assert rig.attach(member, key, "server").status_code == 400
+    assert rig.action(rig.admin, key, "os-reset_status", {"status": "available"}).ok
+    made = rig.admin.block_storage.create_type(name="private", is_public=False)
+    assert rig.action(member, key, "os-retype", {"new_type": "private"}).status_code == 404
+    rig.admin.block_storage.add_type_access(made, member.current_project_id)
+    assert rig.action(member, key, "os-retype", {"new_type": "private"}).status_code == 202
+    assert rig.show(member, key)["volume_type"] == "private"
+    refused = rig.ask(rig.admin, "DELETE", f"/types/{made.id}")
+    assert (refused.status_code, "volumes present" in refused.text) == (400, True)
+    assert rig.action(member, key, "os-wish", {}).status_code == 400
+    assert rig.action(rig.admin, key, "os-force_delete").status_code == 202
+    rig.until(member, key, "gone")
+    rig.admin.block_storage.delete_type(made)
+
+
+def test_types_and_defaults_are_the_admins(rig: Rig, member: Any) -> None:
+    storage, project = rig.admin.block_storage, member.current_project_id
+    made = storage.create_type(name="fast", description="d", extra_specs={"disk": "ssd"})
+    assert storage.update_type(made, description="e").description == "e"
+    storage.update_type_extra_specs(made, multiattach="<is> True")
+    assert storage.get_type(made.id).extra_specs == {"disk": "ssd", "multiattach": "<is> True"}
+    assert member.block_storage.get_type(made.id).extra_specs == {"multiattach": "<is> True"}
+    storage.delete_type_extra_specs(made, ["disk"])
+    again = rig.ask(rig.admin, "POST", "/types", {"volume_type": {"name": "fast"}})
+    assert again.status_code == 409
+    wanted = {"default_type": {"volume_type": "fast"}}
+    assert rig.ask(rig.admin, "PUT", f"/default-types/{project}", wanted).ok
+    assert rig.ask(member, "GET", "/types/default").json()["volume_type"]["name"] == "fast"
+    key = rig.volume(member)
+    assert rig.show(member, key)["volume_type"] == "fast"
+    assert rig.ask(rig.admin, "DELETE", f"/types/{made.id}").status_code == 400
+    assert rig.ask(rig.admin, "DELETE", f"/default-types/{project}").status_code == 204
+    assert rig.ask(rig.admin, "GET", f"/default-types/{project}").status_code == 404
+    [default] = [one for one in storage.types() if one.name == "__DEFAULT__"]
+    assert rig.ask(rig.admin, "DELETE", f"/types/{default.id}").status_code == 400
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+    rig.until(member, key, "gone")
+    storage.delete_type(made)
+
+
+# Quotas
+
+
+def test_quotas_count_what_is_there(rig: Rig, member: Any) -> None:
+    project, kind = member.current_project_id, f"t-{uuid.uuid4().hex[:6]}"
+    rig.admin.block_storage.create_type(name=kind)
+    path = f"/os-quota-sets/{project}"
+    wanted = {"volumes": 3, "gigabytes": 6, f"volumes_{kind}": 1, "per_volume_gigabytes": 4}
+    assert rig.ask(rig.admin, "PUT", path, {"quota_set": wanted}).json()["quota_set"].items() >= (
+        wanted.items()
+    )
+    first = rig.volume(member, volume_type=kind)
+    for body, said in (
+        ({"size": 1, "volume_type": kind}, f"volumes_{kind}"),
+        ({"size": 5}, "larger than maximum"),
+    ):
+        refused = rig.ask(member, "POST", "/volumes", {"volume": body})
+        assert (refused.status_code, said in refused.text) == (413, True), refused.text
+    rig.snapshot(member, first)
+    second = rig.volume(member, size=3)
+    refused = rig.ask(member, "POST", "/volumes", {"volume": {"size": 2}})
+    assert "Requested 2G, quota is 6G and 5G has been consumed" in refused.text
+    assert rig.action(member, second, "os-extend", {"new_size": 5}).status_code == 413
+    assert rig.show(member, second)["status"] == "available"
+    used = rig.ask(member, "GET", f"{path}?usage=true").json()["quota_set"]
+    assert used["gigabytes"] == {"limit": 6, "in_use": 5, "reserved": 0}
+    assert (used["volumes"]["in_use"], used["snapshots"]["in_use"]) == (2, 1)
+    assert rig.ask(rig.admin, "PUT", path, {"quota_set": {"volumes": 1}}).status_code == 400
+    for wrong in ({"volumes": "x"}, {"colors": 1}, {"volumes": -2}, {}):
+        assert rig.ask(rig.admin, "PUT", path, {"quota_set": wrong}).status_code == 400
+    answers: list[int] = []
+
+    def create() -> None:
+        made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1}})
+        answers.append(made.status_code)
+
+    threads = [threading.Thread(target=create) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [202, 413, 413, 413, 413, 413]
+    assert rig.ask(rig.admin, "DELETE", path).ok
+    assert rig.ask(member, "GET", path).json()["quota_set"]["volumes"] == 10
+    for one in rig.ask(member, "GET", "/volumes").json()["volumes"]:
+        rig.until(member, one["id"], "available")
+        rig.ask(member, "DELETE", f"/volumes/{one['id']}?cascade=true")
+
+
+# Transfers
+
+
+def test_a_transfer_gives_a_volume_to_who_knows_the_key(rig: Rig, member: Any) -> None:
+    heir, key = person(rig, "member"), rig.volume(member)
+    snapshot = rig.snapshot(member, key)
+    made = member.block_storage.create_transfer(volume_id=key, name="t")
+    assert rig.show(member, key)["status"] == "awaiting-transfer"
+    assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
+    assert rig.attach(member, key, "server").status_code == 400
+    for where in (f"/volume-transfers/{made.id}", "/volume-transfers/detail"):
+        assert made.auth_key not in rig.ask(member, "GET", where).text
+    path = f"/volume-transfers/{made.id}/accept"
+    wrong = rig.ask(heir, "POST", path, {"accept": {"auth_key": "wrong"}})
+    assert (wrong.status_code, "auth key" in wrong.text) == (400, True)
+    accepted = heir.block_storage.accept_transfer(made.id, made.auth_key)
+    assert accepted.volume_id == key
+    right = {"accept": {"auth_key": made.auth_key}}
+    assert rig.ask(heir, "POST", path, right).status_code == 404
+    assert rig.show(member, key)["status"] == "gone"
+    assert rig.show(heir, key)["status"] == "available"
+    assert rig.show(heir, snapshot, "snapshots")["status"] == "available"
+    again = rig.ask(heir, "POST", "/os-volume-transfer", {"transfer": {"volume_id": key}})
+    assert rig.ask(heir, "DELETE", "/os-volume-transfer/" + again.json()["transfer"]["id"]).ok
+    assert rig.show(heir, key)["status"] == "available"
+    rig.ask(heir, "DELETE", f"/volumes/{key}?cascade=true")
+
+
+@pytest.mark.parametrize("what", ["backups", "groups", "group_snapshots", "consistencygroups"])
+def test_there_is_nothing_of_what_is_not_served(rig: Rig, member: Any, what: str) -> None:
+    assert rig.ask(member, "GET", f"/{what}").json() == {what: []}
+    assert rig.ask(member, "GET", f"/{what}/detail").json() == {what: []}
+    assert rig.ask(member, "GET", f"/{what}/{uuid.uuid4()}").status_code == 404
+    refused = rig.ask(member, "POST", f"/{what}", {what[:-1]: {"volume_id": "x"}})
+    assert refused.status_code == (404 if what == "backups" else 400)
+
+
+# Images
+
+
+def test_a_volume_is_made_of_an_image_and_an_image_of_it(
+    rig: Rig, member: Any, tmp_path: Path
+) -> None:
+    data = b"guest" * 200_000
+    raw = image(rig, member, data, os_distro="x", min_disk=1)
+    key = rig.volume(member, imageRef=raw)
+    shown = rig.show(member, key)
+    assert (shown["bootable"], shown["volume_image_metadata"]["image_id"]) == ("true", raw)
+    assert shown["volume_image_metadata"]["os_distro"] == "x"
+    with rig.path(key).open("rb") as file:
+        assert file.read(len(data)) == data
+    assert rig.path(key).stat().st_size == GIGABYTE
+    packed = rig.volume(member, imageRef=image(rig, member, qcow2(tmp_path), "qcow2"))
+    assert rig.path(packed).stat().st_size == GIGABYTE
+    write(rig.path(packed), 1)
+    body = {"image_name": "out", "disk_format": "qcow2", "container_format": "bare"}
+    made = rig.action(member, packed, "os-volume_upload_image", body)
+    assert made.status_code == 202, made.text
+    said = made.json()["os-volume_upload_image"]
+    assert (said["status"], said["disk_format"]) == ("uploading", "qcow2")
+    rig.until(member, packed, "available")
+    out = member.image.get_image(said["image_id"])
+    assert (out.status, out.owner, out.min_disk) == ("active", member.current_project_id, 1)
+    unpacked, source = tmp_path / "out.raw", tmp_path / "out.qcow2"
+    source.write_bytes(member.image.download_image(out).content)
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", source, unpacked],
+        check=True,
+        timeout=60,
+    )
+    assert marks(unpacked, 1) == [b"mark 000001"]
+    reimaged = rig.action(member, packed, "os-reimage", {"image_id": raw})
+    assert reimaged.status_code == 202, reimaged.text
+    rig.until(member, packed, "available")
+    with rig.path(packed).open("rb") as file:
+        assert file.read(len(data)) == data
+    old = rig.action(member, packed, "os-reimage", {"image_id": raw}, version="volume 3.67")
+    assert old.status_code == 400
+    for one in (key, packed):
+        rig.ask(member, "DELETE", f"/volumes/{one}")
+
+
+def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any) -> None:
+    raw, key, server = image(rig, member, b"new" * 1000), rig.volume(member), str(uuid.uuid4())
+    body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
+    attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]["id"]
+    asked = {"image_id": raw, "reimage_reserved": True}
+    assert rig.action(member, key, "os-reimage", {"image_id": raw}).status_code == 400
+    assert rig.action(member, key, "os-reimage", asked).status_code == 202
+    event = {"name": "volume-reimaged", "server_uuid": server, "tag": key, "status": "completed"}
+    await_true(lambda: event in rig.compute.events, 20, "the event")
+    assert rig.show(member, key)["status"] == "reserved"
+    with rig.path(key).open("rb") as file:
+        assert file.read(6) == b"newnew"
+    connector = {"attachment": {"connector": {"host": HOST}}}
+    assert rig.ask(member, "PUT", f"/attachments/{attachment}", connector).ok
+    assert rig.action(member, key, "os-reimage", asked).status_code == 409
+    rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+def test_anothers_private_image_is_not_read(rig: Rig, member: Any) -> None:
+    private = image(rig, rig.admin, b"secret", visibility="private")
+    refused = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": private}})
+    assert (refused.status_code, "Invalid image" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("kind", ["backing file", "data file", "lies", "too large", "damaged"])
+def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, kind: str) -> None:
+    data, form = qcow2(tmp_path), "qcow2"
+    if kind == "backing file":
+        data = qcow2(tmp_path, "-u", "-b", "/etc/passwd", "-F", "raw")
+    elif kind == "data file":
+        data = qcow2(tmp_path, "-o", f"data_file={tmp_path}/data,data_file_raw=on")
+    elif kind == "lies":
+        form = "raw"
+    elif kind == "too large":
+        data = data[:24] + (5 * GIGABYTE).to_bytes(8, "big") + data[32:]
+    else:
+        data = data[:40] + bytes(24) + data[64:200]
+    key = image(rig, member, data, form)
+    made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
+    if made.status_code == 400:  # the image service tells the size
+        assert kind == "too large"
+        return
+    volume = made.json()["volume"]["id"]
+    rig.until(member, volume, "error")
+    assert not list(rig.folder.glob(f"*{volume}*"))
+    assert rig.attach(member, volume, "server").status_code == 400
+    rig.ask(member, "DELETE", f"/volumes/{volume}")
+    rig.until(member, volume, "gone")

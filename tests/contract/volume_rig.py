@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running volume service with the identity and the image service, for its contract's modules."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openstack
+import requests
+
+from deploy.servers import free_ports
+from tests.standalone import Cloud, running
+from tests.waiting import await_true
+
+GIGABYTE = 1024**3
+MEGABYTE = 1024**2
+HOST = "host-of-volumes"
+NEWEST = "volume 3.70"
+
+
+class Compute:
+    """Stands in for the compute service: knows attachments, notes events."""
+
+    def __init__(self) -> None:
+        events = self.events = []  # type: list[dict[str, str]]
+        used = self.used = {}  # type: dict[str, str]
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                events.extend(json.loads(data)["events"])
+                self._answer(200, b'{"events": []}')
+
+            def do_GET(self) -> None:
+                volume = self.path.rsplit("/", 1)[-1]
+                found = used.get(volume)
+                body = f'{{"volumeAttachment": {{"attachment_id": "{found}"}}}}'
+                self._answer(200 if found else 404, body.encode())
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *words: Any) -> None:
+                """Says nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+class Rig:
+    """A running cloud with its volume service, and who uses it."""
+
+    def __init__(
+        self, cloud: Cloud, port: int, compute: Compute, options: tuple[str, ...] = ()
+    ) -> None:
+        self.cloud, self.port, self.compute = cloud, port, compute
+        self._options = ("--host", HOST, "--compute-url", compute.url, *options)
+        self.url = f"http://127.0.0.1:{port}/v3"
+        self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
+        self.service = connect(cloud, "kilonova", cloud.service_password, "service")
+        self._stack, self._process = ExitStack(), None  # type: tuple[ExitStack, Any]
+
+    @property
+    def folder(self) -> Path:
+        return self.cloud.folder / "volume" / "volumes"
+
+    def restart(self) -> None:
+        """Run the service, after it was killed or at first."""
+        self.close()
+        self._process = self._stack.enter_context(self.cloud.volume(self.port, *self._options))
+
+    def kill(self) -> None:
+        """kill -9, of the service with its worker: nothing else gets a signal."""
+        parent = self._process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        for pid in (parent, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the service."""
+        self._stack.close()
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"volume-{key}"
+
+    def ask(self, who: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        """A request that answers with whatever comes."""
+        headers = {
+            "X-Auth-Token": who.session.get_token(),
+            "OpenStack-API-Version": more.pop("version", NEWEST),
+        } | more.pop("headers", {})
+        return requests.request(
+            method, f"{self.url}{path}", json=body, headers=headers, timeout=60, **more
+        )
+
+    def volume(self, who: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
+        """The id of a new volume, when it is there."""
+        made = self.ask(who, "POST", "/volumes", {"volume": {"size": size, **more}})
+        assert made.status_code == 202, made.text
+        key = str(made.json()["volume"]["id"])
+        self.until(who, key, wanted)
+        return key
+
+    def show(self, who: Any, key: str, plural: str = "volumes") -> Any:
+        found = self.ask(who, "GET", f"/{plural}/{key}")
+        return found.json().get(plural[:-1], {"status": "gone"})
+
+    def until(self, who: Any, key: str, status: str, plural: str = "volumes") -> None:
+        await_true(
+            lambda: self.show(who, key, plural)["status"] == status,
+            30,
+            f"{plural} {key} {status}: {self.show(who, key, plural)['status']}",
+        )
+
+    def action(self, who: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
+        return self.ask(who, "POST", f"/volumes/{key}/action", {name: body}, **more)
+
+    def snapshot(self, who: Any, volume: str, wanted: str = "available", **more: Any) -> str:
+        made = self.ask(who, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}})
+        assert made.status_code == 202, made.text
+        key = str(made.json()["snapshot"]["id"])
+        self.until(who, key, wanted, "snapshots")
+        return key
+
+    def attach(self, who: Any, volume: str, server: str, host: str = HOST, **more: Any) -> Any:
+        body = {"volume_uuid": volume, "instance_uuid": server, "connector": {"host": host}}
+        return self.ask(who, "POST", "/attachments", {"attachment": body | more})
+
+    def complete(self, who: Any, attachment: str) -> None:
+        done = self.ask(who, "POST", f"/attachments/{attachment}/action", {"os-complete": None})
+        assert done.status_code == 204, done.text
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    return openstack.connect(
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
+
+
+def person(rig: Rig, role: str, project: Any = None) -> Any:
+    """A connection of a new user with `role`, in a new project or this one's."""
+    name, identity = f"user-{uuid.uuid4().hex[:8]}", rig.admin.identity
+    within = project or identity.create_project(name=name, domain_id="default")
+    user = identity.create_user(name=name, password="correct horse", domain_id="default")
+    identity.assign_project_role_to_user(within, user, identity.find_role(role))
+    return connect(rig.cloud, name, "correct horse", within.name)
+
+
+@contextmanager
+def volume_rig(folder: Path, *options: str) -> Iterator[Rig]:
+    """Served until the end of the block; nothing unexpected stands in its log then."""
+    compute, port = Compute(), free_ports(1)
+    threading.Thread(target=compute.server.serve_forever, daemon=True).start()
+    with running(folder, with_image=True) as cloud:
+        cloud.bootstrap(**{"block-storage": f"http://127.0.0.1:{port}/v3"})
+        made = Rig(cloud, port, compute, options)
+        made.restart()
+        try:
+            yield made
+        finally:
+            made.close()
+        log = (cloud.folder / "volume.log").read_text()
+    compute.server.shutdown()
+    compute.server.server_close()
+    assert " 500 " not in log
+    assert "Traceback" not in log
+    assert cloud.service_password not in log
+
+
+def write(path: Path, *places: int) -> None:
+    """Marks at some megabytes."""
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place * MEGABYTE)
+            file.write(b"mark %06d" % place)
+
+
+def marks(path: Path, *places: int) -> list[bytes]:
+    with path.open("rb") as file:
+        return [(file.seek(place * MEGABYTE), file.read(11))[1] for place in places]
+
+
+def image(rig: Rig, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
+    """The id of a new image with data."""
+    base = f"{rig.cloud.image_url}/v2/images"
+    token = {"X-Auth-Token": who.session.get_token()}
+    body = {"name": "i", "disk_format": form, "container_format": "bare"} | more
+    key = requests.post(base, json=body, headers=token, timeout=30).json()["id"]
+    octets = token | {"Content-Type": "application/octet-stream"}
+    assert requests.put(f"{base}/{key}/file", data=data, headers=octets, timeout=30).ok
+    return str(key)
+
+
+def qcow2(folder: Path, *options: str) -> bytes:
+    path = folder / "image.qcow2"
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", *options, path, "8M"], check=True, timeout=60
+    )
+    return path.read_bytes()
