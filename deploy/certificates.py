@@ -67,6 +67,11 @@ def of_qemu(cloud: Cloud, host: str) -> Path:
     return cloud.home / "tls" / f"libvirt-{host}"
 
 
+def of_volumes(cloud: Cloud) -> Path | None:
+    """The folder that the volume service's qemu-nbd has its own in; None where none are used."""
+    return cloud.home / "tls" / "volumes" if cloud.is_joined else None
+
+
 def make(cloud: Cloud) -> None:
     """What is missing, or about to expire."""
     if not cloud.is_joined:
@@ -75,7 +80,10 @@ def make(cloud: Cloud) -> None:
 
     authority = authorities.Authority(cloud.home / "tls", f"cloud in {cloud.home}"[:60])
     (cloud.home / "tls").chmod(0o711)  # QEMU's user goes through to its own
-    authority.issue(CONTROL, cloud.address, "127.0.0.1")
+    control = authority.issue(CONTROL, cloud.address, "127.0.0.1")
+    folder = of_volumes(cloud)
+    if cloud.volumes and folder is not None:
+        lay(folder, control, QEMU)
     authority.issue(BROKER, cloud.address)
     for number, host in enumerate(cloud.hosts, 1):
         authority.issue(host, cloud.host_address(number))

@@ -29,7 +29,7 @@ from deploy.broker import Broker
 from deploy.configuration import write_secret
 from deploy.environment import VENV
 from deploy.packages import ROOT
-from deploy.progress import Failure, private, wait
+from deploy.progress import Failure, private, run, wait
 from deploy.servers import answers, http_answers
 from deploy.underlay import NAMESPACES, Underlay
 
@@ -61,12 +61,13 @@ class Ports:
     console: int = 6080
     placement: int = 8778
     image_gateway: int = 9293
-    COUNT: ClassVar[int] = 11
+    volume: int = 8776
+    COUNT: ClassVar[int] = 12
 
     @classmethod
     def from_base(cls, base: int) -> Ports:
         """``COUNT`` ports in a row."""
-        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10)))
+        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11)))
 
     def taken(self) -> dict[str, int]:
         """Every port with what it is for."""
@@ -82,6 +83,7 @@ class Ports:
             "console": self.console,
             "placement": self.placement,
             "image-gateway": self.image_gateway,
+            "volume": self.volume,
         }
 
 
@@ -94,7 +96,7 @@ class Cloud:
     broker and SQLite.
     ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine
     itself, which is then their network's gateway. ``shared``: the disks of all hosts' guests are in
-    one folder.
+    one folder. ``volumes``: with a volume service.
     ``options``: (section, option, value) of kilonova.conf beside what follows from the others.
     """
 
@@ -107,12 +109,13 @@ class Cloud:
     networks: bool | None = None
     apart: bool = False
     shared: bool = False
+    volumes: bool = False
     fencing_hook: str = ""
     options: tuple[tuple[str, str, object], ...] = ()
 
     @classmethod
     def from_environment(cls) -> Cloud:
-        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS,
+        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS, KILONOVA_VOLUMES,
         KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
         cloud = cls(
             home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(),
@@ -120,6 +123,7 @@ class Cloud:
             networks={None: None, "yes": True, "no": False}[
                 _said("KILONOVA_NETWORKS", "yes", "no")
             ],
+            volumes=_said("KILONOVA_VOLUMES", "yes", "no") == "yes",
             driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
             broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
             database_url=os.environ.get("KILONOVA_DATABASE_URL"),
@@ -159,6 +163,10 @@ class Cloud:
     @property
     def network_url(self) -> str:
         return f"http://{self.address}:{self.ports.network}"
+
+    @property
+    def volume_url(self) -> str:
+        return f"http://{self.address}:{self.ports.volume}/v3"
 
     @property
     def metadata_url(self) -> str:
@@ -424,6 +432,9 @@ class Cloud:
                 "The processes do not stop",
                 f"See {self.log('supervise')}; kill process {pid} by hand.",
             )
+        if processes.volume_folder(self).exists():
+            # They go on when their service ends, as guests do.
+            run(processes.ending_exports(self), "Run ./deploy/down again.", log=self.log("volume"))
         for number in range(MOST_HOSTS + 1):
             if self.network_folder(number).exists():
                 power.sweep(self, number)

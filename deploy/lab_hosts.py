@@ -47,6 +47,7 @@ class Facts:
     hosts: int
     shared: bool
     port_base: int
+    volumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Lab:
             ports=Ports.from_base(facts.port_base),
             apart=True,
             shared=facts.shared,
+            volumes=facts.volumes,
             networks=True,
             hosts=tuple(f"lab{number}" for number in range(1, facts.hosts + 1)),
             fencing_hook=str(home / "fence"),
@@ -226,7 +228,7 @@ class Lab:
             yield
 
 
-def facts(hosts: str, shared: bool) -> Facts:
+def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
     """From the command line and KILONOVA_PORT_BASE. Raises Failure."""
     if hosts not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(
@@ -235,18 +237,20 @@ def facts(hosts: str, shared: bool) -> Facts:
     base = os.environ.get("KILONOVA_PORT_BASE", str(PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:
         raise Failure(f"KILONOVA_PORT_BASE is {base!r}.", "Give a number from 1024 to 65000.")
-    return Facts(int(hosts), shared, int(base))
+    return Facts(int(hosts), shared, int(base), volumes)
 
 
 def describe(facts: Facts) -> str:
     """In words."""
     storage = "shared storage" if facts.shared else "storage of their own"
-    return f"{facts.hosts} hosts with {storage}, ports from {facts.port_base}"
+    volumes = ", a volume service" if facts.volumes else ""
+    return f"{facts.hosts} hosts with {storage}{volumes}, ports from {facts.port_base}"
 
 
 def arguments(facts: Facts) -> str:
     """Of the command that makes it."""
-    return f"{facts.hosts}{' --shared' if facts.shared else ''}"
+    words = [str(facts.hosts), *(["--shared"] if facts.shared else [])]
+    return " ".join([*words, *(["--volumes"] if facts.volumes else [])])
 
 
 def home() -> Path:

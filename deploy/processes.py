@@ -97,6 +97,8 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
         cloud.home / "image",
         *asking,
     )
+    if cloud.volumes:
+        yield _module(cloud, "volume", "volume", *_volume_options(cloud), *asking)
     if not cloud.has_networks:
         return
     yield _module(
@@ -139,6 +141,37 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
             *(["--metadata-ca-file", proof.ca] if proof else []),
             network=cloud.namespace(number),
         )
+
+
+def _volume_options(cloud: Cloud) -> list[object]:
+    """Servers on the machine itself open files; other hosts are served at its address."""
+    proof = certificates.of_volumes(cloud)
+    return [
+        "--bind",
+        f"{cloud.address}:{cloud.ports.volume}",
+        "--data",
+        volume_folder(cloud),
+        "--host",
+        GATEWAY if cloud.apart else cloud.hosts[0],
+        *(["--export-address", cloud.address, "--tls-folder", proof] if proof else []),
+    ]
+
+
+def volume_folder(cloud: Cloud) -> Path:
+    """The volumes, and what the volume service knows of them."""
+    return cloud.home / "volume"
+
+
+def ending_exports(cloud: Cloud) -> list[str]:
+    """The command that ends what serves volumes to other hosts."""
+    return [
+        PYTHON,
+        "-m",
+        "deploy.standalone.volume",
+        "end-exports",
+        "--data",
+        str(volume_folder(cloud)),
+    ]
 
 
 def network_parts(cloud: Cloud) -> list[tuple[int, str]]:

@@ -26,6 +26,7 @@ def of(cloud: Cloud) -> dict[str, str]:
     """What each variable comes to in this cloud; of a URL, only what tells it from others."""
     return {
         "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
+        "KILONOVA_VOLUMES": "yes" if cloud.volumes else "no",
         "KILONOVA_DRIVER": cloud.driver,
         "KILONOVA_HOSTS": str(len(cloud.hosts)),
         "KILONOVA_PORT_BASE": _digest(repr(astuple(cloud.ports))),
@@ -49,7 +50,7 @@ def changed(cloud: Cloud) -> list[str]:
     return [
         name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
         for name, value in now.items()
-        if then[name] != value
+        if then.get(name, value) != value  # of an older release: as it was
     ]
 
 

@@ -19,7 +19,9 @@ from deploy.lab_hosts import Lab
 from deploy.progress import Failure, main, say
 
 USAGE = f"""usage: ./deploy/lab COMMAND
-  up N [--shared]   make N hosts, or bring them all to life again; --shared: guests' disks are in one folder
+  up N [--shared] [--volumes]
+                    make N hosts, or bring them all to life again; --shared: guests' disks are in one folder;
+                    --volumes: with a volume service
   down              remove the lab with all that is in it
   status            hosts, their addresses and guests
   kill HOST         power cut: agent, libvirtd and guests die at once
@@ -43,8 +45,8 @@ STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
 def command(arguments: list[str]) -> int:
     """Parse the command line and do it."""
     match arguments:
-        case ["up", hosts, *more] if set(more) <= {"--shared", up.CONTINUED}:
-            return _up(hosts, "--shared" in more, up.CONTINUED in more)
+        case ["up", hosts, *more] if set(more) <= {"--shared", "--volumes", up.CONTINUED}:
+            return _up(hosts, set(more))
         case ["down"]:
             return _down()
         case ["status"]:
@@ -60,11 +62,11 @@ def command(arguments: list[str]) -> int:
     raise Failure(f"Not known: {' '.join(arguments) or 'no command'}", USAGE)
 
 
-def _up(hosts: str, shared: bool, continued: bool) -> int:
-    wanted = lab_hosts.facts(hosts, shared)
+def _up(hosts: str, more: set[str]) -> int:
+    wanted = lab_hosts.facts(hosts, "--shared" in more, "--volumes" in more)
     _insist_root()
     lab = Lab.make(lab_hosts.home(), wanted)
-    if not continued:
+    if up.CONTINUED not in more:
         return up.begin(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
     lab.write_hook()
     say(f"""{up.go_on(lab.cloud)}

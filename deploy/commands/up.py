@@ -113,6 +113,7 @@ def bootstrap(cloud: Cloud) -> None:
         "compute": cloud.api_url,
         "placement": cloud.placement_url,
         **({"network": cloud.network_url} if cloud.has_networks else {}),
+        **({"block-storage": cloud.volume_url} if cloud.volumes else {}),
     }
     command: list[str | Path] = [
         VENV / "bin/python",
@@ -128,8 +129,9 @@ def bootstrap(cloud: Cloud) -> None:
     ]
     for kind, url in endpoints.items():
         command += ["--endpoint", f"{kind}={url}"]
-    if not cloud.has_networks:
-        command += ["--without", "network"]  # of a cloud that had them when it was started before
+    # Of a cloud that had them when it was started before.
+    for kind, is_there in (("network", cloud.has_networks), ("block-storage", cloud.volumes)):
+        command += [] if is_there else ["--without", kind]
     run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
 
 
@@ -152,6 +154,7 @@ def await_services(cloud: Cloud) -> str:
         "console": cloud.console_url,
         "placement": cloud.placement_url,
         "image-gateway": cloud.image_gateway_url,
+        "volume": cloud.volume_url,
     }
     names = [program.name for program in cloud.programs() if program.name in asked]
     for name in names:

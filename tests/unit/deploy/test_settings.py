@@ -41,6 +41,7 @@ def others(cloud: Cloud) -> dict[str, Cloud]:
     """How it is told -> the cloud with that one set otherwise."""
     return {
         "KILONOVA_NETWORKS=yes": replace(cloud, networks=False),
+        "KILONOVA_VOLUMES=no": replace(cloud, volumes=True),
         "KILONOVA_DRIVER=libvirt": replace(cloud, driver="memory", networks=True),
         "KILONOVA_HOSTS=1": replace(cloud, hosts=("h1", "h2")),
         "KILONOVA_PORT_BASE": replace(cloud, ports=Ports.from_base(20000)),

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes as they are typed at a terminal, in a cloud with a volume service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import without_guests
+from tests.e2e.live import Live
+from tests.waiting import await_true
+
+pytestmark = pytest.mark.slice("guests")
+JSON, ADMIN = " -f json", "kilonova-admin"
+
+
+@pytest.fixture(scope="module")
+def with_volumes() -> Iterator[Live]:
+    with without_guests(hosts=("one",), volumes=True) as live:
+        yield live
+
+
+def await_volume(live: Live, volume: str, status: str) -> None:
+    storage = live.seed.demo.block_storage
+    await_true(lambda: storage.get_volume(volume).status == status, 60, f"{volume} {status}")
+
+
+def one(live: Live, command: str, cloud: str = "kilonova") -> Any:
+    [said] = live.openstack(command + JSON, cloud=cloud)
+    return said
+
+
+def test_volumes_as_they_are_typed(with_volumes: Live) -> None:
+    live = with_volumes
+    key = one(live, "volume create --size 1 --property a=b data")["id"]
+    await_volume(live, key, "available")
+    image = live.image("empty")
+    made = one(live, f"volume create --size 1 --image {image} boot")["id"]
+    await_volume(live, made, "available")
+    snapshot = one(live, "volume snapshot create --volume data kept")["id"]
+    storage = live.seed.demo.block_storage
+    await_true(lambda: storage.get_snapshot(snapshot).status == "available", 60, "the snapshot")
+    live.openstack("volume set --size 2 data")
+    await_volume(live, key, "available")
+    listed, shown, boot = live.openstack(
+        "volume list" + JSON, "volume show data" + JSON, "volume show boot" + JSON
+    )
+    assert {row["Name"]: row["Size"] for row in listed} == {"data": 2, "boot": 1}
+    assert (shown["properties"], shown["size"], boot["bootable"]) == ({"a": "b"}, 2, True)
+    offer = one(live, "volume transfer request create boot")
+    key_of_offer = f"--auth-key {offer['auth_key']} {offer['id']}"
+    one(live, f"volume transfer request accept {key_of_offer}", cloud=ADMIN)
+    assert [row["Name"] for row in one(live, "volume list", cloud=ADMIN)] == ["boot"]
+    live.openstack("volume delete boot", cloud=ADMIN)
+    live.openstack("volume snapshot delete kept")
+    await_true(lambda: not list(storage.snapshots()), 60, "no snapshot")
+    live.openstack("volume delete data")
+    await_true(lambda: not list(storage.volumes()), 60, "no volume")
+    folder = live.home / "volume/volumes"
+    await_true(lambda: not list(folder.iterdir()), 60, "no file")
+
+
+def test_the_catalogue_names_the_service_in_each_of_its_names(with_volumes: Live) -> None:
+    session = with_volumes.seed.demo.session
+    for kind in ("block-storage", "volumev3", "volume"):
+        assert session.get_endpoint(service_type=kind) == with_volumes.cloud.volume_url
+
+
+def test_a_killed_service_is_back_with_its_volumes(with_volumes: Live) -> None:
+    live = with_volumes
+    key = one(live, "volume create --size 1 kept")["id"]
+    live.cloud.kill("volume")
+    live.cloud.await_http("volume", live.cloud.volume_url)
+    await_volume(live, key, "available")
+    live.openstack("volume delete kept")
