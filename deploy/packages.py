@@ -43,7 +43,7 @@ HYPERVISOR = (
     "mtools",
 )
 NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
-CONSOLE = ("novnc",)
+CONSOLE = ("novnc", "spice-html5")
 BROKER = ("rabbitmq-server",)
 DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)

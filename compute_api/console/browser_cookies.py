@@ -4,8 +4,10 @@ on.
 
 Used by ``page_server`` for pages and by ``sessions`` for websockets. A program that fetches no
 page, or not as a browser does, gets no cookie and needs none: its token is good once, for whoever
-comes first. A page inside another one gets none either, since a browser may not keep it. Each token
-has a cookie of its own, so that nobody can plant one beforehand."""
+comes first. A page inside another one gets none either, since a browser may not keep it; one of
+SPICE is offered one all the same, which binds nothing until a websocket brings it: then the others
+of its session can be told from strangers. Each token has a cookie of its own, so that nobody can
+plant one beforehand."""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.datastructures import Headers
 
 from common import errors
+from common.console_types import OF_SEVERAL_CONNECTIONS
 from common.store.engine import Store
 from common.store.servers import console_tokens
 
 log = logging.getLogger(__name__)
 MAX_PARAMETERS = 20
+#: What Sec-Fetch-Dest says of a page inside another one.
+INSIDE = ("iframe", "frame", "embed", "object")
 
 
 class BrowserCookies:
@@ -35,20 +40,25 @@ class BrowserCookies:
     def new_cookie(self, path: str, headers: Headers) -> str | None:
         """What Set-Cookie says to who fetches a page; None: the token is none, is another browser's
         already, or the cookie would not come back."""
-        token = token_of(path)
-        if not token or not self._is_browser(headers):
+        token, alone = token_of(path), self._is_browser(headers)
+        if not token or not (alone or self._is_inside(headers)):
             return None
         cookie = secrets.token_urlsafe(32)
         try:
-            if self._store.read(lambda tx: console_tokens.find(tx, token)) is None:
+            record = self._store.read(lambda tx: console_tokens.find(tx, token))
+            if record is None or not (alone or record.kind in OF_SEVERAL_CONNECTIONS):
                 return None
-            if not self._store.write(lambda tx: console_tokens.bind(tx, token, cookie)):
+            if alone and not self._store.write(lambda tx: console_tokens.bind(tx, token, cookie)):
                 return None
         except errors.Problem as problem:
             log.warning("a console's address was bound to no browser: %s", problem)
             return None
-        secure = "; Secure" if self._https else ""
-        return f"{self._name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; SameSite=Strict{secure}"
+        same_site = "SameSite=Strict; Secure" if self._https else "SameSite=Strict"
+        if self._https and not alone:  # kept for the page around it alone
+            same_site = "SameSite=None; Secure; Partitioned"
+        return (
+            f"{self._name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
+        )
 
     def cookie_of(self, path: str, headers: Headers) -> str:
         """The cookie that came for this path's token; empty: none."""
@@ -70,7 +80,18 @@ class BrowserCookies:
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return target == ["document"]
-        return not self._embedded and any("text/html" in one for one in headers.get_all("Accept"))
+        return not self._embedded and _wants_html(headers)
+
+    def _is_inside(self, headers: Headers) -> bool:
+        """May it be shown inside another page?"""
+        target = headers.get_all("Sec-Fetch-Dest")
+        if target:
+            return len(target) == 1 and target[0] in INSIDE
+        return self._embedded and _wants_html(headers)
+
+
+def _wants_html(headers: Headers) -> bool:
+    return any("text/html" in one for one in headers.get_all("Accept"))
 
 
 def token_of(path: str) -> str:

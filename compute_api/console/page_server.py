@@ -22,6 +22,7 @@ import orjson
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
+from common.console_types import SPICE_PAGE
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.edge.health import Health
 
@@ -43,10 +44,15 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 OWN_FOLDER = Path(__file__).parent  #: with the page of the serial console
 SCREEN_PAGE = "vnc_lite.html"  #: the page that URLs of screens name
 WEBSOCKETS = ("/", "/websockify")
+_INSTALL = (
+    "an operator can install the package spice-html5, or say in [spice] html5 where it is, and start the "
+    "console service again"
+)
 
 
 class PageServer:
-    """``novnc``: the folder with noVNC. ``public_url``: where browsers reach us."""
+    """``novnc``: the folder with noVNC. ``spice``: the one with spice-html5, None: there is none.
+    ``public_url``: where browsers reach us."""
 
     def __init__(
         self,
@@ -55,11 +61,14 @@ class PageServer:
         browsers: BrowserCookies,
         allowed_origins: Iterable[str] = (),
         health: Health | None = None,
+        spice: Path | None = None,
     ) -> None:
         self._health = health or Health(())
         own, self._browsers = origin(public_url), browsers
         self._origins = frozenset((own, *allowed_origins))
         self._files = {**_files(novnc), **_files(OWN_FOLDER)}
+        if spice is not None:
+            self._files |= _files(spice, SPICE_PAGE.rpartition("/")[0])
         if f"/{SCREEN_PAGE}" not in self._files:
             log.warning(
                 "there is no %s in %s: install novnc, or say in [console] novnc where it is; until then "
@@ -73,6 +82,7 @@ class PageServer:
                 "script-src 'self' 'unsafe-inline'",
                 "style-src 'self' 'unsafe-inline'",
                 "img-src 'self' data:",
+                "media-src 'self' blob:",  # SPICE shows films so
                 f"connect-src 'self' {own.replace('http', 'ws', 1)}",
                 "base-uri 'none'",
                 "form-action 'none'",
@@ -92,6 +102,13 @@ class PageServer:
             return self._said(HTTPStatus(found[0]), orjson.dumps(found[1]), "application/json")
         file = self._files.get(path)
         content = _content(file) if file is not None else None
+        if file is None and path == f"/{SPICE_PAGE}":
+            log.warning("spice-html5 is missing, so that nobody sees a SPICE console: %s", _INSTALL)
+            return self._said(
+                HTTPStatus.NOT_FOUND,
+                f"There is no spice-html5 here: {_INSTALL}.\n".encode(),
+                "text/plain; charset=utf-8",
+            )
         if file is None or content is None:
             return self._said(
                 HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8"
@@ -150,14 +167,14 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{port}" if port and port != usual else "")
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """URL path -> file, for what may be served; a link that leads out of the folder is none of
-    it."""
-    home = folder.resolve()
+def _files(folder: Path, below: str = "") -> dict[str, Path]:
+    """URL path -> file, for what may be served ``below`` a path of ours; a link that leads out of
+    the folder is none of it."""
+    home, prefix = folder.resolve(), f"/{below}" if below else ""
     found = {}
     for path in home.rglob("*"):
         if path.suffix in TYPES and path.is_file() and path.resolve().is_relative_to(home):
-            found[f"/{path.relative_to(home).as_posix()}"] = path
+            found[f"{prefix}/{path.relative_to(home).as_posix()}"] = path
     return found
 
 

@@ -42,9 +42,9 @@ BINARY = "binary"
 
 
 class ConsoleServer:
-    """The threads around ``ConsoleSessions``. ``most`` is how many connections there may be at a
-    time. One more takes the place of the oldest that is no session yet, of the address that has the
-    most of these."""
+    """The threads around ``ConsoleSessions``, which counts the sessions. ``most`` is how many
+    connections there may be beside theirs at a time. One more takes the place of the oldest of
+    these, of the address that has the most of them."""
 
     def __init__(
         self,
@@ -151,15 +151,13 @@ class ConsoleServer:
 
     def _make_room(self) -> None:
         with self._lock:
-            if len(self._open) < self._most:
-                return
             waiting = [channel for channel in self._open if channel not in self._sessions_of]
+            if len(waiting) < self._most:
+                return
             each = Counter(self._open[channel] for channel in waiting)
             late = max(
-                waiting, key=lambda channel: each[self._open[channel]], default=None
+                waiting, key=lambda channel: each[self._open[channel]]
             )  # the first of equals
-            if late is None:
-                return
             del self._open[late]
         try:
             late.shutdown(socket.SHUT_RDWR)  # its thread ends
@@ -227,7 +225,12 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         )
     )
     pages = PageServer(
-        Path(options.novnc), options.public_url, browsers, options.allowed_origins, health
+        Path(options.novnc),
+        options.public_url,
+        browsers,
+        options.allowed_origins,
+        health,
+        Path(conf.spice.html5),
     )
     callers = TokenChecker(Vault(conf.secret_key), keystone(identity, conf.identity.auth_url))
     link = ControlSide(opener(conf), host_keys.of_all(store, conf), role=CONSOLE)

@@ -3,7 +3,9 @@
 
 ``service`` calls ``ConsoleSessions.serve`` on the thread of each websocket, ``check_records`` every
 second, which ends sessions whose guest is gone, and ``check_tokens`` more rarely, which ends those
-whose user has lost the right to them. The bytes are opaque. Sockets block on both sides: a slow
+whose user has lost the right to them. The bytes are opaque. A session of SPICE is several
+websockets, its channels: the first uses the token up, the others bring the cookie that it brought,
+also to another process of this service, and end with it. Sockets block on both sides: a slow
 reader slows the writer. Must stay true: nothing of a session outlives the process, so that after a
 crash users ask for a new URL."""
 
@@ -13,6 +15,7 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -35,10 +38,12 @@ CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 CONNECT_SECONDS = 5.0
 ENDING_SECONDS = 5.0  #: that a browser has to take in the end
+MAX_CHANNELS = 16  #: connections of a session beside its first
 KEEP_INTERVAL_SECONDS = 600.0  #: seconds at most, well below the time that expired rows are kept
 #: Close codes: all is well, not allowed (any more), it failed, we restart, try again later.
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
 _REVOKED = "Your token was revoked, or your user or project is disabled."
+_ENDED = "The console's session has ended: ask for a new address."
 _GONE = "The server was deleted or has moved, or the console was closed: ask for a new address."
 
 
@@ -128,7 +133,8 @@ class ConsoleSessions:
         self._protect = protect
         self._lock = threading.Lock()
         self._places: dict[str, tuple[str, str]] = {}  # hash of the token -> server, user
-        self._open: dict[str, ConsoleSession] = {}
+        self._channels: Counter[str] = Counter()  # the same -> connections beside the first
+        self._open: dict[ConsoleSession, str] = {}  # -> the same
         self._kept_at = time.monotonic()
 
     def __len__(self) -> int:
@@ -140,9 +146,16 @@ class ConsoleSessions:
         token = token_of(browser.request.path)
         cookie = self._browsers.cookie_of(browser.request.path, browser.request.headers)
         try:
-            record = self._store.read(lambda tx: console_tokens.find(tx, token, cookie))
+            record = self._store.read(
+                lambda tx: (
+                    console_tokens.find(tx, token, cookie)
+                    or console_tokens.of_open_session(tx, token, cookie)
+                )
+            )
             if record is None or not self._callers.is_valid(record.caller):
                 raise BadToken
+            if record.used_at is not None:
+                return self._add_channel(browser, record)
             self._take_place(record)
         except (BadToken, SessionRefused, errors.Problem) as refusal:
             return _refuse(browser, refusal)
@@ -152,8 +165,20 @@ class ConsoleSessions:
             _refuse(browser, refusal)
         finally:
             with self._lock:
-                self._open.pop(record.hash, None)
                 del self._places[record.hash]
+
+    def _add_channel(self, browser: ServerConnection, record: Any) -> None:
+        """One more connection of a session that is open, here or in another process."""
+        with self._lock:
+            if self._channels[record.hash] >= MAX_CHANNELS:
+                raise SessionRefused(BUSY, "This console has too many connections.")
+            self._channels[record.hash] += 1
+        try:
+            self._carry(browser, record)
+        finally:
+            with self._lock:
+                self._channels[record.hash] -= 1
+                self._channels += Counter()  # forgets those of which there are none
 
     def _take_place(self, record: Any) -> None:
         with self._lock:
@@ -175,14 +200,26 @@ class ConsoleSessions:
             self._places[record.hash] = (record.server_id, record.user_id)
 
     def _join(self, browser: ServerConnection, token: str, cookie: str) -> None:
-        """Use the token up, open the guest's side, carry bytes; then the token's row goes."""
+        """Use the token up, open the guest's side, carry bytes; then the token's row goes, and the
+        session's other connections with it."""
         record = self._store.write(lambda tx: console_tokens.use(tx, token, cookie))
         if record is None:
             raise BadToken
         try:
-            session = ConsoleSession(browser, self._reach(record), record.caller)
+            self._carry(browser, record)
+        finally:
+            self._forget(record.hash)
             with self._lock:
-                self._open[record.hash] = session
+                others = [one for one, of in self._open.items() if of == record.hash]
+            for session in others:
+                session.end(DONE, _ENDED)
+
+    def _carry(self, browser: ServerConnection, record: Any) -> None:
+        """Open the guest's side, and carry bytes until one of both ends."""
+        session = ConsoleSession(browser, self._reach(record), record.caller)
+        with self._lock:
+            self._open[session] = record.hash
+        try:
             log.info(
                 "console %s of server %s opened by user %s",
                 record.kind,
@@ -192,7 +229,8 @@ class ConsoleSessions:
             session.carry()
             log.info("console %s of server %s closed", record.kind, record.server_id)
         finally:
-            self._forget(record.hash)
+            with self._lock:
+                del self._open[session]
 
     def _reach(self, record: Any) -> Side:
         """The guest's console, through its host's agent."""
@@ -239,9 +277,10 @@ class ConsoleSessions:
             found = dict(self._open)
         if not found:
             return
-        alive = self._store.read(lambda tx: console_tokens.alive(tx, list(found)))
-        for token_hash in found.keys() - alive:
-            found[token_hash].end(REFUSED, _GONE)
+        alive = self._store.read(lambda tx: console_tokens.alive(tx, sorted({*found.values()})))
+        for session, token_hash in found.items():
+            if token_hash not in alive:
+                session.end(REFUSED, _GONE)
         if alive and time.monotonic() > self._kept_at + min(
             self._seconds / 4, KEEP_INTERVAL_SECONDS
         ):
@@ -252,7 +291,7 @@ class ConsoleSessions:
         """End the sessions of users who may not have them any more. Raises Unavailable, which ends
         none."""
         with self._lock:
-            found = list(self._open.values())
+            found = list(self._open)
         stands: dict[str | None, bool] = {}
         for session in found:
             if session.caller not in stands:
@@ -263,7 +302,7 @@ class ConsoleSessions:
     def close(self) -> None:
         """End all."""
         with self._lock:
-            found = list(self._open.values())
+            found = list(self._open)
         for session in found:
             session.end(RESTART, "The console service restarts: ask for a new address.")
 

@@ -18,6 +18,7 @@ from compute_api.compute.resources.consoles import address
 from tests.api.conftest import Cloud
 
 VNC = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
+SPICE = {"remote_console": {"protocol": "spice", "type": "spice-html5"}}
 SERIAL = {"remote_console": {"protocol": "serial", "type": "serial"}}
 
 
@@ -27,6 +28,7 @@ class Hosts:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.silent = False
+        self.kinds = ["vnc", "spice", "serial"]
 
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
@@ -34,6 +36,8 @@ class Hosts:
         self.asked.append((host, verb, arguments))
         if self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
+        if verb == "console_kinds":
+            return {"kinds": self.kinds}
         return {"host": "192.0.2.7", "port": 41234, "secret": "s" * 43}
 
 
@@ -41,6 +45,16 @@ class Hosts:
 def hosts(cloud: Cloud) -> Hosts:
     made = cloud.services.agents = Hosts()
     return made
+
+
+@pytest.fixture
+def with_spice(cloud: Cloud, hosts: Hosts) -> None:
+    """The operator has switched SPICE on at host1."""
+    switch_spice(cloud, True)
+
+
+def switch_spice(cloud: Cloud, on: bool) -> None:
+    cloud.change(schema.hosts, schema.hosts.c.name == "host1", facts={"spice": on})
 
 
 @pytest.fixture
@@ -120,6 +134,12 @@ def test_actions_before_2_6(
             "novnc",
             "https://c/consoles/vnc_lite.html?path=consoles%2F%3Ftoken%3DT",
         ),
+        ("http://c:6080", "spice-html5", "http://c:6080/spice/spice_auto.html?path=%3Ftoken%3DT"),
+        (
+            "https://c/consoles",
+            "spice-html5",
+            "https://c/consoles/spice/spice_auto.html?path=consoles%2F%3Ftoken%3DT",
+        ),
         ("http://c:6080", "serial", "ws://c:6080/?token=T"),
         ("https://c/consoles", "serial", "wss://c/consoles/?token=T"),
     ],
@@ -130,6 +150,81 @@ def test_an_url_leads_noVNC_to_the_websocket(url: str, kind: str, wanted: str) -
     if kind == "novnc":  # the page joins scheme, host and path
         [path] = parse_qs(urlsplit(made).query)["path"]
         assert f"{urlsplit(url).path.rstrip('/')}/?token=T" == f"/{path}"
+
+
+# --- SPICE ---
+@pytest.mark.parametrize("mv", ["2.1", "2.5", "2.6", "2.98", "2.99", "2.104"])
+def test_spice_of_a_guest_that_has_it(
+    cloud: Cloud, server: str, hosts: Hosts, with_spice: None, mv: str
+) -> None:
+    if mv in ("2.1", "2.5"):
+        answer = act(cloud, server, "os-getSPICEConsole", "spice-html5", mv)
+        url = answer.json["console"]["url"]
+        assert answer.json == {"console": {"type": "spice-html5", "url": url}}
+    else:
+        answer = ask(cloud, server, SPICE, mv)
+        url = answer.json["remote_console"]["url"]
+        assert answer.json == {"remote_console": {**SPICE["remote_console"], "url": url}}
+    assert answer.status_code == 200
+    assert url.startswith("http://127.0.0.1:6080/spice/spice_auto.html?path=%3Ftoken%3D")
+    row = cloud.store.read(lambda tx: console_tokens.find(tx, token_in(url)))
+    assert row is not None and (row.server_id, row.kind) == (server, "spice-html5")
+    assert hosts.asked == [("host1", "console_kinds", {"server": server})]
+
+
+def test_spice_tokens_say_where_a_channel_is(
+    cloud: Cloud, server: str, hosts: Hosts, with_spice: None
+) -> None:
+    token = token_in(ask(cloud, server, SPICE).json["remote_console"]["url"])
+    assert show(cloud, token, "2.99").json["console"]["internal_access_path"] == "s" * 43
+    assert hosts.asked[-1] == ("host1", "console", {"server": server, "kind": "spice"})
+
+
+def test_no_spice_of_a_guest_that_was_made_without(
+    cloud: Cloud, server: str, hosts: Hosts, with_spice: None
+) -> None:
+    hosts.kinds = ["vnc", "serial"]
+    answer = ask(cloud, server, SPICE)
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"] == "Unavailable console type spice."
+    assert cloud.rows(schema.console_tokens) == []
+
+
+@pytest.mark.parametrize("on", [False, None])
+def test_no_spice_where_the_operator_has_not_switched_it_on(
+    cloud: Cloud, server: str, hosts: Hosts, on: bool | None
+) -> None:
+    if on is not None:
+        switch_spice(cloud, on)
+    for values in ({}, {"power_state": 4}):
+        cloud.rest(server, **values)
+        answer = ask(cloud, server, SPICE)
+        assert answer.status_code == 400
+        assert answer.json["badRequest"]["message"] == "Unavailable console type spice-html5."
+    assert hosts.asked == []
+
+
+@pytest.mark.parametrize(
+    ("values", "silent", "status"),
+    [
+        ({"host": None}, False, 409),
+        ({"power_state": 4}, False, 409),
+        ({"vm_state": "paused", "power_state": 3}, False, 200),
+        ({}, True, 409),
+    ],
+)
+def test_spice_in_the_states_of_a_server(
+    cloud: Cloud,
+    server: str,
+    hosts: Hosts,
+    with_spice: None,
+    values: dict[str, Any],
+    silent: bool,
+    status: int,
+) -> None:
+    cloud.rest(server, **values)
+    hosts.silent = silent
+    assert ask(cloud, server, SPICE).status_code == status
 
 
 # --- what is not there ---

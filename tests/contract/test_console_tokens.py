@@ -35,10 +35,10 @@ def store(upgraded_url: str) -> Iterator[Store]:
     made.close()
 
 
-def create(store: Store, server: str = SERVER, seconds: int = 60) -> str:
+def create(store: Store, server: str = SERVER, seconds: int = 60, kind: str = "novnc") -> str:
     return store.write(
         lambda tx: console_tokens.create(
-            tx, server, "novnc", project_id="p", user_id="u", seconds=seconds
+            tx, server, kind, project_id="p", user_id="u", seconds=seconds
         )
     )
 
@@ -172,3 +172,34 @@ def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
         lambda tx: console_tokens.use(tx, token, "a")
     ).browser == console_tokens.hashed("a")
     assert not store.write(lambda tx: console_tokens.bind(tx, token, "c"))
+
+
+@pytest.mark.parametrize("kind", ["spice-html5", "novnc", "serial"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_session_of_spice_is_joined_by_who_brings_its_first_cookie(
+    store: Store, kind: str, bound: bool
+) -> None:
+    def joined(cookie: str) -> Any:
+        return store.read(lambda tx: console_tokens.of_open_session(tx, token, cookie))
+
+    token = create(store, kind=kind)
+    if bound:
+        assert store.write(lambda tx: console_tokens.bind(tx, token, "a"))
+    assert joined("a") is None  # it is not open yet
+    opened = store.write(lambda tx: console_tokens.use(tx, token, "a"))
+    assert opened.browser == console_tokens.hashed("a")
+    assert [joined(cookie) for cookie in ("", "b", token)] == [None] * 3
+    record = joined("a")
+    assert (record is not None and record.hash == opened.hash) == (kind == "spice-html5")
+    store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
+    assert joined("a") is None
+
+
+def test_a_session_that_began_without_a_cookie_is_joined_by_nobody(store: Store) -> None:
+    token = create(store, kind="spice-html5")
+    assert use(store, token).browser is None
+    for cookie in ("", "a"):
+        found = store.read(
+            lambda tx, cookie=cookie: console_tokens.of_open_session(tx, token, cookie)
+        )
+        assert found is None

@@ -27,6 +27,7 @@ from common.store.servers import console_tokens, guests
 from common.vault import Vault
 from compute_agent.consoles import Consoles
 from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import QUIET
 from compute_api.console import sessions as parts
 from compute_api.console.browser_cookies import BrowserCookies
@@ -56,7 +57,7 @@ class World:
     ) -> None:
         self.store = Store(f"sqlite:///{folder}/console.db")
         upgrade(self.store)
-        self.driver = MemoryDriver()
+        self.driver = MemoryDriver(MemoryHost(spice=True))
         for server in SERVERS:
             self.driver.ensure_guest(
                 GuestSpec(server, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)),
@@ -92,11 +93,15 @@ class World:
         (folder / "secret.js").write_text("secret")
         (novnc / "out.js").symlink_to(folder / "secret.js")
         (novnc / "alias.html").symlink_to("vnc_lite.html")
+        spice = folder / "spice-html5"
+        spice.mkdir()
+        (spice / "spice_auto.html").write_text("<p>spice")
+        (spice / "main.js").write_text("export default 2;")
         listener = listen("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
         self.service = ConsoleServer(
             listener,
-            PageServer(novnc, url, browsers, origins),
+            PageServer(novnc, url, browsers, origins, spice=spice),
             self.sessions,
             most + 8,
             ask_every=0.2,

@@ -4,7 +4,8 @@
 Made by the API, used and kept by the console service. Only the token's SHA-256 is stored. It is
 good for the very guest that it was made for (server, host and the fence of its record): a server
 that was deleted or has moved has another one. Once a browser has fetched the page for it, it is
-good for this browser only, which brings a cookie.
+good for this browser only, which brings a cookie. A session of SPICE is several connections: each
+brings the cookie that the first one brought.
 ``caller`` is the sealed token of the user who asked for it, for as long as the row stands. A token
 that was used stands for the session that it opened; its row goes when the session ends, and whoever
 removes the row ends the session. Must stay true: whether a token may be used is decided by the one
@@ -23,6 +24,7 @@ from sqlalchemy.engine import Connection
 
 from common import errors
 from common.clock import SECOND
+from common.console_types import OF_SEVERAL_CONNECTIONS
 from common.store.engine import now
 from common.store.rows import ConsoleTokenRow
 from common.store.schema import console_tokens, guests
@@ -142,11 +144,31 @@ def bind(tx: Connection, token: str, cookie: str) -> bool:
 
 def use(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
     """Use the token up; its record, or None when it cannot be used (any more), or belongs to
-    another browser."""
-    used = tx.execute(sa.update(console_tokens).where(_is_his(token, cookie)).values(used_at=now()))
+    another browser. If it was nobody's, it belongs to who brings a cookie with it."""
+    his = {"browser": hashed(cookie)} if cookie else {}
+    used = tx.execute(
+        sa.update(console_tokens).where(_is_his(token, cookie)).values(used_at=now(), **his)
+    )
     if used.rowcount != 1:
         return None
     return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token))).one()
+
+
+def of_open_session(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
+    """The record of a session that is open and may have several connections, for one more by who
+    brings the cookie of its first."""
+    if not cookie:
+        return None
+    return tx.execute(
+        sa.select(console_tokens).where(
+            console_tokens.c.hash == hashed(token),
+            console_tokens.c.kind.in_(OF_SEVERAL_CONNECTIONS),
+            console_tokens.c.browser == hashed(cookie),
+            console_tokens.c.used_at.is_not(None),
+            console_tokens.c.expires_at > now(),
+            _GUEST_IS_THERE,
+        )
+    ).first()
 
 
 def alive(tx: Connection, hashes: Sequence[str]) -> set[str]:

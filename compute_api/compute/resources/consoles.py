@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consoles: URLs of a guest's screen or terminal, tokens, and the output of the serial console.
 
-A URL is made from records alone; the host is asked when the console service opens it. Types that no
-host of this cloud has are refused with Nova's texts."""
+A URL is made from records alone; the host is asked when the console service opens it. Only for one
+of SPICE the host is asked before, since guests have it or not. Types that a host does not have are
+refused with Nova's texts."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
 from common import errors, states
-from common.console_types import HOST_KINDS
+from common.console_types import HOST_KINDS, SPICE_PAGE
 from common.json_types import JsonObject
+from common.store.hosts import hosts
 from common.store.rows import ServerRecord
 from common.store.servers import console_tokens, servers
 from compute_api.compute.host_queries import query_host
@@ -61,8 +63,14 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
         raise errors.BadRequest(f"Invalid console type {kind}")
     if kind not in HOST_KINDS:
         raise errors.BadRequest(f"Unavailable console type {kind}.")
-    if not server.host or server.power_state not in _LIVE:
+    if not server.host:
         raise errors.Conflict(f"Instance {server.id} is not ready")
+    if protocol == "spice":
+        _require_host_with_spice(request, server.host, kind)
+    if server.power_state not in _LIVE:
+        raise errors.Conflict(f"Instance {server.id} is not ready")
+    if protocol == "spice":
+        _require_guest_with_spice(request, server)
     settings, vault = request.services.settings, request.services.vault
     # The console service asks with it whether the user may still have the console.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
@@ -79,6 +87,19 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
     return address(settings.console_url, kind, token)
 
 
+def _require_host_with_spice(request: Request, host: str, kind: str) -> None:
+    """Raises BadRequest: its operator has not switched SPICE on there."""
+    if not request.read(hosts.facts_of, [host]).get(host, {}).get("spice"):
+        raise errors.BadRequest(f"Unavailable console type {kind}.")
+
+
+def _require_guest_with_spice(request: Request, server: ServerRecord) -> None:
+    """Raises BadRequest: it was made before its host had SPICE. Conflict: it does not run."""
+    answer = query_host(request, server, "console_kinds", {"server": server.id})
+    if "spice" not in answer["kinds"]:
+        raise errors.BadRequest("Unavailable console type spice.")
+
+
 def address(public_url: str, kind: str, token: str) -> str:
     """Where the console service is reached with this token: a page for a screen, a websocket for a
     terminal."""
@@ -89,7 +110,8 @@ def address(public_url: str, kind: str, token: str) -> str:
         )
     folder = base.path.strip("/")
     path = f"{folder}/?token={token}" if folder else f"?token={token}"
-    return f"{base.geturl()}/vnc_lite.html?path={quote(path, safe='')}"
+    page = SPICE_PAGE if kind == "spice-html5" else "vnc_lite.html"
+    return f"{base.geturl()}/{page}?path={quote(path, safe='')}"
 
 
 def refused_token(request: Request, token: str) -> None:

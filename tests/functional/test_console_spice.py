@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session of SPICE: several websockets of one browser, for one token."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
+
+from common.store import schema
+from common.store.servers import console_tokens, guests
+from compute_api.console import sessions as parts
+from compute_api.console.browser_cookies import BrowserCookies
+from compute_api.console.page_server import PageServer
+from compute_api.console.service import ConsoleServer, listen
+from compute_api.console.sessions import ConsoleSessions
+from compute_api.console.token_check import TokenChecker
+from tests import spice
+from tests.functional.test_console_service import (
+    ALLOWED,
+    OURS,
+    SERVERS,
+    VAULT,
+    World,
+    echoes,
+    ended,
+)
+from tests.waiting import await_true
+
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+PLAIN = "http://consoles.example"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    with ExitStack() as made:
+
+        def one(**options: Any) -> World:
+            world = World(tmp_path, **{"url": PLAIN, "origins": (), **options})
+            made.callback(world.close)
+            return world
+
+        yield one
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+def page(token: str) -> str:
+    return f"/spice/spice_auto.html?path=%3Ftoken%3D{token}"
+
+
+def cookie(world: World, token: str, **headers: str) -> str:
+    """What a browser brings after it fetched the page."""
+    status, _, found = world.get(page(token), {**HTML, **headers})
+    assert status == 200
+    return found.get("Set-Cookie", "").partition(";")[0]
+
+
+def join(world: World, token: str, own: str) -> ClientConnection:
+    """One more websocket of who has this cookie; "": of who has none."""
+    return world.open(token, additional_headers={"Cookie": own} if own else {})
+
+
+class Session:
+    """One that is open: its first websocket and some more."""
+
+    def __init__(self, world: World, opened: ExitStack, more: int = 3, **about: Any) -> None:
+        self.token = world.token("spice-html5", **about)
+        self.own = cookie(world, self.token)
+        self.main = opened.enter_context(join(world, self.token, self.own))
+        assert echoes(self.main)  # a client has heard from its main channel before it opens others
+        self.channels = [
+            opened.enter_context(join(world, self.token, self.own)) for _ in range(more)
+        ]
+
+    @property
+    def all(self) -> list[ClientConnection]:
+        return [self.main, *self.channels]
+
+
+def rows(world: World) -> list[Any]:
+    return world.store.read(lambda tx: list(tx.execute(schema.console_tokens.select())))
+
+
+# --- one browser ---
+def test_one_address_opens_all_channels_of_the_browser_that_fetched_it(world: World) -> None:
+    with ExitStack() as opened:
+        session = Session(world, opened)
+        for number, channel in enumerate(session.all):
+            assert echoes(channel, spice.greeting(number + 1))
+        for stranger in ("", session.own[:-1] + "~", "console-0123456789abcdef=x"):
+            headers = {"Cookie": stranger} if stranger else {}
+            assert world.hangs_up(session.token, additional_headers=headers)
+        assert all(echoes(channel) for channel in session.all)
+
+
+def test_the_session_ends_with_its_first_connection(world: World) -> None:
+    with ExitStack() as opened:
+        session = Session(world, opened)
+        assert all(echoes(channel) for channel in session.all)
+        session.main.close()
+        for channel in session.channels:
+            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
+        await_true(lambda: not rows(world))
+        assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
+    await_true(lambda: len(world.sessions) == 0)
+
+
+def test_a_channel_that_ends_leaves_the_session(world: World) -> None:
+    with ExitStack() as opened:
+        session = Session(world, opened)
+        session.channels[0].close()
+        await_true(lambda: len(world.sessions) == 3)
+        assert all(echoes(channel) for channel in (session.main, *session.channels[1:]))
+        with join(world, session.token, session.own) as again:
+            assert echoes(again)
+
+
+def test_a_session_has_so_many_channels(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MAX_CHANNELS", 2)
+    with ExitStack() as opened:
+        session = Session(world, opened, more=2)
+        assert all(echoes(channel) for channel in session.all)
+        with join(world, session.token, session.own) as late:
+            code, words = ended(late)
+        assert code == parts.BUSY and "too many connections" in words
+        session.channels[0].close()
+        await_true(lambda: len(world.sessions) == 2)
+        with join(world, session.token, session.own) as next_one:
+            assert echoes(next_one)
+
+
+def test_channels_take_no_places_of_sessions_or_pages(make: Callable[..., World]) -> None:
+    world = make(most=2, per_server=2, per_user=2)
+    with ExitStack() as opened:
+        for _ in range(2):
+            session = Session(world, opened, more=parts.MAX_CHANNELS)
+            assert all(echoes(channel) for channel in session.all)
+        assert world.closed(world.token("serial", SERVERS[1]))[0] == parts.BUSY
+        patient = opened.enter_context(socket.create_connection(("127.0.0.1", world.port), 5))
+        assert world.get("/spice/main.js")[0] == 200
+        patient.sendall(b"GET /spice/main.js HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_delete_ends_all_channels(world: World) -> None:
+    with ExitStack() as opened:
+        session = Session(world, opened)
+        assert all(echoes(channel) for channel in session.all)
+        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
+        for channel in session.all:
+            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
+        assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
+
+
+def test_all_channels_end_with_the_users_rights(world: World) -> None:
+    with ExitStack() as opened:
+        session = Session(world, opened, caller="mine")
+        assert all(echoes(channel) for channel in session.all)
+        world.bad.add("mine")
+        assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
+        for channel in session.all:
+            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
+
+
+# --- who has no cookie ---
+def test_without_a_cookie_there_is_one_connection(world: World) -> None:
+    token = world.token("spice-html5")
+    with world.open(token) as main:
+        assert echoes(main)
+        assert world.hangs_up(token)
+        name = f"console-{console_tokens.hashed(token)[:16]}"
+        for late in ("", "x"):  # a cookie that the first did not bring
+            assert world.hangs_up(token, additional_headers={"Cookie": f"{name}={late}"})
+        assert echoes(main)
+
+
+def test_a_program_brings_a_cookie_of_its_own(world: World) -> None:
+    token = world.token("spice-html5")
+    own = f"console-{console_tokens.hashed(token)[:16]}=chosen-by-me"
+    with join(world, token, own) as main:
+        assert echoes(main)
+        with join(world, token, own) as channel:
+            assert echoes(channel)
+        assert world.hangs_up(token)
+
+
+@pytest.mark.parametrize("kind", ["novnc", "serial"])
+def test_other_consoles_have_one_connection_whatever_comes_with_it(world: World, kind: str) -> None:
+    token = world.token(kind)
+    own = f"console-{console_tokens.hashed(token)[:16]}=chosen-by-me"
+    with join(world, token, own):
+        await_true(lambda: len(world.sessions) == 1)
+        assert world.hangs_up(token, additional_headers={"Cookie": own})
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "kept"),
+    [
+        (
+            OURS,
+            {"Sec-Fetch-Dest": "iframe"},
+            r"__Host-console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; "
+            "SameSite=None; Secure; Partitioned",
+        ),
+        (
+            PLAIN,
+            {},
+            r"console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict",
+        ),
+    ],
+)
+def test_a_page_inside_another_is_offered_a_cookie_that_binds_when_it_is_brought(
+    make: Callable[..., World], url: str, headers: dict[str, str], kept: str
+) -> None:
+    world = make(url=url, origins=(ALLOWED,))
+    token = world.token("spice-html5")
+    offered = [world.get(page(token), {**HTML, **headers})[2]["Set-Cookie"] for _ in range(2)]
+    assert all(re.fullmatch(kept, one) for one in offered)
+    lost, own = (one.partition(";")[0] for one in offered)
+    with join(world, token, own) as main:
+        assert echoes(main)
+        with join(world, token, own) as channel:
+            assert echoes(channel)
+        assert world.hangs_up(token, additional_headers={"Cookie": lost})
+    # Who keeps none still has the one connection.
+    token = world.token("spice-html5")
+    assert world.get(page(token), {**HTML, **headers})[2]["Set-Cookie"]
+    with world.open(token) as main:
+        assert echoes(main)
+
+
+# --- several processes ---
+def test_channels_come_to_another_process_and_end_with_the_first(
+    world: World, tmp_path: Path
+) -> None:
+    browsers = BrowserCookies(world.store, PLAIN, (), 60)
+    sessions = ConsoleSessions(
+        world.store,
+        world,
+        TokenChecker(VAULT, world.is_good),
+        browsers,
+        most=4,
+        per_server=2,
+        per_user=4,
+        seconds=60,
+    )
+    listener = listen("127.0.0.1", 0)
+    other = ConsoleServer(listener, PageServer(tmp_path / "novnc", PLAIN, browsers), sessions, 12)
+    threads = other.start()
+    first, second = world.port, int(listener.getsockname()[1])
+    try:
+        with ExitStack() as opened:
+            session = Session(world, opened, more=1)
+            world.port = second
+            there = opened.enter_context(join(world, session.token, session.own))
+            assert echoes(there) and len(sessions) == 1
+            assert world.hangs_up(session.token)
+            session.main.close()
+            assert ended(there)[0] == parts.REFUSED
+    finally:
+        world.port = first
+        other.close()
+        for thread in threads:
+            thread.join(5)
+
+
+# --- pages and logs ---
+def test_the_page_and_its_modules(world: World, tmp_path: Path) -> None:
+    assert world.get("/spice/spice_auto.html")[:2] == (200, b"<p>spice")
+    assert world.get("/spice/main.js")[:2] == (200, b"export default 2;")
+    for path in ("/spice_auto.html", "/main.js", "/spice", "/spice/", "/spice/../core/rfb.js"):
+        assert world.get(path)[0] == 404
+    missing = PageServer(
+        tmp_path / "novnc",
+        PLAIN,
+        BrowserCookies(world.store, PLAIN, (), 60),
+        spice=tmp_path / "nowhere",
+    )
+    listener = listen("127.0.0.1", 0)
+    served = ConsoleServer(listener, missing, world.sessions, 8)
+    threads = served.start()
+    first, world.port = world.port, int(listener.getsockname()[1])
+    try:
+        status, words, _ = world.get("/spice/spice_auto.html?path=%3Ftoken%3Dx")
+        assert status == 404 and b"install the package spice-html5" in words
+        assert world.get("/vnc_lite.html")[0] == 200
+    finally:
+        world.port = first
+        served.close()
+        for thread in threads:
+            thread.join(5)
+
+
+def test_neither_token_nor_cookie_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with ExitStack() as opened:
+        session = Session(world, opened)
+        assert all(echoes(channel) for channel in session.all)
+        world.hangs_up(session.token)
+    ours = [
+        record.getMessage()
+        for record in caplog.records
+        if not record.name.startswith("websockets.client")
+    ]
+    assert any("console spice-html5 of server" in line for line in ours)
+    secrets = (session.token, session.own.partition("=")[2])
+    assert not [line for line in ours for secret in secrets if secret in line]
+
+
+def test_a_page_that_is_loaded_again_opens_nothing(world: World) -> None:
+    """Its first session has ended with the page that was there before."""
+    token = world.token("spice-html5")
+    own = cookie(world, token)
+    with join(world, token, own) as main:
+        assert echoes(main)
+    await_true(lambda: not rows(world))
+    assert cookie(world, token) == ""
+    with join(world, token, own) as late, pytest.raises(ConnectionClosed) as closed:
+        late.recv(timeout=10)
+    assert closed.value.rcvd is None
