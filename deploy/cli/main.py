@@ -190,7 +190,7 @@ NOUNS = {
     "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
     "consoles": "consoles that are open: list, end",
-    "host": "one host: add, prove, rotate, remove, drain, restore, evacuate, debts, adopt, discard (hosts lists them all)",
+    "host": "one host: add, prove, rotate, remove, drain, restore, evacuate, debts, adopt, discard (all: hosts)",
     "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
     "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
     "policy": "who may do what: list, explain",

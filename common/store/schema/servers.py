@@ -133,7 +133,7 @@ actions = Table(
     Index("ix_actions_host", "host", "state"),
     Index("ix_actions_state", "state", "host"),  # 0004
     Index("ix_actions_server", "server_id", "created_at"),
-    Index("ix_actions_request", "request_id"),  # 0019
+    Index("ix_actions_request", "request_id"),  # 0020
 )
 
 events = Table(
