@@ -109,6 +109,14 @@ def test_who_has_joined_is_not_invited_again(store: Store) -> None:
     assert store.read(host_keys.generations)["h1"].newest == number
 
 
+def test_a_host_that_lost_its_key_is_invited(store: Store) -> None:
+    """As one of a release that had none: what is on it stays."""
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
+    number = invited(store)
+    assert used(store, number, "k")
+    assert store.read(lambda tx: hosts.sessions(tx, ["h1"])).keys() == {"h1"}
+
+
 # --- the broker ---
 @pytest.fixture
 def world(rabbitmq_url: str) -> Iterator[World]:

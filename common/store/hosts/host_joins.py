@@ -50,14 +50,15 @@ def invite(tx: Connection, host: str, address: str) -> int:
     before, and tokens, are worthless.
 
     Raises:
-        Conflict: it has joined.
+        Conflict: it has joined, with keys that count.
     """
-    if tx.scalar(sa.select(hosts.c.name).where(hosts.c.name == host)) is not None:
+    is_new = host_keys.ensure(tx, host)
+    if not is_new and tx.scalar(sa.select(hosts.c.name).where(hosts.c.name == host)) is not None:
         raise errors.Conflict(
             f"Host {host} has joined. New keys: kilonova host rotate {host}; to let another machine be it, "
             f"or this one anew: kilonova host remove {host}, then add it"
         )
-    if not host_keys.ensure(tx, host):
+    if not is_new:
         host_keys.rotate(tx, host, 0)
     generation = int(
         tx.scalar(sa.select(keys_table.c.generation).where(keys_table.c.host == host)) or 0

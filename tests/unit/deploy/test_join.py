@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from common import config, errors
 from common.config import ConfigError
 from common.host_joins import JoinToken
 from deploy.authority import Authority
-from deploy.cli import config_check, join_checks
+from deploy.cli import config_check, join, join_checks
 from deploy.cli.join_files import HEAD, Owner, merged, put
 from deploy.cli.main import main
 from tests.unit.common.test_host_joins import TOKEN
@@ -226,3 +228,86 @@ def test_another_hosts_configuration_is_left_alone(
     assert main(words) == 1
     assert "[DEFAULT] host = h9, and this host is to have h1" in capsys.readouterr().err
     assert path.read_text() == "[DEFAULT]\nhost = h9\n"
+
+
+# --- the unit ---
+class Asked:
+    """A control plane that hears the agent at the third look, or never."""
+
+    def __init__(self, hears: bool = True) -> None:
+        self.looks, self._hears = 0, hears
+
+    def look(self) -> dict[str, bool]:
+        self.looks += 1
+        if self.looks == 1:
+            raise errors.NoAnswer("it restarts just now")
+        return {"is_heard": self._hears and self.looks > 2}
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What systemctl was told; it complains of nothing."""
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(join_checks, "systemctl", lambda *words: told.append(words) or "")
+    monkeypatch.setattr(join, "PAUSE_SECONDS", 0.01)
+    return told
+
+
+def test_the_agent_is_started_until_it_is_heard(
+    given: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Asked()
+    join._start(asked)  # type: ignore[arg-type]  # all that it asks
+    assert given == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
+    assert asked.looks == 3 and "the cloud hears it" in capsys.readouterr().out
+
+
+def test_an_agent_that_is_not_heard_is_told(
+    given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "HEARD_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match="has not heard it .*journalctl -u kilonova-agent"):
+        join._start(Asked(hears=False))  # type: ignore[arg-type]  # all that it asks
+    monkeypatch.setattr(join_checks, "systemctl", lambda *words: "Unit is masked.")
+    with pytest.raises(ConfigError, match="systemctl enable kilonova-agent: Unit is masked"):
+        join._start(Asked())  # type: ignore[arg-type]  # all that it asks
+
+
+def test_where_it_cannot_be_started_nothing_is_begun(
+    given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda self: str(self) == "/run/systemd/system")
+    join_checks.unit()
+    assert given == [("cat", "kilonova-agent.service")]
+    monkeypatch.setattr(join_checks, "systemctl", lambda *words: "No files found.")
+    with pytest.raises(ConfigError, match="systemd knows no kilonova-agent.service: .*--no-start"):
+        join_checks.unit()
+    monkeypatch.setattr(Path, "is_dir", lambda self: False)
+    with pytest.raises(ConfigError, match="systemd does not run here: --no-start"):
+        join_checks.unit()
+
+
+def test_a_program_that_complains_or_is_missing_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text('#!/bin/sh\n[ "$2" = fail ] || exit 0\necho "why: $3" >&2\nexit 4\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert join_checks.systemctl("start", "x") == ""
+    assert join_checks.systemctl("fail", "x") == "why: x"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "systemctl" in join_checks.systemctl("start", "x")
+
+
+def test_a_host_needs_nothing_of_the_control_planes_packages() -> None:
+    """What is installed with the extra agent is enough."""
+    blocked = ("sqlalchemy", "alembic", "falcon", "gunicorn", "numpy", "keystonemiddleware")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}));"
+        "from deploy.cli.main import main; import deploy.cli.join; sys.exit(main(['join', 'x']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1 and "this is no token of a host" in done.stderr
