@@ -4,9 +4,9 @@ good."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from common import errors
 from common.clients import http
 from common.clients.image import ImageClient as Images
+from common.clients.network import KEEP_EXTENSIONS
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
 
@@ -66,7 +67,7 @@ def images(status: int) -> Images:
 
 def networks(status: int, kind: type[Any] = Bindings) -> Any:
     client = kind("http://networks")
-    client._http._session, client._extensions = Session(status), (inf, frozenset({ALIAS}))
+    client._http._session, client._extensions = Session(status), (math.inf, frozenset({ALIAS}))
     return client
 
 
@@ -142,3 +143,23 @@ def test_who_answers_too_many_requests_is_not_dead() -> None:
                 client.ports("t")
     assert busy._http._session.asked == http.FAILURES + 2
     assert dead._http._session.asked == http.FAILURES
+
+
+def test_what_a_service_can_do_after_its_upgrade_is_seen_in_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, known, asked = [0.0], ["agent"], []
+    client = Bindings("http://networks", monotonic=lambda: clock[0])
+
+    def listed(method: str, path: str, token: str) -> dict[str, Any]:
+        asked.append(path)
+        return {"extensions": [{"alias": alias} for alias in known]}
+
+    monkeypatch.setattr(client, "_json", listed)
+    assert [client.extensions("t") for _ in range(3)] == [{"agent"}] * 3
+    known.append(ALIAS)
+    clock[0] = KEEP_EXTENSIONS - 1
+    assert client.extensions("t") == {"agent"}
+    clock[0] = KEEP_EXTENSIONS
+    assert client.extensions("t") == {"agent", ALIAS}
+    assert asked == ["/extensions"] * 2
