@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that lose commits: a PostgreSQL whose stand-by takes over, a MariaDB that is set back
+"""Databases that lose commits: a PostgreSQL whose stand-by takes over, and either that is set back
 to a dump. Each has a cloud on two hosts in memory.
 
 Used by test_database_failover.py.
@@ -8,23 +8,26 @@ Used by test_database_failover.py.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
+from deploy.packages import ROOT
 from deploy.servers import Servers
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import Live
 from tests.faults import Wire
 from tests.waiting import await_true
 
-NAME = "failover"
+#: As docs/backup.md calls the database.
+NAME = "kilonova"
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
 #: By their names these have to tell all that they have within four seconds, others within a minute
 #: (``conductor.heartbeats``).
 HOSTS = ("g7", "k4")
@@ -96,41 +99,110 @@ def with_stand_by() -> Iterator[Pair]:
 
 @dataclass
 class Dumped:
-    """A MariaDB that is set back to its last dump."""
+    """A database that is backed up and restored by the commands of docs/backup.md. kind: as
+    ``Servers.start`` has it."""
 
     live: Live
+    kind: str
     url: sa.URL
-    file: Path
+    folder: Path
 
     def dump(self) -> None:
-        with self.file.open("wb") as file:
-            self._run("mariadb-dump", "--single-transaction", stdout=file)
+        """By the page's chapter "Backup"."""
+        [command] = self._said("Backup")
+        self._run(command)
 
     def set_back(self) -> None:
-        with self.file.open("rb") as file:
-            self._run("mariadb", stdin=file)
+        """By the page's chapter "Restore"; the date is that of the dump."""
+        [dump] = self.folder.glob(f"{NAME}-*")
+        [command] = self._said("Restore")
+        assert DATE.search(command), command
+        self._run(DATE.sub(DATE.findall(dump.name)[0], command))
 
-    def _run(self, program: str, *options: str, **more: Any) -> None:
-        where = (
-            f"--host={self.url.host}",
-            f"--port={self.url.port}",
-            f"--user={self.url.username}",
-        )
+    def set_back_while_all_runs(self) -> None:
+        """Table by table, in the database as it is: MariaDB's connections stay in it."""
+        [dump] = self.folder.glob(f"{NAME}-*")
+        without = f"gunzip --stdout {dump.name} | grep -v 'DROP DATABASE' | mariadb"
+        self._run(without)
+
+    def stop(self) -> list[str]:
+        """Stop what the page's chapter "Restore" has stopped; returns those that this cloud has."""
+        [command] = [one for one in commands("Restore") if one.startswith("systemctl stop ")]
+        there = [
+            name
+            for unit in command.split()[2:]
+            if self.live.cloud.pid(name := unit.removeprefix(f"{NAME}-")) is not None
+        ]
+        assert {"api", "scheduler", "conductor", "placement"} <= set(there), there
+        for name in there:
+            self.live.cloud.stop(name)
+        return there
+
+    def upgrade(self) -> None:
+        """What comes before the start, by the page; the dump is of this release."""
+        asked = [one.split()[1:] for one in commands("Restore") if one.startswith("kilonova ")]
+        words = [one for one in asked if one[0] == "database"]
+        assert words == [["database", "version"], ["database", "upgrade"]]
+        for one in words:
+            answer = self.live.kilonova(*one)
+            assert answer.returncode == 0, answer
+
+    def look(self) -> dict[str, int]:
+        """What comes after the start, by the page: command and status."""
+        asked = [one.split()[1:] for one in commands("Restore") if one.startswith("kilonova ")]
+        words = [one for one in asked if one[0] != "database" and one[:2] != ["host", "rotate"]]
+        return {" ".join(one): self.live.kilonova(*one).returncode for one in words}
+
+    def _said(self, chapter: str) -> list[str]:
+        tool = {"postgresql": "pg_", "mariadb": "mariadb"}[self.kind]
+        return [one for one in commands(chapter) if tool in one]
+
+    def _run(self, command: str) -> None:
+        """As the operator types it, who is at the database as the page says."""
         subprocess.run(
-            [program, "--no-defaults", *where, *options, NAME],
+            ["bash", "-euo", "pipefail", "-c", command],
             check=True,
             timeout=60,
-            env={**os.environ, "MYSQL_PWD": str(self.url.password)},
-            **more,
+            cwd=self.folder,
+            env={**os.environ, **self._account()},
         )
+
+    def _account(self) -> dict[str, str]:
+        """Where these databases are, and as whom they are asked, which a machine of its own needs
+        nobody to say."""
+        options = self.folder / ".my.cnf"
+        options.touch(mode=0o600)
+        options.write_text(
+            f"[client]\nhost={self.url.host}\nport={self.url.port}\nuser={self.url.username}\n"
+            f"password={self.url.password}\n"
+        )
+        return {
+            "HOME": str(self.folder),
+            "PGHOST": str(self.url.host),
+            "PGPORT": str(self.url.port),
+            "PGUSER": str(self.url.username),
+            "PGPASSWORD": str(self.url.password),
+        }
+
+
+def commands(chapter: str) -> list[str]:
+    """The commands of a chapter of docs/backup.md, without their comments."""
+    page = (ROOT / "docs/backup.md").read_text()
+    [text] = [one for one in page.split("\n## ") if one.startswith(f"{chapter}\n")]
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    found = [line.partition("  # ")[0].strip() for line in lines]
+    assert found, chapter
+    return found
 
 
 @contextmanager
-def with_dumps() -> Iterator[Dumped]:
-    """A cloud on a MariaDB."""
+def with_dumps(kind: str) -> Iterator[Dumped]:
+    """A cloud on a database of this kind."""
     with _servers() as servers:
-        url = sa.make_url(servers.start("mariadb"))
+        url = sa.make_url(servers.start(kind))
         _ask(url.render_as_string(hide_password=False), f"CREATE DATABASE {NAME}")
         url = url.set(database=NAME)
+        folder = servers.folder / "backup"
+        folder.mkdir()
         with without_guests(HOSTS, database_url=url.render_as_string(hide_password=False)) as live:
-            yield Dumped(live, url, servers.folder / "dump.sql")
+            yield Dumped(live, kind, url, folder)

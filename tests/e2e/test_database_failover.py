@@ -8,7 +8,7 @@ on. What it has forgotten is kept, and the doctor names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,7 +20,6 @@ from tests.e2e.failover import with_dumps, with_stand_by
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
-SERVICES = ("api", "scheduler", "conductor")
 #: Findings of the doctor.
 WITHOUT_RECORD, WITHOUT_DOMAIN = "domain-known", "guest-there"
 
@@ -105,8 +104,8 @@ class Past:
 
     def after(self) -> None:
         """What is forgotten, although hosts have done it; the last of it they are doing."""
-        self.create("lost")
-        self.are("ACTIVE", "coming", "lost")
+        self.create("lost", "unwanted")
+        self.are("ACTIVE", "coming", "lost", "unwanted")
         self.second_host(takes_servers=True)
         self.ask("stopped", "os-stop")
         self.ask("started", "os-start")
@@ -131,7 +130,7 @@ class Past:
     def heals(self) -> None:
         """Everything that the database knows goes on; the doctor finds what it does not know, and
         nothing else."""
-        forgotten = self.known(WITHOUT_RECORD, "lost", "resized", "migrated")
+        forgotten = self.known(WITHOUT_RECORD, "lost", "unwanted", "resized", "migrated")
         gone = self.known(WITHOUT_DOMAIN, "deleted", "migrated")
         self.await_findings(forgotten | gone)
         self.are("SHUTOFF", "stopped", "stopping", "resized")
@@ -141,9 +140,30 @@ class Past:
         assert running(self.live)[self.servers["lost"]]
         assert self.servers["migrated"] not in running(self.live)
 
-    def goes_on(self) -> None:
+    def repaired(self) -> None:
+        """Each finding's remedy."""
+        adopting(self.live, self.servers["lost"])
+        adopting(self.live, self.servers["migrated"])
+        self.are("ACTIVE", "lost")
+        self.are("SHUTOFF", "migrated")
+        assert self.rest.server(self.servers["lost"])["name"] == "lost"
+        refused = self.live.kilonova(*remedy(self.live, self.servers["resized"]))
+        assert (refused.returncode, "--replace" in refused.stderr) == (1, True), refused
+        adopting(self.live, self.servers["resized"], "--replace")
+        self.are("SHUTOFF", "resized")
+        assert self.rest.server(self.servers["resized"])["flavor"]["original_name"] == "m1.tiny"
+        host = running(self.live)[self.servers["unwanted"]][0]
+        for name, status in (("idle", 1), ("unwanted", 0)):
+            answer = self.live.kilonova("host", "discard", host, self.servers[name], "--yes")
+            assert answer.returncode == status, answer
+        self.delete("deleted")
+        self.rest.await_gone(self.servers["deleted"])
+        self.await_findings(set())
+        assert self.servers["unwanted"] not in running(self.live)
+
+    def goes_on(self, repaired: tuple[str, ...] = ()) -> None:
         """Each server that has its guest is stopped, started, deleted; the others are deleted."""
-        whole = ("idle", "stopping", "stopped", "started", "resized", "struck", "coming")
+        whole = ("idle", "stopping", "stopped", "started", "resized", "struck", "coming", *repaired)
         for key, status in (("os-start", "ACTIVE"), ("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")):
             for name in whole:
                 if self.rest.server(self.servers[name])["status"] != status:
@@ -153,11 +173,13 @@ class Past:
         assert {name: len(hosts[self.servers[name]]) for name in whole} == dict.fromkeys(whole, 1)
         self.create("new")
         self.are("ACTIVE", "new")
-        for name in (*whole, "deleted", "migrated", "new"):
+        others = () if repaired else ("deleted", "migrated")
+        for name in (*whole, *others, "new"):
             self.delete(name)
-        for name in (*whole, "deleted", "migrated", "new"):
+        for name in (*whole, *others, "new"):
             self.rest.await_gone(self.servers[name])
-        self.await_findings(self.known(WITHOUT_RECORD, "lost", "resized", "migrated"))
+        left = () if repaired else ("lost", "unwanted", "resized", "migrated")
+        self.await_findings(self.known(WITHOUT_RECORD, *left))
 
     def await_findings(self, wanted: set[tuple[str, str]]) -> None:
         await_true(
@@ -179,35 +201,57 @@ def test_a_stand_by_without_the_last_commits_takes_over() -> None:
         past.goes_on()
 
 
-def nobody(live: Live) -> Callable[[], None]:
-    """All processes go on meanwhile."""
-    return lambda: None
+def remedy(live: Live, server: str) -> list[str]:
+    """How a guest is adopted, as the doctor says."""
+    lines = live.doctor().stdout.splitlines()
+    [line] = [line for line in lines if line.startswith(f"{WITHOUT_RECORD}: {server}")]
+    [command] = re.findall(rf"kilonova (host adopt \S+ {server})", line)
+    return str(command).split()
 
 
-def everybody(live: Live) -> Callable[[], None]:
-    """Services stop; agents are started again, then the services. As an operator does it."""
-    for name in SERVICES:
-        live.cloud.stop(name)
-
-    def start() -> None:
-        for name in ("agent", "agent-2"):
-            live.cloud.restart(name)
-        for name in SERVICES:
-            live.cloud.start(name)
-
-    return start
+def adopting(live: Live, server: str, *options: str) -> None:
+    """First it is shown, then written."""
+    words = [*remedy(live, server), *options]
+    shown = live.kilonova(*words)
+    assert (shown.returncode, server in shown.stdout) == (1, True), shown
+    done = live.kilonova(*words, "--yes")
+    assert done.returncode == 0, done
 
 
 @pytest.mark.slice("guests")
-@pytest.mark.parametrize("stops", [nobody, everybody])
-def test_a_database_that_is_set_back_to_a_dump(stops: Callable[[Live], Callable[[], None]]) -> None:
-    with with_dumps() as database:
+def test_all_goes_on_while_a_database_is_set_back() -> None:
+    with with_dumps("mariadb") as database:
         past = Past(database.live)
         past.begin()
         database.dump()
         past.after()
-        start = stops(database.live)
-        database.set_back()
-        start()
+        database.set_back_while_all_runs()
         past.heals()
         past.goes_on()
+
+
+@pytest.mark.slice("guests")
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_backup_is_restored_as_the_page_says(kind: str) -> None:
+    """What is lost is named, and has a way back; then all is well."""
+    with with_dumps(kind) as database:
+        past, live = Past(database.live), database.live
+        past.begin()
+        database.dump()
+        past.after()
+        stopped = database.stop()
+        database.set_back()
+        database.upgrade()
+        for name in stopped:
+            live.cloud.start(name)
+        past.heals()
+        assert database.look() == {
+            "status": 0,
+            "doctor": 1,
+            "action list --stuck": 0,
+            "cleanup list": 0,
+        }
+        past.repaired()
+        live.judge()
+        past.goes_on(("lost", "migrated"))
+        live.judge()
