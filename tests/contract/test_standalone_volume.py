@@ -14,7 +14,10 @@ from typing import Any
 import openstack
 import pytest
 import requests
+from falcon import inspect
 
+from deploy.standalone.volume.app import build
+from deploy.standalone.volume.caller import VERSIONS
 from tests.contract.volume_rig import GIGABYTE, HOST, NEWEST, Rig, person, volume_rig
 
 
@@ -76,7 +79,7 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
     assert {row["Resource"]: row["Limit"] for row in quota}["volumes"] == 10
     known = {row["Name"].replace("_", "").lower(): row["Value"] for row in limits}
     assert known["maxtotalvolumes"] == 10
-    assert pools[0]["Storage Protocol"] == "file"
+    assert pools[0]["Capabilities"]["storage_protocol"] == "file"
     assert {row["Binary"] for row in services} == {"cinder-scheduler", "cinder-volume"}
     assert zones[0]["Zone Name"] == "nova"
     rig.cloud.openstack(
@@ -434,3 +437,44 @@ def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
     [kept] = rig.ask(member, "GET", f"/attachments?volume_id={key}").json()["attachments"]
     rig.ask(rig.service, "DELETE", f"/attachments/{kept['id']}")
     rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+def test_a_reset_status_lets_no_second_server_in(rig: Rig, member: Any) -> None:
+    key = rig.volume(member)
+    first = rig.attach(member, key, "server-1").json()["attachment"]["id"]
+    rig.complete(rig.service, first)
+    assert rig.action(rig.admin, key, "os-reset_status", {"status": "available"}).ok
+    refused = rig.attach(member, key, "server-2")
+    assert (refused.status_code, "is attached" in refused.text) == (400, True)
+    assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{first}").ok
+    rig.ask(member, "DELETE", f"/volumes/{key}")
+
+
+# Every route
+
+
+def operations() -> list[tuple[str, str]]:
+    """Method and path of all that the service answers, but for its versions."""
+    app = build(None)  # type: ignore[arg-type]
+    return [
+        (method.method, route.path.replace("{", "").replace("}", "").removeprefix("/v3"))
+        for route in inspect.inspect_routes(app)
+        for method in route.methods
+        if not method.internal and route.path not in VERSIONS
+    ]
+
+
+def test_no_route_is_open_and_no_reader_writes(rig: Rig, member: Any) -> None:
+    found = operations()
+    assert len(found) > 90
+    reader = person(rig, "reader", rig.admin.identity.get_project(member.current_project_id))
+    body = {"os-extend": {"new_size": 2}}
+    for method, path in found:
+        assert requests.request(method, rig.url + path, timeout=20).status_code == 401, path
+        answer = rig.ask(reader, method, path, None if method == "GET" else body)
+        assert answer.status_code in ((200, 403, 404) if method == "GET" else (400, 403, 404)), (
+            method,
+            path,
+            answer.status_code,
+        )

@@ -188,6 +188,16 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
 
 def _reserve(change: VolumeChange, volume: Row[Any], instance: str | None, mode: str | None) -> str:
     """The id of a new attachment. Raises 400 when the volume is another server's."""
+    others = change.connection.execute(
+        select(attachments.c.id).where(
+            attachments.c.volume_id == volume.id,
+            attachments.c.instance.is_distinct_from(instance) | attachments.c.instance.is_(None),
+        )
+    ).first()
+    # An admin may have reset the status above a server that writes to the volume.
+    if others is not None and not volume.multiattach:
+        why = f"volume {volume.id} is attached: its status is {volume.status}"
+        raise fault("InvalidVolume", why=why)
     expected = ("available", "in-use") if volume.multiattach else ("available",)
     if not change.set(volumes, volume.id, {"status": "reserved"}, volumes.c.status.in_(expected)):
         # A server that moves has the volume on two hosts for a while.

@@ -27,7 +27,7 @@ from deploy.standalone.volume import attachments as uses
 from deploy.standalone.volume import images, quotas
 from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
-from deploy.standalone.volume.metadata import PAIRS
+from deploy.standalone.volume.metadata import MAX_PAIRS, PAIRS
 from deploy.standalone.volume.qemu_img import WRITABLE
 from deploy.standalone.volume.schema import attachments, snapshots, types, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService, connected, count, is_read
@@ -41,6 +41,9 @@ STATUSES = (
     *("error", "error_deleting", "error_extending", "extending", "uploading", "downloading"),
     *("retyping", "maintenance", "awaiting-transfer"),
 )
+
+#: What was said of the old image alone, or is the image service's own.
+NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified", "os_glance")
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,8 @@ def _revert(asked: AskedAction) -> None:
 
 def _set_image_metadata(asked: AskedAction) -> Body:
     found = dict(asked.row.image_metadata) | asked.body["metadata"]
+    if len(found) > MAX_PAIRS:
+        raise falcon.HTTPContentTooLarge(description=f"There may be {MAX_PAIRS} pairs at most.")
     asked.change.set(volumes, asked.row.id, {"image_metadata": found})
     return {"metadata": found}
 
@@ -413,8 +418,7 @@ class VolumeActions:
         kept = {
             name: value
             for name, value in row.image_metadata.items()
-            if name not in images.OWN
-            and name not in ("image_id", "image_name", "signature_verified")
+            if name not in images.OWN and not name.startswith(NOT_OF_A_COPY)
         }
         return self._service.images.create(kept | body, caller.token)
 
