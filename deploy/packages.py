@@ -47,6 +47,10 @@ CONSOLE = ("novnc", "spice-html5")
 BROKER = ("rabbitmq-server",)
 DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)
+#: With what Debian packages are built and judged.
+DEBIAN = ("build-essential", "debhelper", "lintian")
+#: With what machines are made that the packages are installed on.
+MACHINES = ("mmdebstrap", "systemd-container")
 #: With what the tests look at guests, networks and the console's page.
 EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
 #: File systems of ephemeral disks that a host need not be able to make.
@@ -117,6 +121,11 @@ def for_test() -> tuple[str, ...]:
     return for_up() + DATABASES + LINT + EYES + FILE_SYSTEMS + image_packages("debian")
 
 
+def for_deb() -> tuple[str, ...]:
+    """What ./deploy/deb needs."""
+    return PYTHON + DEBIAN
+
+
 def missing(names: Sequence[str]) -> list[str]:
     """Those that are not installed now."""
     query = subprocess.run(
@@ -134,15 +143,16 @@ def missing(names: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in installed]
 
 
-def install(names: Sequence[str], log: Path) -> str:
-    """Install what is missing; returns a note.
+def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
+    """Install what is missing; returns a note. ``kernel``: guests will need one, too.
 
     Raises:
         Failure: not root, or apt failed.
     """
     wanted = missing(names)
     if not wanted:
-        unpack_kernel(log)
+        if kernel:
+            unpack_kernel(log)
         return "all are there"
     if os.geteuid() != 0:
         raise Failure(
@@ -162,7 +172,8 @@ def install(names: Sequence[str], log: Path) -> str:
             env=environment,
         )
     _disable(_enabled_units() - before, log)
-    unpack_kernel(log)
+    if kernel:
+        unpack_kernel(log)
     return f"{len(wanted)} installed"
 
 

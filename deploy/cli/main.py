@@ -584,7 +584,16 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     os.umask(UMASK)
     try:
-        return int(getattr(importlib.import_module(options.module), options.function)(options))
+        module = importlib.import_module(options.module)
+    except ModuleNotFoundError as missing:
+        print(
+            f"kilonova: this command needs what a controller has, and {missing.name} is not here: run it "
+            "there, or install kilonova-control (by pip: kilonova[api,conductor])",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        return int(getattr(module, options.function)(options))
     except (errors.Problem, ConfigError) as problem:
         print(f"kilonova: {problem}", file=sys.stderr)
         return 1

@@ -145,6 +145,9 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     ]
     if plan.TEMPEST.ring in rings or "e2e" in rings and plan.TEMPEST_SLICE in slices:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
+    if plan.INSTALL.ring in rings:
+        machines = packages.for_deb() + packages.MACHINES
+        needs.append(("machines to install on", lambda: packages.install(machines, log)))
     if plan.CLIENTS.ring in rings:
         needs.append(("clients and their suites", lambda: environment.make_clients(log)))
     if "lint" in rings:

@@ -91,12 +91,14 @@ JOBS = (
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
+INSTALL = Job("install", "install")
 #: Run only when they are named, and start servers of their own.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
     Job("fuzz", "fuzz", module="tests.fuzz"),
     TEMPEST,
     CLIENTS,
+    INSTALL,
 )
 RINGS = (
     "lint",
@@ -110,12 +112,14 @@ RINGS = (
     "fuzz",
     "tempest",
     "clients",
+    "install",
 )
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:
     """The job that a test of this ring belongs to."""
-    return next(job for job in JOBS if job.ring == ring and job.has(fixtures, marks, test))
+    every = (*JOBS, *ALONE)
+    return next(job for job in every if job.ring == ring and job.has(fixtures, marks, test))
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:

@@ -260,3 +260,17 @@ def test_notifications_that_wait_are_counted_and_found(
     store.write(lambda tx: outbox.strike(tx, [first.id]))
     assert findings(store, dict, pause=0) == []
     store.close()
+
+
+def test_command_on_a_host_without_its_libraries_says_where_they_are() -> None:
+    code = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "from deploy.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "hosts"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("kilonova: this command needs what a controller has")
+    assert "sqlalchemy" in done.stderr and "kilonova-control" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -82,7 +82,8 @@ def test_unit_tells_when_ready_comes_back_and_is_hardened(unit: Path) -> None:
 def test_users_of_units_are_made() -> None:
     made = {
         line.split()[1]
-        for line in lines(ROOT / "deploy/sysusers.d/kilonova.conf")
+        for file in (ROOT / "deploy/sysusers.d").iterdir()
+        for line in lines(file)
         if line.startswith("u ")
     }
     named = {
@@ -93,7 +94,8 @@ def test_users_of_units_are_made() -> None:
     }
     kept = {
         line.split()[4]
-        for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf")
+        for file in (ROOT / "deploy/tmpfiles.d").iterdir()
+        for line in lines(file)
         if line[0] in "dz"
     }
     assert named == made
@@ -103,7 +105,8 @@ def test_users_of_units_are_made() -> None:
 def test_secrets_are_their_readers_alone() -> None:
     files = [
         line.split()
-        for line in lines(ROOT / "deploy/tmpfiles.d/kilonova.conf")
+        for file in (ROOT / "deploy/tmpfiles.d").iterdir()
+        for line in lines(file)
         if line.startswith("z ")
     ]
     assert files

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/deb [REVISION]``: the Debian packages, in build/deb, by Debian's own tools.
+
+The source distribution is unpacked, deploy/debian becomes its folder debian, dpkg-buildpackage
+builds it and lintian judges what came out. The version is that of ``common.__version__``; a
+revision (1 by default) tells packages of one version apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+from email.utils import formatdate
+from pathlib import Path
+
+from common import __version__
+from deploy import environment, packages
+from deploy.progress import Failure, main, run, say, steps
+
+FOLDER = packages.ROOT / "build/deb"
+SDIST = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
+ADVICE = "Mend what the lines above name."
+CHANGES = """kilonova ({version}) bookworm; urgency=medium
+
+  * What has changed is in changelog.gz.
+
+ -- {maintainer}  {date}
+"""
+
+
+def command(arguments: list[str]) -> int:
+    """Install what it needs, and build them."""
+    revision = arguments[0] if arguments else "1"
+    if len(arguments) > 1 or not re.fullmatch(r"[0-9][0-9A-Za-z.+~]*", revision):
+        raise Failure(f"Not understood: {' '.join(arguments)}", "./deploy/deb [REVISION]")
+    os.umask(0o022)  # what is packed is everybody's to read
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    log = FOLDER / "build.log"
+    with tempfile.TemporaryDirectory(prefix="kn-deb-") as temporary:
+        tree = Path(temporary) / f"kilonova-{__version__}"
+        steps(
+            [
+                (
+                    "Debian packages",
+                    lambda: packages.install(packages.for_deb(), log, kernel=False),
+                ),
+                ("Python environment", lambda: environment.make(environment.RUNTIME, log)),
+                ("source", lambda: _unpack(tree, revision, log)),
+                ("packages", lambda: _build(tree, log)),
+                ("lintian", lambda: judge(FOLDER)),
+            ]
+        )
+    say("\n".join(str(path) for path in sorted(FOLDER.glob("*.deb"))))
+    return 0
+
+
+def debian_version(version: str, revision: str) -> str:
+    """As dpkg orders them: what comes before a release has a tilde, and what is built for Debian 12
+    comes before what Debian may have."""
+    return re.sub(r"[.]?(a|b|rc|dev)(?=[0-9])", r"~\g<1>", version) + f"-{revision}~bookworm"
+
+
+def _unpack(tree: Path, revision: str, log: Path) -> None:
+    """The source distribution, with the folder that dpkg looks for."""
+    made = tree.parent / "sdist"
+    run([environment.PYTHON, "-c", SDIST, made], ADVICE, log=log, cwd=packages.ROOT)
+    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
+        archive.extractall(tree.parent)
+    shutil.copytree(tree / "deploy/debian", tree / "debian")
+    control = (tree / "debian/control").read_text()
+    maintainer = re.search(r"^Maintainer: (.+)$", control, re.MULTILINE)
+    if maintainer is None:
+        raise Failure("deploy/debian/control names no maintainer.", ADVICE)
+    (tree / "debian/changelog").write_text(
+        CHANGES.format(
+            version=debian_version(__version__, revision),
+            maintainer=maintainer[1],
+            date=formatdate(),
+        )
+    )
+
+
+def _build(tree: Path, log: Path) -> None:
+    for old in (*FOLDER.glob("*.deb"), *FOLDER.glob("*.changes"), *FOLDER.glob("*.buildinfo")):
+        old.unlink()
+    run(
+        ["dpkg-buildpackage", "--build=binary", "--unsigned-changes", "--unsigned-buildinfo"],
+        ADVICE,
+        log=log,
+        cwd=tree,
+        env={"KILONOVA_PYTHON": str(environment.PYTHON)},
+    )
+    for made in tree.parent.glob("kilonova*_*"):
+        shutil.move(made, FOLDER / made.name)
+
+
+def judge(folder: Path) -> str:
+    """What lintian says of the packages in the folder; errors and warnings are failures."""
+    return run(
+        [
+            *("lintian", "--fail-on", "error,warning", "--allow-root", "--no-cfg"),
+            *("--tag-display-limit", "0"),
+            *folder.glob("*.changes"),
+        ],
+        "Mend what it names; deploy/debian/*.lintian-overrides is for what is meant, with its reason.",
+    ).strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))
