@@ -364,6 +364,12 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "spice": (
         cfg.BoolOpt("enabled", default=False,
                     help="For agents: whether guests that are defined from then on speak SPICE beside VNC."),
+        cfg.ListOpt("direct_proxies", default=[], item_type=types.IPAddress(),
+                    help="For agents: addresses of the operator's own SPICE proxies, which alone reach spice-direct "
+                         "consoles; none: there are none."),
+        cfg.Opt("direct_proxy_base_url", type=like("|https?://.+", "https://spice.example/nova"), default="",
+                help="For APIs: what the URL of a spice-direct console begins with, https://spice.example/nova; empty: "
+                     "there are none."),
         cfg.StrOpt("html5", default="/usr/share/spice-html5",
                    help="For console services: folder with spice-html5, the page of spice-html5 consoles."),
     ),

@@ -21,6 +21,7 @@ from oslo_config import cfg
 from common import config, service, tls
 from compute_agent import cpu_sets, machine, verbs
 from compute_agent.consoles import Consoles
+from compute_agent.direct_consoles import DirectConsoles
 from compute_agent.transfer import client
 from compute_agent.transfer import service as transfer
 from compute_agent.virt.driver import Driver
@@ -132,7 +133,8 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
     try:
         address = conf.agent.console_host or own_address(conf)
         proof = tls.protecting(conf, "[agent] console_host", [address], listens=True)
-        return Consoles(driver.console, address, tls=proof)
+        direct = DirectConsoles(driver.console, address, conf.spice.direct_proxies, tls=proof)
+        return Consoles(driver.console, address, tls=proof, direct=direct)
     except config.ConfigError as problem:
         service.refuse("agent", problem)
     except OSError as problem:

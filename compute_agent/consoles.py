@@ -24,17 +24,19 @@ from common import errors
 from common.json_types import JsonObject
 from common.tls import Tls
 from common.tls_socket import TlsSocket
+from compute_agent import relay
+from compute_agent.direct_consoles import DirectConsoles
+from compute_agent.relay import Side
 from compute_agent.virt.driver import SERIAL, SPICE, VNC, VerbFailed
 
 log = logging.getLogger(__name__)
 KINDS = (VNC, SERIAL, SPICE)
+DIRECT = "spice-direct"  #: asked for like a kind; ``direct`` has them
 OFFER_SECONDS = 30.0  #: that an offer stands
 MAX_SESSIONS = 128  #: offered and open, in all
 MAX_UNPROVED = 32  #: connections that have not yet said their secret
 SECRET_TIMEOUT_SECONDS = 5.0  #: for saying it
 SECRET_BYTES = 43  #: of a secret
-CHUNK_BYTES = 64 * 1024
-Side = socket.socket | TlsSocket
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +55,7 @@ class Session:
         when none does."""
         for side in (self.guest, self.peer):
             if side is not None:
-                _shut(side)
+                relay.shut(side)
         if self.peer is None:
             self.guest.close()
 
@@ -61,7 +63,7 @@ class Session:
 class Consoles:
     """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an
     offer stands for ``seconds``; ``sessions`` are offered and open in all; with ``tls`` who
-    connects must prove itself. Thread-safe."""
+    connects must prove itself; ``direct``: has those of the operator's own proxies. Thread-safe."""
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class Consoles:
         seconds: float = OFFER_SECONDS,
         sessions: int = MAX_SESSIONS,
         tls: Tls | None = None,
+        direct: DirectConsoles | None = None,
     ) -> None:
-        self._tls = tls
+        self._tls, self._direct = tls, direct
         self._open_console, self._seconds, self._most = open_console, seconds, sessions
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
@@ -92,21 +95,25 @@ class Consoles:
     def close(self) -> None:
         """End all sessions."""
         self._closed.set()
-        _shut(self._listener)  # wakes who accepts
+        relay.shut(self._listener)  # wakes who accepts
         self._listener.close()
         with self._lock:
             ended, self._sessions = self._sessions, []
         for session in ended:
             session.end()
+        if self._direct is not None:
+            self._direct.close()
 
     def offer(self, server: str, kind: str) -> JsonObject:
         """Where the guest's console can be reached, and the secret that opens it once: host, port,
-        secret.
+        secret; of one for another's proxy host, port, tls_port.
 
         Raises:
             BadRequest: there is no such kind. Conflict: the guest does not run. Unavailable: too
             many are open.
         """
+        if kind == DIRECT and self._direct is not None:
+            return self._direct.offer(server)
         if kind not in KINDS:
             raise errors.BadRequest(
                 f"This host knows no console {kind!r}; it has {', '.join(KINDS)}."
@@ -187,12 +194,7 @@ class Consoles:
         if session is None:
             peer.close()
             return
-        back = threading.Thread(
-            target=_copy, args=(session.guest, peer), name="console-back", daemon=True
-        )
-        back.start()
-        _copy(peer, session.guest)
-        back.join()
+        relay.join(peer, session.guest, "console-back")
         with self._lock:
             if session in self._sessions:
                 self._sessions.remove(session)
@@ -224,7 +226,7 @@ class Consoles:
             ):
                 return None
             found[0].peer = peer
-        _stay_alive(peer)
+        relay.stay_alive(peer)
         return found[0]
 
 
@@ -242,34 +244,3 @@ def _read_secret(peer: Side) -> bytes:
     except OSError as error:
         log.debug("a console connection ended before its secret: %s", error)
     return said
-
-
-def _copy(source: Side, target: Side) -> None:
-    """Until the source ends or the target does; then both do."""
-    try:
-        while data := source.recv(CHUNK_BYTES):
-            target.sendall(data)
-    except OSError as error:
-        log.debug("a console ended: %s", error)
-    _shut(source)
-    _shut(target)
-
-
-def _shut(side: Side) -> None:
-    try:
-        side.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        log.debug("a console's other side had closed before")
-
-
-def _stay_alive(peer: Side) -> None:
-    """Small messages go at once; a console service that vanished is noticed within a minute of
-    silence."""
-    for level, option, value in (
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    ):
-        peer.setsockopt(level, option, value)

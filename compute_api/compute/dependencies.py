@@ -121,6 +121,8 @@ class ApiSettings:
     reclaim_interval: int = 0  #: seconds that a deleted server can be restored
     console_url: str = "http://127.0.0.1:6080"  #: where browsers reach the console service
     console_token_seconds: int = 600
+    #: what URLs of spice-direct consoles begin with; "": there are none
+    spice_direct_url: str = ""
     fencing: bool = False  #: can conductors make sure that a silent host's guests are dead?
     max_local_disks: int = 3  #: of one server, on its host
     #: limits of what Keystone does not name

@@ -123,6 +123,7 @@ def settings(conf: cfg.ConfigOpts) -> ApiSettings:
         reclaim_interval=conf.reclaim_instance_interval,
         console_url=conf.console.public_url,
         console_token_seconds=conf.console.token_seconds,
+        spice_direct_url=conf.spice.direct_proxy_base_url,
         fencing=bool(conf.conductor.fencing_hook),
         max_local_disks=conf.max_local_block_devices,
         quota={

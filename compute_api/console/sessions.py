@@ -24,7 +24,7 @@ from websockets.sync.server import ServerConnection
 
 from common import errors
 from common.config import ConfigError
-from common.console_types import HOST_KINDS
+from common.console_types import HOST_KINDS, SPICE_DIRECT
 from common.json_types import JsonObject
 from common.store.engine import Store
 from common.store.servers import console_tokens
@@ -152,7 +152,9 @@ class ConsoleSessions:
                     or console_tokens.of_open_session(tx, token, cookie)
                 )
             )
-            if record is None or not self._callers.is_valid(record.caller):
+            if record is None or record.kind == SPICE_DIRECT:
+                raise BadToken
+            if not self._callers.is_valid(record.caller):
                 raise BadToken
             if record.used_at is not None:
                 return self._add_channel(browser, record)

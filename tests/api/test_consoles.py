@@ -29,6 +29,7 @@ class Hosts:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.silent = False
         self.kinds = ["vnc", "spice", "serial"]
+        self.tls_port: int | None = None
 
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
@@ -38,6 +39,8 @@ class Hosts:
             raise errors.NoAnswer(f"{host} did not answer")
         if verb == "console_kinds":
             return {"kinds": self.kinds}
+        if arguments["kind"] == "spice-direct":
+            return {"host": "192.0.2.7", "port": 41235, "tls_port": self.tls_port}
         return {"host": "192.0.2.7", "port": 41234, "secret": "s" * 43}
 
 
@@ -227,6 +230,48 @@ def test_spice_in_the_states_of_a_server(
     assert ask(cloud, server, SPICE).status_code == status
 
 
+DIRECT = {"remote_console": {"protocol": "spice", "type": "spice-direct"}}
+
+
+@pytest.mark.parametrize("tls_port", [None, 41235])
+def test_spice_direct_leads_to_the_operators_proxy(
+    make_cloud: Callable[..., Cloud], tls_port: int | None
+) -> None:
+    cloud = make_cloud(spice_direct_url="https://spice.example/nova")
+    hosts = cloud.services.agents = Hosts()
+    hosts.tls_port = tls_port
+    switch_spice(cloud, True)
+    server = cloud.create()
+    cloud.rest(server)
+    cloud.store.write(
+        lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
+    )
+    told = ask(cloud, server, DIRECT, "2.99").json["remote_console"]
+    assert told["url"].startswith("https://spice.example/nova?token=")
+    shown = show(cloud, token_in(told["url"]), "2.99").json["console"]
+    assert shown == {
+        "instance_uuid": server,
+        "host": "192.0.2.7",
+        "port": 41235,
+        "tls_port": tls_port,
+        "internal_access_path": None,
+    }
+    assert "tls_port" not in show(cloud, token_in(told["url"]), "2.98").json["console"]
+    assert hosts.asked[-1] == ("host1", "console", {"server": server, "kind": "spice-direct"})
+    switch_spice(cloud, False)
+    assert ask(cloud, server, DIRECT, "2.99").status_code == 400
+
+
+def test_spice_direct_needs_a_proxy_and_its_version(
+    cloud: Cloud, server: str, hosts: Hosts, with_spice: None
+) -> None:
+    answer = ask(cloud, server, DIRECT, "2.99")
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"] == "Unavailable console type spice-direct."
+    assert ask(cloud, server, DIRECT, "2.98").status_code == 400
+    assert cloud.rows(schema.console_tokens) == []
+
+
 # --- what is not there ---
 @pytest.mark.parametrize(
     ("protocol", "kind", "mv", "says"),
@@ -347,7 +392,6 @@ def test_a_token_says_where_its_console_is(
         "port": 41234,
         "internal_access_path": "s" * 43,
     }
-    wanted |= {"tls_port": None} if mv in ("2.99", "2.104") else {}
     for _ in range(2):  # being looked at does not use it up
         answer = show(cloud, token, mv)
         assert (answer.status_code, answer.json) == (200, {"console": wanted})

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from compute_agent.consoles import Consoles
+from compute_agent.direct_consoles import DirectConsoles
 from compute_agent.virt.driver import SERIAL, SPICE, VNC, VerbFailed
 from tests import spice
 from tests.contract.virt_rigs import QUIET, Rig
@@ -65,6 +66,32 @@ def test_spice_ends_with_the_guest(rig: Rig) -> None:
     ):
         with pytest.raises(VerbFailed):
             ask()
+
+
+def test_channels_of_one_session_pass_the_port_of_a_proxy(rig: Rig) -> None:
+    """As Nova's direct proxy connects: raw SPICE, from the first byte on."""
+    rig.restart(spice=True)
+    spec = rig.boot()
+    direct = DirectConsoles(rig.driver.console, "127.0.0.1", ["127.0.0.1"])
+    try:
+        offer = direct.offer(spec.server)
+        with ExitStack() as opened:
+
+            def channel() -> spice.OverSocket:
+                place = (offer["host"], offer["port"])
+                return spice.OverSocket(
+                    opened.enter_context(socket.create_connection(place, SECONDS))
+                )
+
+            if rig.real:
+                session = spice.open_main(channel())
+                assert spice.link(channel(), spice.DISPLAY, session) == 0
+            else:
+                main = channel()
+                main.send(spice.greeting())
+                assert main.read(4) == spice.MAGIC
+    finally:
+        direct.close()
 
 
 def test_channels_of_one_session_pass_the_relay(rig: Rig) -> None:

@@ -241,6 +241,12 @@ def test_a_page_inside_another_is_offered_a_cookie_that_binds_when_it_is_brought
         assert echoes(main)
 
 
+def test_an_address_for_another_s_proxy_opens_nothing_here(world: World) -> None:
+    token = world.token("spice-direct")
+    assert world.hangs_up(token)
+    assert world.hangs_up(token, additional_headers={"Cookie": cookie(world, token)})
+
+
 # --- several processes ---
 def test_channels_come_to_another_process_and_end_with_the_first(
     world: World, tmp_path: Path

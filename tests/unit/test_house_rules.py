@@ -94,6 +94,8 @@ THREADS = {
     "compute_api/edge/health.py": "a dependency that is silent must hold who asks for a moment only",
     "compute_api/console/sessions.py": "what a guest says needs a thread beside what its browser says",
     "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
+    "compute_agent/direct_consoles.py": "a thread for each port of a proxy's, and for each connection to it",
+    "compute_agent/relay.py": "a connection has one thread for each direction",
     "compute_agent/transfer/client.py": "waits before it connects again to a host that broke a connection off",
     "compute_agent/virt/memory/consoles.py": "a guest in memory answers on its console",
     "compute_agent/virt/libvirt/incoming/proxy.py": "a listener and two threads a connection, whose times it keeps",

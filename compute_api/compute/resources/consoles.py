@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
 from common import errors, states
-from common.console_types import HOST_KINDS, SPICE_PAGE
+from common.console_types import HOST_KINDS, SPICE_DIRECT, SPICE_PAGE
 from common.json_types import JsonObject
 from common.store.hosts import hosts
 from common.store.rows import ServerRecord
@@ -61,7 +61,8 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
     """Make a token and the URL that carries it."""
     if kind not in TYPES[protocol]:
         raise errors.BadRequest(f"Invalid console type {kind}")
-    if kind not in HOST_KINDS:
+    settings, vault = request.services.settings, request.services.vault
+    if kind not in HOST_KINDS or (kind == SPICE_DIRECT and not settings.spice_direct_url):
         raise errors.BadRequest(f"Unavailable console type {kind}.")
     if not server.host:
         raise errors.Conflict(f"Instance {server.id} is not ready")
@@ -71,7 +72,6 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
         raise errors.Conflict(f"Instance {server.id} is not ready")
     if protocol == "spice":
         _require_guest_with_spice(request, server)
-    settings, vault = request.services.settings, request.services.vault
     # The console service asks with it whether the user may still have the console.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
     token = request.make(
@@ -84,6 +84,8 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
         seconds=settings.console_token_seconds,
         caller=caller,
     )
+    if kind == SPICE_DIRECT:
+        return f"{settings.spice_direct_url}?token={token}"
     return address(settings.console_url, kind, token)
 
 
@@ -122,17 +124,20 @@ def refused_token(request: Request, token: str) -> None:
 
 def show_token(request: Request, token: str) -> JsonObject:
     """GET /os-console-auth-tokens/{token}: where a proxy reaches the console. internal_access_path
-    is the secret that it must send first there, good once and for half a minute; the token itself
-    is not used up."""
-    return {"console": _opened(request, token)}
+    is the secret that it must send first there, good once and for half a minute; null: the proxy is
+    known by its address (spice-direct). The token itself is not used up."""
+    return {"console": _opened(request, token)[0]}
 
 
 def show_token_with_tls(request: Request, token: str) -> JsonObject:
-    """GET /os-console-auth-tokens/{token} since 2.99; no console here has a port for TLS."""
-    return {"console": {**_opened(request, token), "tls_port": None}}
+    """GET /os-console-auth-tokens/{token} since 2.99; one of spice-direct may have a port for
+    TLS."""
+    opened, of_tls = _opened(request, token)
+    return {"console": opened | of_tls}
 
 
-def _opened(request: Request, token: str) -> JsonObject:
+def _opened(request: Request, token: str) -> tuple[JsonObject, JsonObject]:
+    """Where it is, and its port for TLS, if its type has one."""
     record = request.read(console_tokens.find, token)
     if record is None:
         raise errors.NotFound("Token not found")
@@ -140,12 +145,13 @@ def _opened(request: Request, token: str) -> JsonObject:
     opened = query_host(
         request, server, "console", {"server": server.id, "kind": HOST_KINDS[record.kind]}
     )
-    return {
+    found = {
         "instance_uuid": server.id,
         "host": opened["host"],
         "port": opened["port"],
-        "internal_access_path": opened["secret"],
+        "internal_access_path": opened.get("secret"),
     }
+    return found, ({"tls_port": opened["tls_port"]} if record.kind == SPICE_DIRECT else {})
 
 
 def console_output(request: Request, server: ServerRecord) -> JsonObject:

@@ -115,6 +115,10 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
         found += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
     elif option.dest == "unified_limits_resource_list":
         found += [(wrong, "must be like") for wrong in ("cores", "class:vcpu", "servers, class:")]
+    elif option.dest == "direct_proxies":
+        found += [(wrong, wrong) for wrong in ("spice.example", "192.0.2.0/24")]
+    elif option.dest == "direct_proxy_base_url":
+        found += [(wrong, "must be like") for wrong in ("spice.example", "ftp://x")]
     elif option.dest == "compute_monitors":
         found.append(("cpu.guess", "cpu.virt_driver"))
     elif type(kind).__name__ == "Url":
