@@ -55,6 +55,18 @@ PLACES = {
     "(": "Digit9",
     ")": "Digit0",
 }
+#: What Windows calls those keys, which pages that know no places go by.
+NUMBERS = {
+    "Space": 32,
+    "Semicolon": 186,
+    "Equal": 187,
+    "Comma": 188,
+    "Minus": 189,
+    "Period": 190,
+    "Slash": 191,
+    "Backslash": 220,
+    "Quote": 222,
+}
 SHIFTED = set('><|_$&":?()')
 
 
@@ -223,7 +235,7 @@ class Browser:
                     modifiers=shift,
                     windowsVirtualKeyCode=16,
                 )
-            number = ord(letter.upper()) if letter.isalnum() or letter == " " else 0
+            number = NUMBERS.get(code) or ord(code[-1])
             self._stroke(letter, code, number, letter, shift)
             if shift:
                 self.ask(

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SPICE consoles of real guests: spice-html5 in a browser, and channels by hand, all through
+the console service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from websockets.sync.client import connect
+
+from common.store.servers.console_tokens import hashed
+from tests import spice
+from tests.e2e.browser import Browser
+from tests.e2e.live import Live, Rest
+from tests.e2e.test_consoles import ENDED, token_of
+from tests.waiting import await_true, is_true_within
+
+pytestmark = pytest.mark.slice("guests")
+WANTED = {"remote_console": {"protocol": "spice", "type": "spice-html5"}}
+
+
+def restart_agent(live: Live) -> None:
+    """The first host's, which reads its file anew."""
+    pid = live.cloud.kill("agent")
+    await_true(
+        lambda: live.cloud.pid("agent") not in (None, pid), 30, lambda: "no agent comes back"
+    )
+
+
+@pytest.fixture(scope="module")
+def guest(cloud: Live) -> Iterator[str]:
+    """The id of a server that is ready, on a host with SPICE; one that was made before has none."""
+    file = cloud.cloud.config(cloud.cloud.hosts[0])
+    kept, demo = file.read_text(), cloud.rest()
+    old = demo.create(name="made-before", image=cloud.image(), flavor=cloud.flavor())
+    demo.await_status(old, "ACTIVE")
+    assert demo.call("POST", f"/servers/{old}/remote-consoles", WANTED).status == 400
+    file.write_text(f"{kept}\n[spice]\nenabled = true\n")
+    try:
+        restart_agent(cloud)
+        server = demo.create(name="seen-by-spice", image=cloud.image(), flavor=cloud.flavor())
+        demo.await_status(server, "ACTIVE")
+        demo.await_ready(server)
+        refused = demo.call("POST", f"/servers/{old}/remote-consoles", WANTED)
+        assert refused.status == 400 and "console type spice." in str(refused.body), refused
+        yield server
+        for one in (server, old):
+            demo.call("DELETE", f"/servers/{one}")
+            demo.await_gone(one)
+            cloud.await_nothing_of(one, ENDED)
+        cloud.judge()
+    finally:
+        file.write_text(kept)
+        restart_agent(cloud)
+
+
+def test_a_browser_sees_the_screen_by_spice_and_types(
+    cloud: Live, demo: Rest, guest: str, tmp_path: Path
+) -> None:
+    [told] = cloud.openstack(f"console url show --spice {guest} -f json")
+    assert told["type"] == "spice-html5"
+    page = requests.get(told["url"], timeout=10)
+    assert (page.status_code, "spice" in page.text) == (200, True), page.text
+    with Browser(tmp_path / "browser") as browser:
+        browser.open(told["url"])
+        browser.await_true("document.querySelector('#spice-screen canvas')?.width >= 640")
+        empty = browser.picture()
+        browser.evaluate("document.querySelector('#spice-screen canvas').focus()")
+        await_true(
+            lambda: types(browser, demo, guest),
+            60,
+            lambda: (demo.console(guest)[-500:], browser.said),
+        )
+        await_true(
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+        )
+
+
+def types(browser: Browser, demo: Rest, guest: str) -> bool:
+    """Does a line arrive? A keyboard holds few letters, and those that come while its guest is too
+    busy to fetch them are lost: so they are typed as slowly as people do."""
+    for letter in "echo spice 42 > /dev/ttyS0\n":
+        browser.type(letter)
+        browser.evaluate("new Promise(done => setTimeout(done, 100))")
+    return is_true_within(lambda: "spice 42" in demo.console(guest), 5, pause=0.1)
+
+
+def test_channels_by_hand(cloud: Live, demo: Rest, guest: str) -> None:
+    """As the action before 2.6 gives the address; a program brings a cookie of its own choice."""
+    told = demo.call(
+        "POST",
+        f"/servers/{guest}/action",
+        {"os-getSPICEConsole": {"type": "spice-html5"}},
+        version="2.5",
+    )
+    assert told.status == 200, told
+    url = told.body["console"]["url"]
+    token, place = token_of(url), urlsplit(url)
+    cookie = {"Cookie": f"console-{hashed(token)[:16]}=chosen"}
+
+    with ExitStack() as opened:
+
+        def channel(headers: dict[str, str]) -> spice.OverMessages:
+            made = opened.enter_context(
+                connect(
+                    f"ws://{place.netloc}/?token={token}",
+                    subprotocols=["binary"],
+                    additional_headers=headers,
+                    compression=None,
+                    proxy=None,
+                    legacy=True,
+                )
+            )
+            return spice.OverMessages(made.send, lambda: made.recv(timeout=ENDED))
+
+        session = spice.open_main(channel(cookie))
+        for kind in (spice.DISPLAY, spice.INPUTS, spice.CURSOR):
+            assert spice.link(channel(cookie), kind, session) == 0
+        with pytest.raises(Exception, match="close"):
+            spice.link(channel({}), spice.DISPLAY, session)
