@@ -13,17 +13,18 @@ import re
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.progress import Failure, run
+from deploy.packages import ROOT
+from deploy.progress import run
 from tests.waiting import await_true
 
 RELEASE = "bookworm"
-#: What a minimal installation of Debian has beside the essential packages.
+TREE = ROOT / "build/install" / RELEASE  #: a minimal Debian, made once
+#: What a minimal installation has beside the essential packages.
 PACKAGES = (
     "systemd",
     "systemd-sysv",
@@ -33,29 +34,142 @@ PACKAGES = (
     "netbase",
     "iproute2",
     "iputils-ping",
+    "init-system-helpers",
     "ca-certificates",
 )
 BRIDGE, NETWORK = "kn-install", "172.31.77"
 #: Every machine's address; each finds the others by name, as DNS would tell it.
 ADDRESSES = {
     name: f"{NETWORK}.{number}"
-    for number, name in enumerate(("cloud", "controller", "controller2", "node1", "node2"), 10)
+    for number, name in enumerate(("cloud", "controller", "node1", "node2", "debian"), 10)
 }
-BOOT_SECONDS = 60
+BOOT_SECONDS, INSTALL_SECONDS = 120, 1800
 ADVICE = "Check the network and /etc/apt/sources.list, then run this again."
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
 
 
-def debian(folder: Path) -> Path:
-    """A tree with a minimal Debian 12, made once."""
-    tree = folder / RELEASE
-    if not tree.exists():
-        made = folder / f"{RELEASE}.new"
-        shutil.rmtree(made, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        run([*command, RELEASE, made, *_mirrors()], ADVICE, log=folder / "mmdebstrap.log")
-        made.rename(tree)
-    return tree
+@dataclass
+class Machine:
+    """One booted container. ``leader``: its systemd, as this machine counts processes."""
+
+    name: str
+    address: str
+    root: Path
+    leader: int
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What a program prints in the machine.
+
+        Raises:
+            AssertionError: it failed, and was not allowed to; with the end of what it said.
+        """
+        done = subprocess.run(
+            ["nsenter", f"--target={self.leader}", "--all", "env", "--chdir=/root", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=INSTALL_SECONDS,
+            check=False,
+            env=ENVIRONMENT,
+        )
+        said = done.stdout.decode(errors="replace")
+        assert not check or done.returncode == 0, f"{self.name}: {command}: {said[-5000:]}"
+        return said
+
+    def shell(self, script: str) -> str:
+        """What a script of bash prints; it ends with its first failure."""
+        return self.run("bash", "-euo", "pipefail", "-c", script)
+
+    def apt(self, *arguments: str) -> str:
+        """apt-get, which asks nothing and keeps what an operator has written."""
+        return self.run(
+            *("apt-get", "--quiet", "--yes", "--no-install-recommends"),
+            *("-o", "Dpkg::Options::=--force-confold", *arguments),
+        )
+
+    def install_idle(self, *packages: str) -> None:
+        """Install these, and start nothing yet: what has no configuration fails again and again."""
+        policy = "/usr/sbin/policy-rc.d"
+        self.write(policy, "#!/bin/sh\nexit 101\n", 0o755)
+        self.apt("update")
+        self.apt("install", *packages)
+        self.run("rm", policy)
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """A file of root's."""
+        self.run("install", "-D", f"-m{mode:o}", "/dev/null", path)
+        Path(f"/proc/{self.leader}/root{path}").write_text(text)
+
+
+@contextmanager
+def network() -> Iterator[None]:
+    """The machines' bridge; what leaves it has this machine's address."""
+    _remove_network()
+    run(["ip", "link", "add", BRIDGE, "type", "bridge"], ADVICE)
+    try:
+        run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", BRIDGE], ADVICE)
+        run(["ip", "link", "set", BRIDGE, "up"], ADVICE)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        rules = (
+            f"table ip {BRIDGE} {{ chain post {{ type nat hook postrouting priority 100; "
+            f"ip saddr {NETWORK}.0/24 ip daddr != {NETWORK}.0/24 masquerade; }}; }}"
+        )
+        run(["nft", rules], ADVICE)
+        yield
+    finally:
+        _remove_network()
+
+
+def _remove_network() -> None:
+    subprocess.run(["nft", "delete", "table", "ip", BRIDGE], check=False, capture_output=True)
+    subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+
+
+@contextmanager
+def machine(folder: Path, name: str) -> Iterator[Machine]:
+    """Boot one with a layer in this folder, and end it as a power cut would."""
+    _make_tree()
+    root = folder / "root"
+    for part in ("upper", "work", "root"):
+        (folder / part).mkdir(parents=True)
+    layers = f"lowerdir={TREE},upperdir={folder}/upper,workdir={folder}/work"
+    run(["mount", "-t", "overlay", "overlay", "-o", layers, root], ADVICE)
+    _configure(root, name)
+    console = folder / "console.log"
+    with console.open("wb") as log:
+        process = subprocess.Popen(
+            _nspawn(root, name), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def story() -> str:
+        return console.read_text(errors="replace")[-2000:]
+
+    try:
+        leader = await_true(lambda: _leader(process), BOOT_SECONDS, story)
+        booted = Machine(name, ADDRESSES[name], root, leader)
+        await_true(lambda: _is_up(booted), BOOT_SECONDS, story)
+        yield booted
+    finally:
+        if leader := _leader(process):
+            os.kill(leader, signal.SIGKILL)
+        process.wait(BOOT_SECONDS)
+        subprocess.run(["umount", root], check=False, capture_output=True)
+
+
+def _make_tree() -> None:
+    if TREE.exists():
+        return
+    made = TREE.with_suffix(".new")
+    shutil.rmtree(made, ignore_errors=True)
+    TREE.parent.mkdir(parents=True, exist_ok=True)
+    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    run([*command, RELEASE, made, *_mirrors()], ADVICE, log=TREE.with_suffix(".log"))
+    made.rename(TREE)
 
 
 def _mirrors() -> list[str]:
@@ -73,171 +187,46 @@ def _mirrors() -> list[str]:
     )
 
 
-def make_network() -> None:
-    """The machines' bridge; what leaves it has this machine's address.
-
-    Raises:
-        Failure: the kernel cannot.
-    """
-    remove_network()
-    run(["ip", "link", "add", BRIDGE, "type", "bridge"], ADVICE)
-    run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", BRIDGE], ADVICE)
-    run(["ip", "link", "set", BRIDGE, "up"], ADVICE)
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    rules = (
-        f"table ip {BRIDGE} {{ chain post {{ type nat hook postrouting priority 100; "
-        f"ip saddr {NETWORK}.0/24 ip daddr != {NETWORK}.0/24 masquerade; }}; }}"
-    )
-    run(["nft", rules], ADVICE)
+def _nspawn(root: Path, name: str) -> list[str]:
+    """Everything that a hypervisor needs is let in: the machine is no border."""
+    devices = [path for path in ("/dev/net/tun", "/dev/kvm") if Path(path).exists()]
+    return [
+        *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit"),
+        *("--resolv-conf=off", f"--network-bridge={BRIDGE}", "--capability=all"),
+        *("--system-call-filter=@known", f"--directory={root}", f"--machine={name}"),
+        *(f"--bind={path}" for path in devices),
+    ]
 
 
-def remove_network() -> None:
-    """Remove it; what is not there is fine."""
-    subprocess.run(["nft", "delete", "table", "ip", BRIDGE], check=False, capture_output=True)
-    subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
-
-
-@dataclass
-class Machine:
-    """One booted container."""
-
-    name: str
-    address: str
-    root: Path
-    process: subprocess.Popen[bytes]
-    leader: int  #: the process id of its systemd, as this machine counts
-
-    def run(self, command: str | Sequence[str], seconds: float = 600) -> str:
-        """What a program, or a shell's script, prints in the machine.
-
-        Raises:
-            Failure: its status is not 0; with the end of what it said.
-        """
-        words = ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command
-        done = subprocess.run(
-            [*self._inside(), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-            check=False,
-        )
-        said = done.stdout.decode(errors="replace")
-        if done.returncode:
-            raise Failure(
-                f"{self.name}: status {done.returncode} of {command}\n{said[-4000:]}",
-                f"Look into {self.root}, or run ./deploy/test install --keep.",
-            )
-        return said
-
-    def _inside(self) -> list[str]:
-        """The words that lead a program into the machine, with root's usual environment."""
-        enter = ["nsenter", f"--target={self.leader}", "--all"]
-        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        return [
-            *enter,
-            "env",
-            "--chdir=/root",
-            "-i",
-            f"PATH={path}",
-            "HOME=/root",
-            "LANG=C.UTF-8",
-            "DEBIAN_FRONTEND=noninteractive",
-        ]
-
-    def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """A file in the machine, root's."""
-        self.run(["install", "-D", f"-m{mode:o}", "/dev/null", path])
-        target = Path(f"/proc/{self.leader}/root{path}")
-        target.write_text(text)
-
-    def stop(self) -> None:
-        """End it as a power cut would, if it runs."""
-        if self.process.poll() is None:
-            os.kill(self.leader, signal.SIGKILL)
-            self.process.wait()
-        subprocess.run(["umount", self.root], check=False, capture_output=True)
-
-
-def boot(folder: Path, tree: Path, name: str) -> Machine:
-    """A machine of this name; each machine knows the others by name.
-
-    Raises:
-        Failure: it does not come up.
-    """
-    address = ADDRESSES[name]
-    home = folder / name
-    root = home / "root"
-    for part in ("upper", "work", "root"):
-        (home / part).mkdir(parents=True)
-    layers = f"lowerdir={tree},upperdir={home}/upper,workdir={home}/work"
-    run(["mount", "-t", "overlay", "overlay", "-o", layers, root], ADVICE)
-    _configure(root, name, address)
-    with (home / "console.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                "systemd-nspawn",
-                "--boot",
-                f"--directory={root}",
-                f"--machine={name}",
-                f"--network-bridge={BRIDGE}",
-                "--register=no",
-                "--keep-unit",
-                "--resolv-conf=off",
-                "--capability=all",
-                "--system-call-filter=@known",
-                "--bind=/dev/net/tun",
-                *(["--bind=/dev/kvm"] if Path("/dev/kvm").exists() else []),
-                "--property=DeviceAllow=/dev/net/tun rwm",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    leader = await_true(
-        lambda: _leader(process), BOOT_SECONDS, lambda: (home / "console.log").read_text()[-2000:]
-    )
-    machine = Machine(name, address, root, process, leader)
-    await_true(
-        lambda: _is_up(machine), BOOT_SECONDS, lambda: (home / "console.log").read_text()[-2000:]
-    )
-    return machine
-
-
-def _configure(root: Path, name: str, address: str) -> None:
+def _configure(root: Path, name: str) -> None:
     (root / "etc/hostname").write_text(f"{name}\n")
     known = {"localhost": "127.0.0.1", **ADDRESSES}
-    hosts = "".join(f"{there}\t{other}\n" for other, there in known.items())
-    (root / "etc/hosts").write_text(hosts)
+    (root / "etc/hosts").write_text("".join(f"{known[one]}\t{one}\n" for one in known))
     (root / "etc/resolv.conf").unlink(missing_ok=True)
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
-    network = root / "etc/systemd/network/10-host0.network"
-    network.parent.mkdir(parents=True, exist_ok=True)
-    network.write_text(
-        f"[Match]\nName=host0\n[Network]\nAddress={address}/24\nGateway={NETWORK}.1\n"
+    link = root / "etc/systemd/network/10-host0.network"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.write_text(
+        f"[Match]\nName=host0\n[Network]\nAddress={ADDRESSES[name]}/24\nGateway={NETWORK}.1\n"
         "LinkLocalAddressing=no\n"
     )
     run(["systemctl", f"--root={root}", "enable", "-q", "systemd-networkd"], ADVICE)
 
 
 def _leader(process: subprocess.Popen[bytes]) -> int:
-    """The child of systemd-nspawn that is the machine's first process; 0: there is none yet."""
-    if process.poll() is not None:
-        raise Failure(f"systemd-nspawn ended with status {process.returncode}.", ADVICE)
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        with suppress(FileNotFoundError):
+    """The child of systemd-nspawn that is the machine's first process; 0: there is none."""
+    with suppress(FileNotFoundError):
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             status = Path(f"/proc/{child}/status").read_text()
             if re.search(r"^NSpid:\s+\d+\s+1$", status, re.MULTILINE):
                 return int(child)
+    assert process.poll() is None, f"systemd-nspawn ended with status {process.returncode}"
     return 0
 
 
-def _is_up(machine: Machine) -> bool:
+def _is_up(booted: Machine) -> bool:
     """Has it booted, and is its address there?"""
-    try:
-        state = machine.run("systemctl is-system-running || true", 10).strip()
-        return state in ("running", "degraded") and machine.address in machine.run("ip -4 -br a")
-    except Failure:
-        time.sleep(0.1)
+    state = booted.run("systemctl", "is-system-running", check=False).strip()
+    if state not in ("running", "degraded"):
         return False
+    return booted.address in booted.run("ip", "-4", "-br", "address", check=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploy.progress import say
 from tests.install.machines import ADDRESSES, Machine
 
 CLOUD = ADDRESSES["cloud"]  #: stands in the catalogue
@@ -39,42 +38,25 @@ ADMIN = {
     "OS_PROJECT_DOMAIN_NAME": "Default",
     "OS_IDENTITY_API_VERSION": "3",
 }
-OWN_USER = "kilonova"
 SERVICES = (("glance", "image", 9292), ("neutron", "network", 9696))
 Sections = Mapping[str, Mapping[str, str | int]]
 
 
 def install(machine: Machine) -> None:
     """Packages, databases, configuration, users and endpoints."""
-    without_start(machine, PACKAGES)
-    machine.run("systemctl start mariadb rabbitmq-server")
-    say("        packages are there; databases …")
+    machine.install_idle(*PACKAGES)
+    machine.shell("systemctl start mariadb rabbitmq-server")
     for name in ("keystone", "glance", "neutron"):
-        machine.run(
+        machine.shell(
             f'mysql -e "create database {name}; '
             f"grant all on {name}.* to {name}@localhost identified by '{PASSWORD}'\""
         )
-    machine.run(f"rabbitmqctl -q add_user neutron {PASSWORD}")
-    machine.run("rabbitmqctl -q set_permissions neutron '.*' '.*' '.*'")
+    machine.shell(f"rabbitmqctl -q add_user neutron {PASSWORD}")
+    machine.shell("rabbitmqctl -q set_permissions neutron '.*' '.*' '.*'")
     machine.write("/root/admin", "".join(f"export {key}={ADMIN[key]}\n" for key in ADMIN), 0o600)
     _keystone(machine)
     _glance(machine)
     _neutron(machine)
-    say("        Keystone, Glance and Neutron answer")
-
-
-def apt(machine: Machine, packages: tuple[str, ...]) -> None:
-    """Install these in the machine, without what they only recommend."""
-    machine.run("apt-get update -q", 300)
-    machine.run(f"apt-get install -q -y --no-install-recommends {' '.join(packages)}", 1200)
-
-
-def without_start(machine: Machine, packages: tuple[str, ...]) -> None:
-    """Install them, and start nothing yet: what has no configuration fails again and again."""
-    policy = "/usr/sbin/policy-rc.d"
-    machine.write(policy, "#!/bin/sh\nexit 101\n", 0o755)
-    apt(machine, packages)
-    machine.run(f"rm {policy}")
 
 
 def ini(sections: Sections) -> str:
@@ -103,7 +85,7 @@ def _as_service(name: str) -> dict[str, str]:
 
 
 def _one_worker(machine: Machine, name: str, unit: str) -> None:
-    machine.run(f"sed -i 's/^processes.*/processes = 1/' /etc/{name}/{unit}-uwsgi.ini")
+    machine.shell(f"sed -i 's/^processes.*/processes = 1/' /etc/{name}/{unit}-uwsgi.ini")
 
 
 def _keystone(machine: Machine) -> None:
@@ -111,17 +93,17 @@ def _keystone(machine: Machine) -> None:
     text = ini({"database": _database("keystone"), "token": token})
     machine.write("/etc/keystone/keystone.conf", text)
     _one_worker(machine, "keystone", "keystone")
-    machine.run("su -s /bin/sh keystone -c 'keystone-manage db_sync'")
+    machine.shell("su -s /bin/sh keystone -c 'keystone-manage db_sync'")
     for kind in ("fernet_setup", "credential_setup"):
-        machine.run(f"keystone-manage {kind} --keystone-user keystone --keystone-group keystone")
+        machine.shell(f"keystone-manage {kind} --keystone-user keystone --keystone-group keystone")
     urls = " ".join(
         f"--bootstrap-{kind}-url {ADMIN['OS_AUTH_URL']}" for kind in ("admin", "internal", "public")
     )
-    machine.run(
+    machine.shell(
         f"keystone-manage bootstrap --bootstrap-password {PASSWORD} {urls} "
         "--bootstrap-region-id RegionOne"
     )
-    machine.run("systemctl restart keystone")
+    machine.shell("systemctl restart keystone")
     commands = ["project create service", "role create --or-show service"]
     for name, kind, port in SERVICES:
         commands += [
@@ -133,17 +115,13 @@ def _keystone(machine: Machine) -> None:
                 for interface in ("public", "internal")
             ),
         ]
-    commands += [
-        f"user create --project service --password {PASSWORD} {OWN_USER}",
-        *(f"role add --project service --user {OWN_USER} {role}" for role in ("service", "admin")),
-    ]
     openstack(machine, *commands)
 
 
 def openstack(machine: Machine, *commands: str) -> str:
     """What the client prints of these commands, one after the other, as admin."""
     lines = "\n".join(f"openstack {command}" for command in commands)
-    return machine.run(f". /root/admin\n{lines}")
+    return machine.shell(f". /root/admin\n{lines}")
 
 
 def _glance(machine: Machine) -> None:
@@ -160,8 +138,8 @@ def _glance(machine: Machine) -> None:
     )
     machine.write("/etc/glance/glance-api.conf", text)
     _one_worker(machine, "glance", "glance-api")
-    machine.run("su -s /bin/sh glance -c 'glance-manage db_sync'")
-    machine.run("systemctl restart glance-api")
+    machine.shell("su -s /bin/sh glance -c 'glance-manage db_sync'")
+    machine.shell("systemctl restart glance-api")
 
 
 def _neutron(machine: Machine) -> None:
@@ -187,8 +165,8 @@ def _neutron(machine: Machine) -> None:
     _one_worker(machine, "neutron", "neutron-api")
     files = "--config-file /etc/neutron/neutron.conf"
     files += " --config-file /etc/neutron/plugins/ml2/ml2_conf.ini"
-    machine.run(f"su -s /bin/sh neutron -c 'neutron-db-manage {files} upgrade head'", 900)
-    machine.run("systemctl restart neutron-api neutron-rpc-server neutron-dhcp-agent")
+    machine.shell(f"su -s /bin/sh neutron -c 'neutron-db-manage {files} upgrade head'")
+    machine.shell("systemctl restart neutron-api neutron-rpc-server neutron-dhcp-agent")
     _linux_bridges(machine)
 
 
@@ -214,11 +192,11 @@ def _linux_bridges(machine: Machine) -> None:
         "/etc/neutron/plugins/ml2/linuxbridge_agent.ini",
         ini({"vxlan": vxlan, "securitygroup": guard}),
     )
-    machine.run("systemctl restart neutron-linuxbridge-agent")
+    machine.shell("systemctl restart neutron-linuxbridge-agent")
 
 
 def join(host: Machine) -> None:
     """Neutron's part of a host: a Linux bridge agent."""
-    without_start(host, HOST_PACKAGES)
+    host.install_idle(*HOST_PACKAGES)
     _neutron_conf(host, {})
     _linux_bridges(host)

@@ -15,9 +15,8 @@ from common import __version__
 from deploy import manual
 from deploy.bundle import AGENT, COMMON, CONTROL
 from deploy.cli.main import COMMANDS
-from deploy.packages import ROOT
 from deploy.progress import run
-from tests.install.machine import Machine, machine
+from tests.install.machines import Machine, machine
 
 SERVICES = [f"kilonova-{name}" for name in manual.services()]
 EVERY = sorted({COMMON, CONTROL, *SERVICES})
@@ -37,20 +36,13 @@ IMPORTED = "import importlib, sys; [importlib.import_module(name) for name in sy
 
 
 @pytest.fixture(scope="module")
-def packages() -> list[Path]:
-    """The packages, which lintian has found nothing in."""
-    run([ROOT / "deploy/deb"], "Mend what the lines above name.", timeout=3600)
-    return sorted((ROOT / "build/deb").glob("*.deb"))
-
-
-@pytest.fixture(scope="module")
-def debian(tmp_path_factory: pytest.TempPathFactory, packages: list[Path]) -> Iterator[Machine]:
-    folder = tmp_path_factory.mktemp("install", numbered=True) / "debian"
-    folder.mkdir()
-    with machine(folder) as booted:
-        (folder / "packages").mkdir()
+def debian(
+    tmp_path_factory: pytest.TempPathFactory, bridge: None, packages: list[Path]
+) -> Iterator[Machine]:
+    with machine(tmp_path_factory.mktemp("debian"), "debian") as booted:
+        (booted.root / "packages").mkdir()
         for package in packages:
-            shutil.copy(package, folder / "packages")
+            shutil.copy(package, booted.root / "packages")
         booted.apt("update")
         yield booted
 
@@ -112,7 +104,7 @@ def test_every_command_finds_all_that_it_needs(debian: Machine) -> None:
 
 def test_pages_and_completion_are_there(debian: Machine) -> None:
     for name in manual.pages():
-        assert (debian.folder / f"usr/share/man/man{name[-1]}/{name}.gz").exists()
+        assert (debian.root / f"usr/share/man/man{name[-1]}/{name}.gz").exists()
     code = (
         "source /usr/share/bash-completion/completions/kilonova; "
         "COMP_WORDS=(kilonova host dr); COMP_CWORD=2; _kilonova; echo ${COMPREPLY[*]}"
@@ -121,7 +113,7 @@ def test_pages_and_completion_are_there(debian: Machine) -> None:
 
 
 def test_service_that_is_configured_runs(debian: Machine) -> None:
-    (debian.folder / CONFIGURATION[1:]).write_text(CONFIGURED)
+    (debian.root / CONFIGURATION[1:]).write_text(CONFIGURED)
     debian.run("runuser", "-u", "kilonova", "--", "kilonova", "database", "upgrade")
     debian.run("systemctl", "enable", "--now", RUNNING)
     assert debian.run("systemctl", "is-active", RUNNING) == "active\n"
@@ -131,29 +123,29 @@ def test_upgrade_restarts_what_runs_and_keeps_what_was_written(
     debian: Machine, packages: list[Path]
 ) -> None:
     before = process(debian)
-    (debian.folder / "newer").mkdir()
-    newer(packages, debian.folder / "newer")
+    (debian.root / "newer").mkdir()
+    newer(packages, debian.root / "newer")
     debian.run("sh", "-c", "apt-get -qy install /newer/*.deb")
     assert {version.partition("-")[2] for version in versions(debian).values()} == {"2~bookworm"}
     assert process(debian) not in (before, "0")
     assert debian.run("systemctl", "is-active", RUNNING) == "active\n"
-    assert (debian.folder / CONFIGURATION[1:]).read_text() == CONFIGURED
+    assert (debian.root / CONFIGURATION[1:]).read_text() == CONFIGURED
     assert debian.run("systemctl", "is-enabled", "kilonova-api", check=False) == "disabled\n"
 
 
 def test_removal_leaves_what_was_written_and_no_program(debian: Machine) -> None:
     debian.apt("remove", *EVERY)
     assert versions(debian) == {}
-    assert (debian.folder / CONFIGURATION[1:]).read_text() == CONFIGURED
-    assert not (debian.folder / "usr/lib/kilonova").exists()
+    assert (debian.root / CONFIGURATION[1:]).read_text() == CONFIGURED
+    assert not (debian.root / "usr/lib/kilonova").exists()
     assert debian.run("systemctl", "list-units", "--all", "--no-legend", "kilonova-*") == ""
 
 
 def test_purge_leaves_disks_of_guests_and_nothing_else(debian: Machine) -> None:
-    state = debian.folder / "var/lib/kilonova-agent"
+    state = debian.root / "var/lib/kilonova-agent"
     (state / "instances/a-guest").mkdir(parents=True)
     (state / "host.key").touch()
-    (debian.folder / "etc/kilonova/agent.conf").touch()
+    (debian.root / "etc/kilonova/agent.conf").touch()
     said = debian.apt("purge", *EVERY)
     assert "disks of guests stay in /var/lib/kilonova-agent/instances" in said
     assert {path.name for path in state.iterdir()} == {"instances"}
@@ -168,7 +160,7 @@ def test_purge_leaves_disks_of_guests_and_nothing_else(debian: Machine) -> None:
 
 def test_purge_of_a_host_without_guests_leaves_nothing(debian: Machine) -> None:
     debian.run("sh", "-c", f"apt-get -qy install /packages/{COMMON}_*.deb /packages/{AGENT}_*.deb")
-    state = debian.folder / "var/lib/kilonova-agent"
+    state = debian.root / "var/lib/kilonova-agent"
     (state / "instances").mkdir(parents=True)
     (state / "agent.db").touch()
     debian.apt("purge", COMMON, AGENT)
