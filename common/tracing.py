@@ -140,7 +140,8 @@ def _links(client: str | None) -> Sequence[Link]:
     return (Link(SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True)),)
 
 
-_spans: _Spans | None = None
+#: What makes spans; None: nothing does. Callers look before they call, which costs nothing.
+spans: _Spans | None = None
 
 
 def start(
@@ -153,14 +154,14 @@ def start(
         ConfigError: OpenTelemetry is not installed, or the endpoint is plain text on another
         machine.
     """
-    global _spans
+    global spans
     own = conf.tracing
     if not own.enabled:
         return
     if not _is_installed():
         raise ConfigError(NOT_INSTALLED)
     verify = tls.of_url(conf, "[tracing] endpoint", own.endpoint)
-    _spans = _Spans(
+    spans = _Spans(
         process, conf.host, own.sample_ratio, exporter or (lambda: sending(own.endpoint, verify))
     )
 
@@ -174,15 +175,10 @@ def _is_installed() -> bool:
 
 def stop() -> None:
     """Send what is left, and make no more."""
-    global _spans
-    if _spans is not None:
-        found, _spans = _spans, None
+    global spans
+    if spans is not None:
+        found, spans = spans, None
         found.close()
-
-
-def is_on() -> bool:
-    """Are spans made?"""
-    return _spans is not None
 
 
 # --- ids ---
@@ -207,9 +203,9 @@ def traceparent(request: str) -> str | None:
 def is_traced(request: str) -> bool:
     """Are there spans of this request? All processes with the same sample_ratio say the same."""
     return (
-        _spans is not None
+        spans is not None
         and ids.is_request(request)
-        and int(request[4:12], 16) < _spans.ratio * 2**32
+        and int(request[4:12], 16) < spans.ratio * 2**32
     )
 
 
@@ -225,9 +221,9 @@ def request(
     client: str | None,
 ) -> None:
     """A request was answered. ``route``: the path's template; ``client``: its traceparent."""
-    if _spans is None or not is_traced(request_id):
+    if spans is None or not is_traced(request_id):
         return
-    _spans.write(
+    spans.write(
         f"{method} {route}",
         request_id,
         span_id(request_id),
@@ -249,9 +245,9 @@ def request(
 def action(parts: JsonMapping) -> None:
     """An action has ended; the parts are those of its line in the log."""
     about, key = parts["request"], parts["action"]
-    if _spans is None or not is_traced(about):
+    if spans is None or not is_traced(about):
         return
-    _spans.write(
+    spans.write(
         str(parts["workflow"]),
         about,
         span_id(key),
@@ -265,10 +261,10 @@ def action(parts: JsonMapping) -> None:
 def step(parts: JsonMapping, attempt: int) -> None:
     """A step is over; the parts are those of its line in the log."""
     about, ended = parts["request"], parts["event"]
-    if _spans is None or not is_traced(about):
+    if spans is None or not is_traced(about):
         return
     name = f"{UNDO if ended in ('undone', 'undo_failed') else ''}{parts['step']}"
-    _spans.write(
+    spans.write(
         f"{parts['workflow']} {name}",
         about,
         span_id(parts["action"], name, attempt),
@@ -282,9 +278,9 @@ def step(parts: JsonMapping, attempt: int) -> None:
 def command(parts: JsonMapping, attempt: int) -> None:
     """A host has carried out a command, or has tried to."""
     about, ended = parts["request"], parts["event"]
-    if _spans is None or not is_traced(about):
+    if spans is None or not is_traced(about):
         return
-    _spans.write(
+    spans.write(
         str(parts["verb"]),
         about,
         random.getrandbits(64) or 1,  # it may be carried out again

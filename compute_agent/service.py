@@ -379,7 +379,7 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
         "why": result.error if result else None,
     }
     event(log, "command", **parts)
-    if tracing.is_on():
+    if tracing.spans:
         tracing.command(parts, command.attempt)
     COMMANDS.add(command.verb, result.status if result else "again")
     COMMAND_SECONDS.observe(seconds, command.verb)

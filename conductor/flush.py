@@ -117,7 +117,7 @@ def send(engine: Engine, written: Written) -> None:
     for what, parts, attempt in written.lines:
         event(log, what, **parts)
         _count(what, parts)
-        if tracing.is_on():
+        if tracing.spans:
             tracing.action(parts) if what == "action" else tracing.step(parts, attempt)
     for lane in sorted(written.due):
         engine.wake(lane)

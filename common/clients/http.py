@@ -159,7 +159,7 @@ def judged(session: Session, refusal: Callable[[str], str]) -> Session:
 
 def _trace() -> Mapping[str, str]:
     """The header that makes a neighbour's spans part of the trace of the request in hand."""
-    parent = tracing.traceparent(request_id.get()) if tracing.is_on() else None
+    parent = tracing.traceparent(request_id.get()) if tracing.spans else None
     return {"traceparent": parent} if parent else {}
 
 

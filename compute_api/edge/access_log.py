@@ -84,7 +84,7 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
         metrics.REQUESTS.add(kind, route, status[:3])
         metrics.REQUEST_SECONDS.observe(seconds, kind, route)
     is_dull = path.startswith("/healthcheck") and status.startswith("200")
-    if tracing.is_on() and not is_dull:
+    if tracing.spans and not is_dull:
         tracing.request(
             environ[REQUEST],
             method if method in _METHODS else "other",

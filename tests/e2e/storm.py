@@ -169,7 +169,7 @@ class Storm:
         )
         try:
             return requests.get(url, timeout=5, verify=verify).status_code == 200
-        except requests.ConnectionError:
+        except requests.RequestException:  # it does not listen yet, or has no worker yet
             return False
 
     def wipe(self) -> None:
