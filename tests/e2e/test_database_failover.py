@@ -231,9 +231,12 @@ def test_all_goes_on_while_a_database_is_set_back() -> None:
 
 
 @pytest.mark.slice("guests")
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_a_backup_is_restored_as_the_page_says(kind: str) -> None:
-    """What is lost is named, and has a way back; then all is well."""
+@pytest.mark.parametrize(
+    ("kind", "agents"), [("postgresql", ()), ("mariadb", ("agent", "agent-2"))]
+)
+def test_a_backup_is_restored_as_the_page_says(kind: str, agents: tuple[str, ...]) -> None:
+    """What is lost is named, and has a way back; then all is well. Whether agents go on, or some
+    are started again meanwhile."""
     with with_dumps(kind) as database:
         past, live = Past(database.live), database.live
         past.begin()
@@ -242,6 +245,8 @@ def test_a_backup_is_restored_as_the_page_says(kind: str) -> None:
         stopped = database.stop()
         database.set_back()
         database.upgrade()
+        for name in agents:
+            live.cloud.restart(name)
         for name in stopped:
             live.cloud.start(name)
         past.heals()
