@@ -9,6 +9,7 @@ after its commit.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 import falcon
@@ -74,6 +75,11 @@ class Transaction:
     def scalar(self, statement: Executable) -> JsonValue:
         """The first column of the first row, None without one."""
         return self.connection.scalar(statement)
+
+
+def moment() -> str:
+    """The time as the APIs of images and networks write it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Handler(Generic[Service]):

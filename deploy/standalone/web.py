@@ -142,12 +142,15 @@ def secret(path: str | None, variable: str) -> str:
     else:
         value = os.environ.get(variable, "")
     if not value:
-        raise SystemExit(
-            f"No password: write it to the file {path!r}."
-            if path
-            else f"No password: set {variable}."
-        )
+        remedy = f"write it to the file {path!r}" if path else f"set {variable}"
+        raise SystemExit(f"No password: {remedy}.")
     return value
+
+
+def log_to_stdout() -> None:
+    """Every line of the log from INFO on."""
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=form)
 
 
 def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
@@ -182,11 +185,7 @@ def serve(
     after a crash.
     """
     os.umask(UMASK)
-    logging.basicConfig(
-        stream=sys.stdout,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    log_to_stdout()
     limits = ClientLimits(
         stall_timeout_seconds=options.idle_seconds,
         max_body_bytes=BODY_LIMIT,

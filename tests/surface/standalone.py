@@ -26,8 +26,9 @@ from deploy.standalone.image.store import ImageStore
 from deploy.standalone.network import app as network_app
 from deploy.standalone.network import caller as network_caller
 from deploy.standalone.network import schema as network_schema
-from deploy.standalone.network.fabric import Fabric, NetworkSettings, moment
+from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from deploy.standalone.network.hosts import HostRegistry
+from deploy.standalone.resource import moment
 from tests.surface import site
 from tests.surface.identity import OWNER, Identity
 from tests.surface.site import Site

@@ -139,7 +139,7 @@ def _of_system() -> DbSelect:
         literal(SYSTEM).label("targets"),
         *(literal("").label(name) for name in ("target_id", "target_name", "home_id", "home_name")),
     ]
-    return _with_user_and_role(columns, schema.system_roles, schema.system_roles)
+    return _with_user_and_role(columns, HELD[SYSTEM], HELD[SYSTEM])
 
 
 def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) -> DbSelect:

@@ -60,7 +60,7 @@ def bootstrap(
             held = [roles[name] for name in names]
             key = _ensure_user(connection, user, hashes[user], project, held)
             in_system = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
-            _ensure_row(connection, schema.system_roles, in_system)
+            _ensure_row(connection, schema.HELD[schema.SYSTEM], in_system)
         for kind, url in endpoints.items():
             name = {"name": SERVICES.get(kind, kind)}
             service = _ensure(connection, schema.services, {"type": kind}, name)
@@ -81,7 +81,7 @@ def _ensure_user(
     _set(connection, schema.users, user_id, password_hash=password_hash)
     for role_id in roles:
         held = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
-        _ensure_row(connection, schema.project_roles, held)
+        _ensure_row(connection, schema.HELD["projects"], held)
     return user_id
 
 

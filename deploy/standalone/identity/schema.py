@@ -35,35 +35,36 @@ def _table(name: str, *columns: Column[Any] | UniqueConstraint | Index) -> Table
     return Table(name, METADATA, *columns)
 
 
+def _resource(name: str, *columns: Column[Any] | UniqueConstraint) -> Table:
+    """What the API shows, with the attributes that clients add."""
+    extra = Column("extra", JSON, default=dict)
+    return _table(name, Column("id", String, primary_key=True), *columns, extra)
+
+
 def _to(column: str, **options: Any) -> Column[Any]:
     table, _ = column.split(".")
     return Column(f"{table[:-1]}_id", ForeignKey(column, ondelete="CASCADE"), **options)
 
 
-domains = _table(
+domains = _resource(
     "domains",
-    Column("id", String, primary_key=True),
     Column("name", String, nullable=False, unique=True),
     Column("description", Text, nullable=False, default=""),
     Column("enabled", Boolean, nullable=False, server_default=true()),
-    Column("extra", JSON, default=dict),
 )
 
-projects = _table(
+projects = _resource(
     "projects",
-    Column("id", String, primary_key=True),
     Column("name", String, nullable=False),
     _to("domains.id", nullable=False),
     Column("description", Text, nullable=False, default=""),
     Column("enabled", Boolean, nullable=False, server_default=true()),
     Column("tags", JSON, nullable=False, default=list),
-    Column("extra", JSON, default=dict),
     UniqueConstraint("domain_id", "name"),
 )
 
-users = _table(
+users = _resource(
     "users",
-    Column("id", String, primary_key=True),
     Column("name", String, nullable=False),
     _to("domains.id", nullable=False),
     Column("description", Text),
@@ -71,65 +72,34 @@ users = _table(
     Column("enabled", Boolean, nullable=False, server_default=true()),
     Column("password_hash", String),
     Column("default_project_id", String),
-    Column("extra", JSON, default=dict),
     UniqueConstraint("domain_id", "name"),
 )
 
-roles = _table(
-    "roles",
-    Column("id", String, primary_key=True),
-    Column("name", String, nullable=False, unique=True),
-    Column("description", Text),
-    Column("extra", JSON, default=dict),
+roles = _resource(
+    "roles", Column("name", String, nullable=False, unique=True), Column("description", Text)
 )
 
-project_roles = _table(
-    "project_roles",
-    _to("projects.id", primary_key=True),
-    _to("users.id", primary_key=True),
-    _to("roles.id", primary_key=True),
-    Index("project_roles_by_user", "user_id"),
-)
-
-domain_roles = _table(
-    "domain_roles",
-    _to("domains.id", primary_key=True),
-    _to("users.id", primary_key=True),
-    _to("roles.id", primary_key=True),
-    Index("domain_roles_by_user", "user_id"),
-)
-
-system_roles = _table(
-    "system_roles", _to("users.id", primary_key=True), _to("roles.id", primary_key=True)
-)
-
-services = _table(
+services = _resource(
     "services",
-    Column("id", String, primary_key=True),
     Column("type", String, nullable=False),
     Column("name", String, nullable=False, default=""),
     Column("description", Text),
     Column("enabled", Boolean, nullable=False, server_default=true()),
-    Column("extra", JSON, default=dict),
 )
 
-regions = _table(
+regions = _resource(
     "regions",
-    Column("id", String, primary_key=True),
     Column("description", Text, nullable=False, default=""),
     Column("parent_region_id", ForeignKey("regions.id")),
-    Column("extra", JSON, default=dict),
 )
 
-endpoints = _table(
+endpoints = _resource(
     "endpoints",
-    Column("id", String, primary_key=True),
     _to("services.id", nullable=False),
     Column("region_id", ForeignKey("regions.id")),
     Column("interface", String, nullable=False),
     Column("url", String, nullable=False),
     Column("enabled", Boolean, nullable=False, server_default=true()),
-    Column("extra", JSON, default=dict),
 )
 
 #: Defaults of services' resources, and what projects and domains may have instead.
@@ -192,8 +162,20 @@ system_tokens = _table(
 )
 
 SYSTEM = "system"
+
+
+def _held(scope: str, *target: Column[Any]) -> Table:
+    user, role = _to("users.id", primary_key=True), _to("roles.id", primary_key=True)
+    by_user = [Index(f"{scope}_roles_by_user", "user_id")] if target else []
+    return _table(f"{scope}_roles", *target, user, role, *by_user)
+
+
 #: Who has which role where: in projects, in domains, in the whole of the cloud.
-HELD = {"projects": project_roles, "domains": domain_roles, SYSTEM: system_roles}
+HELD = {
+    "projects": _held("project", _to("projects.id", primary_key=True)),
+    "domains": _held("domain", _to("domains.id", primary_key=True)),
+    SYSTEM: _held(SYSTEM),
+}
 
 
 def target_columns(scope: str, key: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 from deploy.standalone.database import DbRow
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.schema import members
-from deploy.standalone.image.store import ImageStore, now
+from deploy.standalone.image.store import ImageStore
 from deploy.standalone.json_types import Body
-from deploy.standalone.resource import Handler
+from deploy.standalone.resource import Handler, moment
 from deploy.standalone.schemas import NOT_EMPTY, BodySchema, mapping, one_of, text
 from deploy.standalone.web import answer, read_json
 
@@ -41,8 +41,8 @@ class ImageMembers(Handler[ImageStore]):
             raise falcon.HTTPForbidden(
                 description="Only an image with visibility shared has members."
             )
-        moment = now()
-        row = {"image_id": key, "member_id": member, "created_at": moment, "updated_at": moment}
+        now = moment()
+        row = {"image_id": key, "member_id": member, "created_at": now, "updated_at": now}
         try:
             with self._service.database.write() as connection:
                 connection.execute(insert(members).values(row))
@@ -59,7 +59,7 @@ class ImageMembers(Handler[ImageStore]):
         self._one(req, key, member)
         if caller.project_id != member:
             caller.require_admin("accept or reject an image for another project")
-        self._write(update(members).values(status=status, updated_at=now()), key, member)
+        self._write(update(members).values(status=status, updated_at=moment()), key, member)
         answer(resp, _view(self._one(req, key, member)))
 
     def on_delete_one(

@@ -10,7 +10,6 @@ and is refused.
 
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import falcon
@@ -21,11 +20,7 @@ from deploy.standalone.database import Database, DbRow
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.files import ImageFiles
 from deploy.standalone.image.schema import images
-
-
-def now() -> str:
-    """The time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+from deploy.standalone.resource import moment
 
 
 class ImageStore:
@@ -43,10 +38,10 @@ class ImageStore:
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Store a new image. Raises 409 when its id is taken."""
-        moment = now()
+        now = moment()
         try:
             with self.database.write() as connection:
-                row = {"created_at": moment, "updated_at": moment, **columns}
+                row = {"created_at": now, "updated_at": now, **columns}
                 connection.execute(insert(images).values(row))
         except IntegrityError as error:
             raise falcon.HTTPConflict(
@@ -57,7 +52,7 @@ class ImageStore:
         """Set columns of an image that is in `state` (columns and values); False when it isn't."""
         query = update(images).where(images.c.id == key).filter_by(**state)
         with self.database.write() as connection:
-            return connection.execute(query.values(updated_at=now(), **columns)).rowcount == 1
+            return connection.execute(query.values(updated_at=moment(), **columns)).rowcount == 1
 
     def upload(self, image: DbRow, announced: int | None, read: Callable[[int], bytes]) -> None:
         """Give a queued image its data. Raises 409 in another state, 410 when it is deleted

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, insert, or_, select, update
@@ -22,12 +21,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_or
 from deploy.standalone.database import Database
 from deploy.standalone.network import schema
 from deploy.standalone.network.hosts import HostRegistry
-from deploy.standalone.resource import Transaction
-
-
-def moment() -> str:
-    """The time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+from deploy.standalone.resource import Transaction, moment
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from deploy.standalone.network.attributes import ADDRESS, REQUIRED, Attribute, A
 from deploy.standalone.network.bindings import is_of_server
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.description import describe
-from deploy.standalone.network.fabric import Change, Fabric, moment
+from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault, malformed
 from deploy.standalone.network.host_keys import HEADER, wiring_key
-from deploy.standalone.resource import Body, Handler
+from deploy.standalone.resource import Body, Handler, moment
 from deploy.standalone.schemas import TRUTH
 from deploy.standalone.web import answer, read_json
 

@@ -6,8 +6,6 @@ it (``asker.host_key``): with it the host signs what its guests ask of the metad
 from it follows what it shows to the network service.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 

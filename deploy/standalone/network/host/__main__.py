@@ -9,15 +9,12 @@ made. With --netns they work in that network namespace. Secrets come from files,
 arguments, which every user of the machine can read.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import logging
 import os
 import pwd
 import signal
-import sys
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -40,7 +37,7 @@ from deploy.standalone.network.host.metadata import (
 )
 from deploy.standalone.network.host.names import Names
 from deploy.standalone.network.host.state import StateFolder
-from deploy.standalone.web import secret
+from deploy.standalone.web import log_to_stdout, secret
 
 STATE_HELP = "the folder of its state"
 
@@ -51,11 +48,7 @@ def main() -> None:
     os.umask(UMASK)
     if os.geteuid() != 0 and options.state is not None:
         raise SystemExit("The host part makes bridges and rules: run it as root, or with a helper.")
-    logging.basicConfig(
-        stream=sys.stdout,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    log_to_stdout()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     if options.state is None:
         try:

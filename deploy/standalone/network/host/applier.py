@@ -8,8 +8,6 @@ failure costs the network or router it belongs to: `apply` goes on and returns t
 remembered only saves work: a restart ends in the same state.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

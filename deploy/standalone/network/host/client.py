@@ -4,8 +4,6 @@
 Every failure to get an answer is an OSError, so that the loop tries again later.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

@@ -8,8 +8,6 @@ costs only itself: a bad port is in ``failed`` with the reason, a bad rule of a 
 only allow) is left out.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ is a namespace with our dnsmasq and the metadata listener in it, the same addres
 router is a namespace with an interface in each of its networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain

@@ -7,8 +7,6 @@ DNS servers as the next to ask. A change of ports is a new hosts file and SIGHUP
 Pure: dnsmasq_processes.py runs it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

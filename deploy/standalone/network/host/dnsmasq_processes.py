@@ -12,8 +12,6 @@ What is stale is read from dnsmasq's own file each time, so that nothing has to 
 kill.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

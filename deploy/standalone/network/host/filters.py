@@ -16,8 +16,6 @@ allow either end to have begun them, and nothing can begin in one (no SYN passes
 pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ guest came here running), the original direction is only who was heard first: th
 either end may have begun it. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from deploy.standalone.network.host.description import ICMP, ICMP6, TCP, SecurityGroup, SecurityRule

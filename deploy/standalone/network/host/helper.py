@@ -10,8 +10,6 @@ command, a path or a rule but through `description` and the names that were made
 call is decided by the user that the kernel says the caller is.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

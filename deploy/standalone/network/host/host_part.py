@@ -8,8 +8,6 @@ networks. SIGTERM stops the process and nothing else: the guests' bridges, rules
 metadata pauses.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

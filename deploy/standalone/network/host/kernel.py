@@ -6,8 +6,6 @@ in another namespace is done by a thread that enters it and ends: the process it
 Every failure is a KernelError that says what was asked and what the answer was, or an OSError.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

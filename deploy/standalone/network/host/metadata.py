@@ -9,8 +9,6 @@ guest's is bounded: its line, headers and body, its time, and how many connectio
 guest waits for another's.
 """
 
-from __future__ import annotations
-
 import http.client
 import logging
 import selectors

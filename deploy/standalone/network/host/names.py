@@ -8,8 +8,6 @@ state folder (state.py). Must stay
 true: no name of a device is longer than 15 characters, and the same ids always give the same names.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ class Names:
     tag: str
 
     @classmethod
-    def of(cls, state: Path) -> Names:
+    def of(cls, state: Path) -> "Names":
         """Those of the host part with this state folder."""
         return cls(digest(str(state.resolve()), 6))
 

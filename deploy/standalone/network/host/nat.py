@@ -7,8 +7,6 @@ in. A guest that talks to a floating IP of its own router is translated too, or 
 come back this way. Pure.
 """
 
-from __future__ import annotations
-
 from deploy.standalone.network.host.description import Router
 
 TABLE = "router"

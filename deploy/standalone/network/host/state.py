@@ -6,8 +6,6 @@ change, so that no packet under way is judged by another's rules. A bridge is wr
 is made, and forgotten only after it is gone: its name does not say whose it is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping
