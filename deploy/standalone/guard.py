@@ -7,12 +7,13 @@ every user of the machine can read.
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import falcon
 from keystonemiddleware.auth_token import AuthProtocol
 
+from deploy.standalone.json_types import Body
 from deploy.standalone.web import App, secret
 
 TOKEN_CACHE_SECONDS = 30
@@ -29,7 +30,7 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--password-file")
 
 
-def identity_of(options: argparse.Namespace) -> dict[str, Any]:
+def identity_of(options: argparse.Namespace) -> Body:
     """keystonemiddleware's options. Raises SystemExit when there is no password."""
     return {
         "auth_type": "password",
@@ -46,17 +47,16 @@ def identity_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def guarded(
-    app: App, identity: Mapping[str, Any], is_open: Callable[[str], bool]
-) -> Callable[..., Any]:
+def guarded(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApplication:
     """`app` behind keystonemiddleware with these options; paths that are open (version documents)
     are in front."""
     # It warns of every option that belongs to its authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     behind = AuthProtocol(app, dict(identity))
 
-    def choose(environ: dict[str, Any], start_response: Any) -> Any:
-        return (app if is_open(environ["PATH_INFO"]) else behind)(environ, start_response)
+    def choose(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        inner: WSGIApplication = app if is_open(environ["PATH_INFO"]) else behind
+        return inner(environ, start_response)
 
     return choose
 
@@ -67,7 +67,9 @@ class HeaderAuthentication:
     project and the roles."""
 
     def __init__(
-        self, is_open: Callable[[str], bool], caller_of: Callable[[str | None, frozenset[str]], Any]
+        self,
+        is_open: Callable[[str], bool],
+        caller_of: Callable[[str | None, frozenset[str]], object],
     ) -> None:
         self._is_open, self._caller_of = is_open, caller_of
 

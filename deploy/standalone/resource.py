@@ -32,6 +32,10 @@ from deploy.standalone.web import answer, part_of, read_json, read_object
 
 MAX_BULK = 1000
 Service = TypeVar("Service")
+#: Of a service's own types, which its resources name.
+AnyCaller = Any
+AnyChange = Any
+AnyService = Any
 
 
 @dataclass
@@ -96,16 +100,15 @@ class ResourceService(Protocol):
     def database(self) -> Database:
         """To read from."""
 
-    def change(self) -> AbstractContextManager[Any]:
+    def change(self) -> AbstractContextManager[AnyChange]:
         """A `Transaction` that commits when the block ends well."""
 
-    def settle(self, change: Any) -> None:
+    def settle(self, change: AnyChange) -> None:
         """Wait for what a committed change has begun elsewhere."""
 
 
 class Resource:
-    """What the API shows under one plural. `Any` of a caller and a change is the service's own
-    type."""
+    """What the API shows under one plural."""
 
     name: str  #: of one, in a body
     plural: str  #: in a path
@@ -121,15 +124,15 @@ class Resource:
         """What `show` needs of each row."""
         return select(self.table)
 
-    def visible(self, caller: Any) -> ColumnElement[bool]:
+    def visible(self, caller: AnyCaller) -> ColumnElement[bool]:
         """The rows that this caller may know of."""
         return true()
 
-    def admit(self, caller: Any, action: str, key: str = "") -> None:
+    def admit(self, caller: AnyCaller, action: str, key: str = "") -> None:
         """Raises 403 for a caller who may not list, create, show, update or delete, whatever is
         there."""
 
-    def admit_to(self, caller: Any, action: str, row: DbRow) -> None:
+    def admit_to(self, caller: AnyCaller, action: str, row: DbRow) -> None:
         """Raises 403 for a caller who may not update or delete this one."""
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -140,7 +143,7 @@ class Resource:
         """The refusal of what the database's constraints refuse."""
         raise error
 
-    def checked(self, caller: Any, body: object, *, new: bool) -> Body:
+    def checked(self, caller: AnyCaller, body: object, *, new: bool) -> Body:
         """A body, checked. Raises 400, 403."""
         raise NotImplementedError
 
@@ -148,23 +151,23 @@ class Resource:
         """A row as the API shows it."""
         raise NotImplementedError
 
-    def page(self, service: Any, req: falcon.Request) -> tuple[list[DbRow], Body]:
+    def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         """The rows of a list, and what stands beside them. Raises 400."""
         raise NotImplementedError
 
-    def create(self, change: Any, caller: Any, body: Body) -> str:
+    def create(self, change: AnyChange, caller: AnyCaller, body: Body) -> str:
         """Make one and return its id."""
         raise NotImplementedError
 
-    def update(self, change: Any, caller: Any, row: DbRow, body: Body) -> None:
+    def update(self, change: AnyChange, caller: AnyCaller, row: DbRow, body: Body) -> None:
         """Change one."""
         raise NotImplementedError
 
-    def delete(self, change: Any, caller: Any, row: DbRow) -> None:
+    def delete(self, change: AnyChange, caller: AnyCaller, row: DbRow) -> None:
         """Remove one."""
         change.remove(self.table, row.id)
 
-    def find(self, connection: Connection, caller: Any, key: str) -> DbRow:
+    def find(self, connection: Connection, caller: AnyCaller, key: str) -> DbRow:
         """One that the caller may know of. Raises 404 also for one that they may not."""
         row = connection.execute(
             self.select().where(self.table.c.id == key, self.visible(caller))

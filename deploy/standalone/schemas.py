@@ -12,21 +12,22 @@ import copy
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import falcon
 import jsonschema_rs
 
-Document = dict[str, Any]
+from deploy.standalone.json_types import Body, JsonValue
+
+Document = Body
 MAX_INTEGER = 2**31 - 1
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
-def _spelled(parse: Callable[[str], Any]) -> Callable[[Any], str]:
+def _spelled(parse: Callable[[str], JsonValue]) -> Callable[[JsonValue], str]:
     """As `parse` spells it."""
 
-    def spell(value: Any) -> str:
+    def spell(value: JsonValue) -> str:
         if not isinstance(value, str):
             raise TypeError  # a number would be taken for an address
         return str(parse(value))
@@ -34,11 +35,11 @@ def _spelled(parse: Callable[[str], Any]) -> Callable[[Any], str]:
     return spell
 
 
-def _boolean(value: Any) -> Any:
+def _boolean(value: JsonValue) -> JsonValue:
     return TRUTHS.get(str(value).lower(), value)
 
 
-def _integer(value: Any) -> Any:
+def _integer(value: JsonValue) -> JsonValue:
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,12}", value) else value
 
 
@@ -50,7 +51,7 @@ def _mac(value: str) -> str:
 
 
 #: Each gives the canonical form of a value, or raises ValueError or TypeError.
-FORMATS: Mapping[str, Callable[[Any], Any]] = {
+FORMATS: Mapping[str, Callable[[JsonValue], JsonValue]] = {
     "boolean": _boolean,
     "integer": _integer,
     "lower-case": lambda value: value.lower() if isinstance(value, str) else value,
@@ -63,17 +64,17 @@ FORMATS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def text(max_length: int = 255, **more: Any) -> Document:
+def text(max_length: int = 255, **more: JsonValue) -> Document:
     """A string."""
     return {"type": "string", "maxLength": max_length, **more}
 
 
-def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: Any) -> Document:
+def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: JsonValue) -> Document:
     """A whole number."""
     return {"type": "integer", "minimum": minimum, "maximum": maximum, **more}
 
 
-def one_of(*values: Any) -> Document:
+def one_of(*values: JsonValue) -> Document:
     """One of these values."""
     return {"enum": list(values)} | (
         {"type": "string"} if all(isinstance(one, str) for one in values) else {}
@@ -118,7 +119,7 @@ class BodySchema:
             mask="the value",
         )
 
-    def checked(self, value: Any, where: str) -> Any:
+    def checked(self, value: JsonValue, where: str) -> JsonValue:
         """The canonical form of a body, or of a part of it; `where` is its name in the error.
         Raises 400."""
         found = _canonical(self._document, value)
@@ -135,7 +136,7 @@ class BodySchema:
         )
 
 
-def _canonical(document: Document, value: Any) -> Any:
+def _canonical(document: Document, value: JsonValue) -> JsonValue:
     if value is None:
         return copy.copy(document.get("null_is"))
     if form := FORMATS.get(document.get("format", "")):
@@ -153,7 +154,7 @@ def _canonical(document: Document, value: Any) -> Any:
     return value
 
 
-def _parses(form: Callable[[Any], Any]) -> Callable[[str], bool]:
+def _parses(form: Callable[[JsonValue], JsonValue]) -> Callable[[str], bool]:
     def check(value: str) -> bool:
         try:
             form(value)

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
+from wsgiref.types import WSGIApplication
 
 import falcon
 import orjson
@@ -27,6 +28,7 @@ from common.service import UMASK
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.request_data import MAX_DEPTH, is_too_deep
 from compute_api.edge.server import worker
+from deploy.standalone.json_types import JsonValue
 
 LOG = logging.getLogger("standalone")
 BODY_LIMIT = 256 * 1024
@@ -70,7 +72,7 @@ def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
 
 
 def answer_unexpected(
-    req: falcon.Request, resp: falcon.Response, error: Exception, params: Any
+    req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
     """Log a bug with its traceback; tell the client only the id under which the operator finds
     it."""
@@ -98,7 +100,7 @@ def read_bytes(req: falcon.Request, limit: int) -> bytes:
         ) from error
 
 
-def read_json(req: falcon.Request) -> Any:
+def read_json(req: falcon.Request) -> JsonValue:
     """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too
     deep."""
     raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
@@ -119,13 +121,13 @@ def read_json(req: falcon.Request) -> Any:
     return body
 
 
-def read_object(req: falcon.Request, key: str) -> Any:
+def read_object(req: falcon.Request, key: str) -> JsonValue:
     """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming
     the key."""
     return part_of(read_json(req), key)
 
 
-def part_of(body: object, key: str) -> Any:
+def part_of(body: object, key: str) -> JsonValue:
     """What a body holds under this key. Raises 400 naming it."""
     if not isinstance(body, dict) or key not in body:
         raise falcon.HTTPBadRequest(description=f"The request body must be an object with '{key}'.")
@@ -163,7 +165,7 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
-    def __init__(self, load: Callable[[], Any], settings: Mapping[str, Any]) -> None:
+    def __init__(self, load: Callable[[], WSGIApplication], settings: Mapping[str, object]) -> None:
         self._load, self._settings = load, settings
         super().__init__()
 
@@ -171,12 +173,12 @@ class _Server(BaseApplication):  # type: ignore[misc]
         for name, value in self._settings.items():
             self.cfg.set(name, value)
 
-    def load(self) -> Any:
+    def load(self) -> WSGIApplication:
         return self._load()
 
 
 def serve(
-    load: Callable[[], Any], options: argparse.Namespace, when_ready: Callable[[], None]
+    load: Callable[[], WSGIApplication], options: argparse.Namespace, when_ready: Callable[[], None]
 ) -> None:
     """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in
     it. Half of its threads may be busy with bodies that are longer than BODY_LIMIT: images.

@@ -10,7 +10,6 @@ verified, for that takes its time.
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import falcon
 from sqlalchemy import Table, select
@@ -19,6 +18,7 @@ from deploy.standalone.database import Database, DbRow
 from deploy.standalone.identity import schema, tokens
 from deploy.standalone.identity.throttle import Attempts
 from deploy.standalone.identity.tokens import Grant
+from deploy.standalone.json_types import JsonValue
 from deploy.standalone.schemas import BodySchema, mapping, one_of, text
 
 METHODS = ("password", "token", "application_credential")
@@ -91,7 +91,7 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
     return _scoped(database, list(proofs.values()), methods, body.get("scope"))
 
 
-def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: Any) -> Grant:
+def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: JsonValue) -> Grant:
     first = next((proof for proof in proofs if proof.application_credential_id), proofs[0])
     parent = next((proof for proof in proofs if proof.expires_at), first)
     grant = replace(
@@ -109,7 +109,9 @@ def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: 
     return grant
 
 
-def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | None, str | None]:
+def _find_scope(
+    database: Database, user_id: str, scope: JsonValue
+) -> tuple[str | None, str | None]:
     """(project id, domain id) of what was asked; both None for unscoped, and for the system."""
     if scope is None:
         return _default_project(database, user_id), None
@@ -139,7 +141,9 @@ def _default_project(database: Database, user_id: str) -> str | None:
         return project_id if held else None
 
 
-def _prove_password(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
+def _prove_password(
+    database: Database, body: JsonValue, now: datetime, attempts: Attempts
+) -> Grant:
     user = body["user"]
     row = _find(database, schema.users, user, "auth.identity.password.user")
     stored = row.password_hash if row else None
@@ -148,7 +152,7 @@ def _prove_password(database: Database, body: Any, now: datetime, attempts: Atte
     return Grant(_required(row).id, ["password"])
 
 
-def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
+def _prove_token(database: Database, body: JsonValue, now: datetime, attempts: Attempts) -> Grant:
     with database.read() as connection:
         token = tokens.load(connection, body["id"], now)
     if token is None:
@@ -161,7 +165,9 @@ def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempt
     return Grant(token.user_id, token.row.methods, parent_audit_id=parent, expires_at=expires_at)
 
 
-def _prove_credential(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
+def _prove_credential(
+    database: Database, body: JsonValue, now: datetime, attempts: Attempts
+) -> Grant:
     where = "auth.identity.application_credential"
     table = schema.application_credentials
     if "id" in body:
@@ -186,12 +192,12 @@ _PROVE = {
 }
 
 
-def _name_of(kind: str, body: Any) -> tuple[str, str]:
+def _name_of(kind: str, body: JsonValue) -> tuple[str, str]:
     """What a request calls a user or credential."""
     return kind, str(body["id"] if "id" in body else body.get("name"))
 
 
-def _find(database: Database, table: Table, body: Any, where: str) -> DbRow | None:
+def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:
     """The domain, project or user that `body` names by id, or by name and domain."""
     query = select(table)
     if "id" in body:

@@ -8,7 +8,6 @@ adds to the attributes of a resource is kept in `extra` and shown again.
 
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import falcon
 from sqlalchemy import insert, update
@@ -121,7 +120,7 @@ class IdentityResource(Resource):
         columns = self._columns(body, row._mapping.get("extra") or {})
         change.execute(update(self.table).where(self.table.c.id == row.id).values(columns))
 
-    def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
+    def _columns(self, body: Body, extra: DbValues) -> Body:
         """The columns for a checked body; what has no field is kept in `extra`."""
         known = self.fields.keys() & self.table.c.keys()
         values = {name: value for name, value in body.items() if name in known}
@@ -181,7 +180,7 @@ class IdentityProjects(IdentityResource):
         constant = {"is_domain": False, "options": {}}
         return super().show(req, row) | constant | {"parent_id": row["domain_id"]}
 
-    def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
+    def _columns(self, body: Body, extra: DbValues) -> Body:
         if body.get("is_domain") or body.get("parent_id") not in (None, body["domain_id"]):
             raise falcon.HTTPBadRequest(
                 description="'project.parent_id' and 'project.is_domain': projects cannot be nested here."
@@ -225,7 +224,7 @@ class IdentityUsers(IdentityResource):
         if "password_hash" in body:
             tokens.revoke_all(change.connection, row.id)
 
-    def _columns(self, body: Body, extra: Mapping[str, Any]) -> Body:
+    def _columns(self, body: Body, extra: DbValues) -> Body:
         secret = {name: body[name] for name in ("password_hash",) if name in body}
         return super()._columns(body, extra) | secret
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import falcon
 
@@ -59,7 +58,7 @@ class TokenAuthentication:
         self._service = service
 
     def process_resource(
-        self, req: falcon.Request, resp: falcon.Response, resource: object, params: Any
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
     ) -> None:
         if req.method in getattr(resource, "open_methods", ()):
             return

@@ -3,7 +3,6 @@
 its tags."""
 
 import uuid
-from typing import Any
 from urllib.parse import urlencode
 
 import falcon
@@ -135,7 +134,7 @@ class ImageItem(Handler[ImageStore]):
         req.context.caller.require_owner(image)
         return image
 
-    def _change(self, image: DbRow, columns: Body, **seen: Any) -> None:
+    def _change(self, image: DbRow, columns: Body, **seen: object) -> None:
         if not self._service.change(image.id, columns, **seen):
             raise falcon.HTTPConflict(
                 description="The image was changed or deleted meanwhile: read it and try again."

@@ -9,14 +9,13 @@ and is refused.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import falcon
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from deploy.standalone.database import Database, DbRow
+from deploy.standalone.database import Database, DbRow, DbValues
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.files import ImageFiles
 from deploy.standalone.image.schema import images
@@ -36,7 +35,7 @@ class ImageStore:
             raise falcon.HTTPNotFound(description=f"No image found with ID {key[:64]}.")
         return row
 
-    def add(self, columns: Mapping[str, Any]) -> None:
+    def add(self, columns: DbValues) -> None:
         """Store a new image. Raises 409 when its id is taken."""
         now = moment()
         try:
@@ -48,7 +47,7 @@ class ImageStore:
                 description=f"Image ID {columns['id']} already exists."
             ) from error
 
-    def change(self, key: str, columns: Mapping[str, Any], **state: Any) -> bool:
+    def change(self, key: str, columns: DbValues, **state: object) -> bool:
         """Set columns of an image that is in `state` (columns and values); False when it isn't."""
         query = update(images).where(images.c.id == key).filter_by(**state)
         with self.database.write() as connection:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.database import Database
@@ -22,7 +21,7 @@ from deploy.standalone.network.background import BackgroundThread, ComputeServic
 from deploy.standalone.network.caller import is_open
 from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from deploy.standalone.network.schema import METADATA
-from deploy.standalone.web import add_options, secret, serve
+from deploy.standalone.web import App, add_options, secret, serve
 
 
 def main() -> None:
@@ -81,7 +80,7 @@ def _host_secret(options: argparse.Namespace) -> str:
     return secret(options.metadata_secret_file, "KILONOVA_METADATA_SECRET")
 
 
-def _start(options: argparse.Namespace, identity: Body) -> Any:
+def _start(options: argparse.Namespace, identity: Body) -> App:
     settings = NetworkSettings(
         has_hosts=not options.no_hosts,
         dns=options.dns,

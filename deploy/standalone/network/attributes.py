@@ -3,8 +3,8 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from deploy.standalone.json_types import JsonValue
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.faults import malformed
 from deploy.standalone.resource import Body
@@ -41,7 +41,7 @@ class Attribute:
     """One attribute of a resource."""
 
     schema: Document
-    default: Any = (
+    default: JsonValue = (
         UNSET  #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
     )
     post: bool = True  #: may be given when it is made

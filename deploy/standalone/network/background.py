@@ -9,8 +9,8 @@ does not know the server any more) are dropped; while it is away they wait, for 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from keystoneauth1 import exceptions
 from keystoneauth1.identity import v3
@@ -18,6 +18,7 @@ from keystoneauth1.session import Session
 from sqlalchemy import delete, select
 
 from deploy.standalone.database import DbRow
+from deploy.standalone.json_types import Body
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.routers import place_routers
 from deploy.standalone.network.schema import events
@@ -40,7 +41,7 @@ class EventReceiver(Protocol):
 class ComputeService:
     """The compute service, found in the catalogue or at a fixed URL."""
 
-    def __init__(self, identity: Mapping[str, Any], url: str | None) -> None:
+    def __init__(self, identity: Body, url: str | None) -> None:
         names = ("auth_url", "username", "password", "project_name")
         plugin = v3.Password(
             user_domain_id="default",

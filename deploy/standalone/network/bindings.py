@@ -7,9 +7,6 @@ the binding; without hosts altogether (`--no-hosts`) every binding is good at on
 more, inactive bindings (port_bindings.py): it is wired on those hosts too.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from sqlalchemy import ColumnElement, delete, select
 
 from deploy.standalone.database import DbRow, DbValues
@@ -19,7 +16,7 @@ from deploy.standalone.network.host.names import bridge
 from deploy.standalone.resource import Body
 
 ROUTER_OWNERS = ("network:router_interface", "network:router_gateway")
-UNBOUND: Mapping[str, Any] = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
+UNBOUND: DbValues = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
 """The columns of a port that is nowhere."""
 
 
@@ -67,7 +64,7 @@ def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
         change.touch(networks=change.scalars(network), hosts=hosts)
 
 
-def is_of_server(row: Any) -> bool:
+def is_of_server(row: DbRow) -> bool:
     """Is this the port of a server?"""
     return bool(row.device_id) and row.device_owner.startswith("compute:")
 

@@ -10,15 +10,14 @@ service must know follows from committed rows.
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import ColumnElement, Table, insert, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as insert_or
 
-from deploy.standalone.database import Database
+from deploy.standalone.database import Database, DbValues
 from deploy.standalone.network import schema
 from deploy.standalone.network.hosts import HostRegistry
 from deploy.standalone.resource import Transaction, moment
@@ -135,14 +134,14 @@ class Change(Transaction):
         names = self.scalars(changed.returning(hosts.name))
         return dict.fromkeys(names, self.revision())
 
-    def add(self, table: Table, values: Mapping[str, Any]) -> str:
+    def add(self, table: Table, values: DbValues) -> str:
         """Store a new thing and return its id."""
         now = moment()
         row = {"id": str(uuid.uuid4()), "created_at": now, "updated_at": now} | dict(values)
         self.execute(insert(table).values(row))
         return str(row["id"])
 
-    def set(self, table: Table, key: str, values: Mapping[str, Any]) -> None:
+    def set(self, table: Table, key: str, values: DbValues) -> None:
         """Change columns of a thing; its revision number rises."""
         risen = {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
         self.execute(update(table).where(table.c.id == key).values(dict(values) | risen))

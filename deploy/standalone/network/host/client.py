@@ -4,12 +4,11 @@
 Every failure to get an answer is an OSError, so that the loop tries again later.
 """
 
-from typing import Any
 from urllib.parse import quote
 
 import requests
 
-from deploy.standalone.json_types import Body
+from deploy.standalone.json_types import Body, JsonValue
 from deploy.standalone.network.host_keys import HEADER, wiring_key
 
 ANSWER_TIMEOUT_SECONDS = 10.0  # beside the agreed wait
@@ -24,7 +23,7 @@ class HostApiClient:
         for session in (self._polling, self._reporting):
             session.headers[HEADER] = wiring_key(key)
 
-    def description(self, seen: int, wait: float) -> Any:
+    def description(self, seen: int, wait: float) -> JsonValue:
         """The description once its revision is above ``seen``; None when nothing changed for
         ``wait`` seconds.
 
@@ -48,7 +47,7 @@ class HostApiClient:
         self._call(self._reporting, "PUT", "", json=body, timeout=ANSWER_TIMEOUT_SECONDS)
 
     def _call(
-        self, session: requests.Session, method: str, path: str, **options: Any
+        self, session: requests.Session, method: str, path: str, **options: JsonValue
     ) -> requests.Response:
         try:
             answer = session.request(method, f"{self._url}{path}", allow_redirects=False, **options)

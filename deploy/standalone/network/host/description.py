@@ -21,9 +21,9 @@ from ipaddress import (
     IPv6Interface,
     IPv6Network,
 )
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from deploy.standalone.json_types import Body
+from deploy.standalone.json_types import Body, JsonValue
 
 Address = IPv4Address | IPv6Address
 Interface = IPv4Interface | IPv6Interface
@@ -177,7 +177,7 @@ class Description:
     complaints: tuple[str, ...] = ()
 
 
-def parse(tree: Any) -> Description:
+def parse(tree: JsonValue) -> Description:
     """Take in a description. Raises ValueError when it is none at all."""
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
@@ -213,7 +213,7 @@ def parse(tree: Any) -> Description:
 
 
 def _each(
-    tree: Body, key: str, take: Callable[[str, Any], Item | None], wrong: dict[str, str]
+    tree: Body, key: str, take: Callable[[str, JsonValue], Item | None], wrong: dict[str, str]
 ) -> dict[str, Item]:
     found: dict[str, Item] = {}
     for id_, item in (tree.get(key) or {}).items():
@@ -228,7 +228,7 @@ def _each(
 
 
 def _tolerant(
-    items: Any, take: Callable[[Any], Item], wrong: dict[str, str], name: str = "list"
+    items: JsonValue, take: Callable[[JsonValue], Item], wrong: dict[str, str], name: str = "list"
 ) -> list[Item]:
     """What of a list is understood; the rest is complained of."""
     found = []
@@ -240,18 +240,18 @@ def _tolerant(
     return found
 
 
-def _word(shape: re.Pattern[str], value: Any) -> str:
+def _word(shape: re.Pattern[str], value: JsonValue) -> str:
     if not isinstance(value, str) or not shape.fullmatch(value):
         raise ValueError(f"{str(value)[:80]!r} has characters or a length that are not allowed")
     return value
 
 
-def _known(shape: re.Pattern[str], value: Any) -> str:
+def _known(shape: re.Pattern[str], value: JsonValue) -> str:
     """A word that may as well be missing."""
     return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 
-def _plain(value: Any) -> str:
+def _plain(value: JsonValue) -> str:
     """A text without a zone: Python takes any letters behind a % for one."""
     if not isinstance(value, str) or "%" in value:
         raise ValueError(f"{str(value)[:80]!r} is no address")
@@ -259,34 +259,34 @@ def _plain(value: Any) -> str:
 
 
 @lru_cache(CACHED_ADDRESSES)
-def _address(value: Any) -> Address:
+def _address(value: JsonValue) -> Address:
     return ipaddress.ip_address(_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
-def _interface(value: Any) -> Interface:
+def _interface(value: JsonValue) -> Interface:
     return ipaddress.ip_interface(_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
-def _prefix(value: Any) -> Prefix:
+def _prefix(value: JsonValue) -> Prefix:
     return ipaddress.ip_network(_plain(value), strict=False)
 
 
-def _number(value: Any, low: int, high: int) -> int:
+def _number(value: JsonValue, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is no number between {low} and {high}")
     return value
 
 
-def _mac(value: Any) -> str:
+def _mac(value: JsonValue) -> str:
     mac = _word(MAC, str(value).lower())
     if int(mac[:2], 16) & 1:
         raise ValueError(f"{mac} is the address of a group")
     return mac
 
 
-def _network(id_: str, item: Any) -> Network:
+def _network(id_: str, item: JsonValue) -> Network:
     own = item.get("dhcp")
     dhcp = (
         Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
@@ -302,7 +302,7 @@ def _network(id_: str, item: Any) -> Network:
     )
 
 
-def _subnet(id_: str, item: Any) -> Subnet:
+def _subnet(id_: str, item: JsonValue) -> Subnet:
     return Subnet(
         _word(ID, id_),
         _prefix(item["cidr"]),
@@ -314,11 +314,11 @@ def _subnet(id_: str, item: Any) -> Subnet:
     )
 
 
-def _routes(items: Any) -> tuple[tuple[Prefix, Address], ...]:
+def _routes(items: JsonValue) -> tuple[tuple[Prefix, Address], ...]:
     return tuple((_prefix(item["destination"]), _address(item["nexthop"])) for item in items or ())
 
 
-def _port(id_: str, item: Any) -> GuestPort | None:
+def _port(id_: str, item: JsonValue) -> GuestPort | None:
     if not item.get("up", True):
         return None
     pairs = tuple(
@@ -340,14 +340,14 @@ def _port(id_: str, item: Any) -> GuestPort | None:
     )
 
 
-def _group(id_: str, item: Any, wrong: dict[str, str]) -> SecurityGroup:
+def _group(id_: str, item: JsonValue, wrong: dict[str, str]) -> SecurityGroup:
     return SecurityGroup(
         tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
         tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)),
     )
 
 
-def _rule(item: Any) -> SecurityRule:
+def _rule(item: JsonValue) -> SecurityRule:
     version = item.get("version", 4)
     if item["direction"] not in ("ingress", "egress") or version not in (4, 6):
         raise ValueError("direction or version")
@@ -370,7 +370,7 @@ def _rule(item: Any) -> SecurityRule:
     )
 
 
-def _protocol(value: Any, version: int) -> int | None:
+def _protocol(value: JsonValue, version: int) -> int | None:
     if value in (None, "", "any", 0, "0"):
         return None
     number = PROTOCOLS.get(str(value).lower())
@@ -378,7 +378,7 @@ def _protocol(value: Any, version: int) -> int | None:
     return ICMP6 if number == ICMP and version == 6 else number
 
 
-def _router(id_: str, item: Any, wrong: dict[str, str]) -> Router:
+def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
     outside = item.get("external")
     external = outside and RouterInterface(
         _word(ID, outside["network"]),
@@ -404,5 +404,5 @@ def _router(id_: str, item: Any, wrong: dict[str, str]) -> Router:
     )
 
 
-def _floating(item: Any) -> tuple[IPv4Address, IPv4Address]:
+def _floating(item: JsonValue) -> tuple[IPv4Address, IPv4Address]:
     return IPv4Address(_plain(item["floating"])), IPv4Address(_plain(item["fixed"]))

@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
-from deploy.standalone.json_types import Body
+from deploy.standalone.json_types import Body, JsonValue
 from deploy.standalone.network.host.dnsmasq_config import METADATA
 from deploy.standalone.network.host.host_part import HostPart, LocalHostPart
 from deploy.standalone.network.host.kernel import Kernel, KernelError
@@ -95,7 +94,7 @@ class Helper:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _do(self, verb: str, arguments: Mapping[str, Any], descriptors: list[int]) -> Body:
+    def _do(self, verb: str, arguments: Mapping[str, JsonValue], descriptors: list[int]) -> Body:
         host, failed = self._host, None
         match verb:
             case "prepare":
@@ -146,7 +145,7 @@ class HelperClient(HostPart):
         self._is_sent = True
         return self._finish(answer)
 
-    def accept(self, tree: Any) -> bool:
+    def accept(self, tree: JsonValue) -> bool:
         is_understood = super().accept(tree)
         self._is_sent = self._is_sent and not is_understood
         return is_understood

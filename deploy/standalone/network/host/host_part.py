@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
 
+from deploy.standalone.json_types import JsonValue
 from deploy.standalone.network.host.applier import Applier, TunnelEndpoint
 from deploy.standalone.network.host.description import Description, parse
 from deploy.standalone.network.host.desired import HostPlace, desire
@@ -39,7 +39,7 @@ class HostPart(ABC):
     listeners: MetadataListeners | None = None
 
     def __init__(self) -> None:
-        self.tree: Any = None  # the description as it came
+        self.tree: JsonValue = None  # the description as it came
         self.description = Description()
         self.revision = 0  # that was applied
         self.is_whole = True  # nothing failed that may work the next time
@@ -61,7 +61,7 @@ class HostPart(ABC):
     def apply(self, full: bool = False) -> dict[str, str]:
         """Apply the description; the failed ports with their reasons."""
 
-    def accept(self, tree: Any) -> bool:
+    def accept(self, tree: JsonValue) -> bool:
         """Parse what the service sent; whether it was understood."""
         try:
             self.description = parse(tree)
@@ -143,13 +143,13 @@ class Loop:
     def __init__(
         self,
         host: HostPart,
-        poll: Callable[[int, float], Any],
+        poll: Callable[[int, float], JsonValue],
         acknowledge: Callable[[int, dict[str, str]], None],
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._host, self._poll, self._acknowledge = host, poll, acknowledge
         self._check_seconds = check_seconds
-        self._received: queue.Queue[Any] = queue.Queue()
+        self._received: queue.Queue[JsonValue] = queue.Queue()
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -191,7 +191,7 @@ class Loop:
         self._stop.set()
         self._received.put(None)
 
-    def _next(self, wait: float) -> Any:
+    def _next(self, wait: float) -> JsonValue:
         """The newest description that came, None when none came in time."""
         try:
             tree = self._received.get(timeout=wait)

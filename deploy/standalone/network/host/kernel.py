@@ -117,7 +117,7 @@ class Kernel:
 
         return self._netlink(read, namespace)
 
-    def add_link(self, name: str, kind: str, **attributes: Any) -> None:
+    def add_link(self, name: str, kind: str, **attributes: object) -> None:
         """Make a device of the host's namespace. Raises KernelError."""
         self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
 
@@ -128,7 +128,7 @@ class Kernel:
             self.add_link(outer, "veth", mtu=mtu, peer=peer)
 
     def bring_up(
-        self, name: str, namespace: str | None = None, *, master: str = "", **attributes: Any
+        self, name: str, namespace: str | None = None, *, master: str = "", **attributes: object
     ) -> None:
         """Change a device and bring it up; one of the host's gives itself no addresses. Raises
         KernelError."""

@@ -10,7 +10,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+
+from deploy.standalone.json_types import JsonValue
 
 MAX_NUMBER = 0xFFFE
 
@@ -56,11 +57,11 @@ class StateFolder:
             "numbers.json", {"ports": self.ports, "zones": self.zones, "sysctls": self.sysctls}
         )
 
-    def description(self) -> Any:
+    def description(self) -> JsonValue:
         """The last one that was saved, None when there is none."""
         return self._read("description.json")
 
-    def save_description(self, tree: Any) -> None:
+    def save_description(self, tree: JsonValue) -> None:
         """For a start without the service."""
         self._write("description.json", tree, durable=True)
 
@@ -71,13 +72,13 @@ class StateFolder:
                 path.unlink(missing_ok=True)
         self.ports, self.zones, self.sysctls = {}, {}, {}
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str) -> JsonValue:
         try:
             return json.loads((self.folder / name).read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # cut off when the power went
             return None
 
-    def _write(self, name: str, tree: Any, durable: bool = False) -> None:
+    def _write(self, name: str, tree: JsonValue, durable: bool = False) -> None:
         """Whole or not at all. What concerns the kernel needs no more: both end when the power
         does."""
         part = self.folder / f"{name}.new"
