@@ -275,6 +275,11 @@ def test_how_many_addresses_are_left(network: Network, site: Site) -> None:
         "network_ip_availability"
     ]
     assert (found["total_ips"], found["used_ips"]) == (13, 1)
+    wide = network.create("network")["id"]
+    network.create("subnet", network_id=wide, ip_version=6, cidr="2001:db8::/56")
+    every = network.get("/network-ip-availabilities", role="admin")["network_ip_availabilities"]
+    [total] = [one["total_ips"] for one in every if one["network_id"] == wide]
+    assert 2**72 - 3 < total < 2**72
 
 
 @pytest.mark.parametrize(("role", "told"), [("member", 1), ("admin", 1), ("service,admin", 0)])
