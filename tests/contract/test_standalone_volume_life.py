@@ -223,11 +223,14 @@ def test_a_job_that_is_struck_at_any_line_is_done(tmp_path: Path, kind: str) -> 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    port = free_ports(4)
+    port, folder = free_ports(4), tmp_path_factory.mktemp("standalone")
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port + 3}")
-    with volume_rig(tmp_path_factory.mktemp("standalone"), *options) as made:
-        yield made
-        end_exports(made.cloud.folder / "volume")
+    try:
+        with volume_rig(folder, *options) as made:
+            yield made
+    finally:
+        # What a failed test left: while the service runs, it would start it again.
+        end_exports(folder / "volume")
 
 
 def end_exports(folder: Path) -> None:
