@@ -14,7 +14,7 @@ import pytest
 from common import __version__
 from deploy import manual
 from deploy.bundle import AGENT, COMMON, CONTROL
-from deploy.cli.main import COMMANDS
+from deploy.cli.commands import COMMANDS
 from deploy.progress import run
 from tests.install.machines import Machine, machine
 

@@ -267,7 +267,7 @@ def test_commands_begin_where_nothing_is_installed(command: str) -> None:
 def test_commands_and_services_do_without_alembic() -> None:
     """It is slow to import, and only for those who upgrade."""
     code = (
-        "import importlib, sys; from deploy.cli.main import COMMANDS\n"
+        "import importlib, sys; from deploy.cli.commands import COMMANDS\n"
         "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
         "import compute_api.compute.service, conductor.service, scheduler.service; print('alembic' in sys.modules)"
     )

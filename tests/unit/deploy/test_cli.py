@@ -20,9 +20,10 @@ from common.store.engine import Store, now
 from common.store.notifications import outbox
 from common.store.servers import console_tokens, guests
 from common.vault import Vault
+from deploy.cli.commands import ARGUMENTS, COMMANDS
 from deploy.cli.config import text
 from deploy.cli.doctor import ask_hosts, findings
-from deploy.cli.main import ARGUMENTS, COMMANDS, main, parser
+from deploy.cli.main import main, parser
 from tests.schemas import upgrade
 
 FLAVOR = {"id": "f1", "name": "m1.nano", "vcpus": 1, "memory_mb": 64, "root_gb": 1}

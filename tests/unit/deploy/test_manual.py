@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from deploy import manual
-from deploy.cli.main import COMMANDS, parser
+from deploy.cli.commands import COMMANDS
+from deploy.cli.main import parser
 
 PAGES = manual.pages()
 

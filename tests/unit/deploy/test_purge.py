@@ -13,7 +13,8 @@ from common.store import schema
 from common.store.engine import Store, moment
 from common.store.purge import DAY, KINDS
 from common.store.servers import servers
-from deploy.cli.main import ARGUMENTS, main
+from deploy.cli.commands import ARGUMENTS
+from deploy.cli.main import main
 from tests.schemas import upgrade
 
 PURGE = ("database", "purge")
