@@ -138,7 +138,7 @@ def test_removal_leaves_what_was_written_and_no_program(debian: Machine) -> None
     assert versions(debian) == {}
     assert (debian.root / CONFIGURATION[1:]).read_text() == CONFIGURED
     assert not (debian.root / "usr/lib/kilonova").exists()
-    assert debian.run("systemctl", "list-units", "--all", "--no-legend", "kilonova-*") == ""
+    assert debian.run("systemctl", "list-units", "--no-legend", "kilonova-*") == ""
 
 
 def test_purge_leaves_disks_of_guests_and_nothing_else(debian: Machine) -> None:
