@@ -27,8 +27,13 @@ from common.models import DomainState, GuestSpec, HardwareAssignment, ImageRef
 from common.server_facts import HostedServer, facts_of
 from common.wire import from_wire, to_wire
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
-from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.driver import (
+    Cancelled,
+    ImageReader,
+    VerbContext,
+    VerbFailed,
+    required_hardware,
+)
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.libvirt import disks, interface_xml, interfaces, local_disks, power
 from compute_agent.virt.libvirt.connection import Connection, GuestDomain

@@ -18,8 +18,15 @@ from common.command_progress import CommandPhase
 from common.json_types import JsonMapping, JsonObject
 from common.models import GuestSpec, HardwareAssignment
 from common.server_facts import facts_of
-from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, VerbContext, VerbFailed
-from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.driver import (
+    PAUSED,
+    Cancelled,
+    ImageReader,
+    Peer,
+    VerbContext,
+    VerbFailed,
+    required_hardware,
+)
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.libvirt import (
     backing_files,

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from common.command_progress import CommandPhase
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
-from compute_agent.virt.hardware import quiesce_failed
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed, quiesce_failed
 from compute_agent.virt.libvirt import disks, guest_agent, jobs, power, running_domain
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk

@@ -18,8 +18,14 @@ from common.command_progress import CommandPhase
 from common.json_types import JsonObject
 from common.models import DomainState, GuestSpec
 from common.wire import from_wire
-from compute_agent.virt.driver import SHUTDOWN, Part, Peer, VerbContext, VerbFailed
-from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.driver import (
+    SHUTDOWN,
+    Part,
+    Peer,
+    VerbContext,
+    VerbFailed,
+    required_hardware,
+)
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory import power
 from compute_agent.virt.memory.guest import MemoryGuest, read_disk

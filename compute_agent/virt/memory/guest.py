@@ -19,8 +19,7 @@ from common import local_disks
 from common.json_types import JsonObject
 from common.models import AttachedShare, GuestSpec, HardwareAssignment, Interface, LocalDisk
 from common.server_facts import HostedServer, facts_of
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
-from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, required_hardware
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
 HEADER = struct.pack(

@@ -11,8 +11,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 from common.models import DomainState, GuestSpec
-from compute_agent.virt.driver import VerbContext
-from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.driver import VerbContext, required_hardware
 from compute_agent.virt.memory import power
 from compute_agent.virt.memory.host import MemoryHost, state_of
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from common import errors
 from common.command_progress import CommandPhase
-from compute_agent.virt.driver import ImageWriter, VerbContext, VerbFailed
-from compute_agent.virt.hardware import quiesce_failed
+from compute_agent.virt.driver import ImageWriter, VerbContext, VerbFailed, quiesce_failed
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import wait
 
