@@ -24,8 +24,7 @@ from deploy.servers import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 30.0
-#: Names a machine with Keystone and Glance, and their admin's password, which is also the password
-#: of the user kilonova.
+#: Names a machine with Keystone and Glance, and the passwords of their users admin and kilonova.
 REAL_CLOUD = "KILONOVA_TEST_CLOUD"
 
 
@@ -224,8 +223,8 @@ def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
 
 
 def _real(folder: Path) -> Cloud:
-    address, password = os.environ[REAL_CLOUD].split()
-    return Cloud(folder, 5000, 9292, password, password, "", address)
+    address, admin, own = os.environ[REAL_CLOUD].split()
+    return Cloud(folder, 5000, 9292, admin, own, "", address)
 
 
 def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

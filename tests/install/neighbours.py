@@ -53,10 +53,15 @@ def install(machine: Machine) -> None:
         )
     machine.shell(f"rabbitmqctl -q add_user neutron {PASSWORD}")
     machine.shell("rabbitmqctl -q set_permissions neutron '.*' '.*' '.*'")
-    machine.write("/root/admin", "".join(f"export {key}={ADMIN[key]}\n" for key in ADMIN), 0o600)
+    machine.write("/root/admin", exported(), 0o600)
     _keystone(machine)
     _glance(machine)
     _neutron(machine)
+
+
+def exported() -> str:
+    """An admin's variables, to be sourced by a shell."""
+    return "".join(f"export {name}={value}\n" for name, value in ADMIN.items())
 
 
 def ini(sections: Sections) -> str:
