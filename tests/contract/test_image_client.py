@@ -159,7 +159,8 @@ def test_the_conductor_finds_the_service_and_its_token_by_itself(
     """From the catalogue; a token that is not accepted any more is followed by another."""
     conf = tmp_path / "kilonova.conf"
     conf.write_text(
-        f"[identity]\nauth_url = {cloud.auth_url}\nusername = kilonova\nproject_name = service\n"
+        f"[identity]\nallow_plain_text = true\nauth_url = {cloud.auth_url}\n"
+        "username = kilonova\nproject_name = service\n"
         f"password = {cloud.service_password}\n"
     )
     identity = IdentityClient(config.load(str(conf)))

@@ -60,7 +60,8 @@ def mira(cloud: Cloud) -> tuple[Any, Any, str, str]:
 def configured(cloud: Cloud, folder: Path, password: str = "") -> Any:
     path = folder / "kilonova.conf"
     path.write_text(
-        f"[identity]\nauth_url = {cloud.auth_url}\npassword = {password or cloud.service_password}\n"
+        f"[identity]\nallow_plain_text = true\nauth_url = {cloud.auth_url}\n"
+        f"password = {password or cloud.service_password}\n"
     )
     return config.load(str(path))
 
