@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from common.json_types import JsonObject
 from deploy.progress import run, wait
 from deploy.seed import PAPER, SERVER, Seed
 
@@ -19,7 +20,7 @@ PRIVATE, PUBLIC, ROUTER, KEY = "private", "public", "router", "kilonova"
 #: The shared network's addresses; they are seen by guests only.
 ADDRESSES = "10.20.0.0/24"
 #: What may come to demo's guests from everywhere.
-OPEN: tuple[dict[str, Any], ...] = (
+OPEN: tuple[JsonObject, ...] = (
     {"protocol": "tcp", "port_range_min": 22, "port_range_max": 22},
     {"protocol": "icmp"},
 )
@@ -47,7 +48,7 @@ class Connectivity:
         """How ``openstack server create`` asks for a server that can be reached."""
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
-    def wanted(self) -> dict[str, Any]:
+    def wanted(self) -> JsonObject:
         """What the first server wants."""
         if not self._cloud.has_networks:
             return {"networks": "none", "config_drive": True}

@@ -17,9 +17,11 @@ from typing import Any
 
 from common import config, errors
 from common.clock import SECOND, iso
+from common.json_types import JsonObject
 from common.notifications.options import NotificationSettings
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
+from common.store.rows import ActionInHandRow, ActionRow
 from common.store.servers import actions, stuck_actions
 from conductor.move_progress import words
 from deploy.cli.hosts import columns
@@ -73,7 +75,7 @@ def _line(row: Any, at: int) -> list[str]:
     ]
 
 
-def state(row: Any) -> str:
+def state(row: ActionInHandRow) -> str:
     """due, waiting, stuck or overdue; and whether it is being undone."""
     return ("overdue" if row.overdue else row.state) + (", undoing" if row.phase == "undo" else "")
 
@@ -86,7 +88,7 @@ def _age(row: Any, at: int) -> str:
     return words((at - row.created_at) / SECOND)
 
 
-def facts(row: Any, at: int) -> dict[str, Any]:
+def facts(row: ActionInHandRow, at: int) -> JsonObject:
     """For programs; neither arguments nor secrets."""
     return {
         "id": row.id,
@@ -149,7 +151,7 @@ def show(options: argparse.Namespace) -> int:
     return 1 if _needs_operator(row) else 0
 
 
-def text(row: Any, at: int, journal: list[dict[str, Any]]) -> str:
+def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
     """For people."""
     lines = [
         f"action {row.id}: {row.name} of server {row.server_id} ({row.server or 'gone'}), {row.request_id}",
@@ -194,7 +196,7 @@ def settle(options: argparse.Namespace) -> int:
     )
 
 
-def undoable(row: Any) -> None:
+def undoable(row: ActionRow) -> None:
     """Refuses an action that cannot be undone.
 
     Raises:

@@ -17,20 +17,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oslo_config import cfg
 
 from common import config, errors, hardware, ids, request_spec
 from common.clock import iso
+from common.json_types import JsonObject
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
 from common.store import upgrades
-from common.store.engine import Store
+from common.store.engine import Connection, Store
 from common.store.servers import actions, server_groups, servers
 from common.store.servers.servers import ServerFilters, loads
 from common.store.tenants import flavors
 from common.wire import from_wire
 from deploy.cli.hosts import columns
+
+if TYPE_CHECKING:
+    from common.clients.image import Image
 
 FITS, DOES_NOT, WRONG, UNKNOWN = range(4)
 NAMED = 10  # hosts that are named one by one; all of them in --json
@@ -177,14 +181,14 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
         )
 
 
-def _hints(options: argparse.Namespace) -> dict[str, Any]:
+def _hints(options: argparse.Namespace) -> JsonObject:
     """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is
     one of them."""
     from compute_api.compute.resources import server_parts as parts
     from compute_api.compute.schemas.servers import HINTS
     from compute_api.edge.validation import Schema
 
-    hints: dict[str, Any] = {}
+    hints: JsonObject = {}
     for one in options.hint:
         name, equals, value = one.partition("=")
         if not name or not equals:
@@ -204,7 +208,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def flavor_named(tx: Any, name: str) -> Flavor:
+def flavor_named(tx: Connection, name: str) -> Flavor:
     """A flavor by its id, else by its name. Raises NotFound."""
     try:
         return flavors.record(flavors.show(tx, name))
@@ -215,7 +219,7 @@ def flavor_named(tx: Any, name: str) -> Flavor:
         raise
 
 
-def image_named(conf: cfg.ConfigOpts, name: str) -> Any:
+def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
     """An image by its id, else by its name, as Kilonova's own user sees it. Raises BadRequest."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.image import ImageClient
@@ -259,7 +263,7 @@ class Placed:
                 requested_host=None if forced else host,
             )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """For --json."""
         said = [
             {
@@ -307,7 +311,7 @@ class Placed:
         return "\n".join([*lines, "", "a server like it now:"])
 
 
-def _server(tx: Any, name: str) -> Any:
+def _server(tx: Connection, name: str) -> Any:
     """By its id, also one that was deleted; else by its name, if only one has it."""
     if ids.is_uuid(name):
         with _naming("SERVER"):
@@ -321,7 +325,7 @@ def _server(tx: Any, name: str) -> Any:
     return servers.show(tx, found[0].id)
 
 
-def _placement(tx: Any, server_id: str) -> tuple[Any, list[Any]]:
+def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
     """The newest action that looked for a host, and the steps of it that failed."""
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
@@ -331,7 +335,7 @@ def _placement(tx: Any, server_id: str) -> tuple[Any, list[Any]]:
 
 
 # --- the answer ---
-def _request(spec: RequestSpec) -> dict[str, Any]:
+def _request(spec: RequestSpec) -> JsonObject:
     """What was asked, without what only says who asked."""
     return {
         "flavor": spec.flavor.name if spec.flavor else None,

@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from oslo_config import cfg
 
 from common import config, errors
 from common.clients.http import Http, kind_of
 from common.clients.identity import IdentityClient
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 from common.store import upgrades
 from common.store.engine import Store
 from common.store.hosts import host_contents
@@ -42,14 +42,14 @@ class Prover:
     image: Http
     seconds: int
 
-    def ask(self, method: str, path: str, body: JsonObject | None = None, *fine: int) -> Any:
+    def ask(self, method: str, path: str, body: JsonObject | None = None, *fine: int) -> JsonValue:
         """The answer's JSON, None without one; ``fine``: statuses that are an answer too.
 
         Raises:
             Problem: it is refused, in the service's own words.
         """
         service = self.image if path.startswith("/v2/") else self.compute
-        more: dict[str, Any] = {"json": body} if body is not None else {}
+        more: JsonObject = {"json": body} if body is not None else {}
         answer = service.send(
             method,
             service.base() + path,

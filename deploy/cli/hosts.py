@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from common import config
 from common.clock import SECOND
+from common.json_types import JsonObject
 from common.store import upgrades
-from common.store.engine import Store, moment
+from common.store.engine import Connection, Store, moment
 from common.store.hosts import aggregates, host_keys
 from common.store.hosts import hosts as store_hosts
 from common.store.servers import failed_builds
@@ -45,7 +45,7 @@ def hosts(options: argparse.Namespace) -> int:
     return 0 if any(row["open"] for row in rows) else 1
 
 
-def overview(tx: Any, default_zone: str, limit: int, pause: int) -> list[dict[str, Any]]:
+def overview(tx: Connection, default_zone: str, limit: int, pause: int) -> list[JsonObject]:
     """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how
     many seconds."""
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
@@ -63,7 +63,7 @@ def overview(tx: Any, default_zone: str, limit: int, pause: int) -> list[dict[st
     )
 
 
-def _row(host: dict[str, Any], zone: str, at: int, limit: int, pause: int) -> dict[str, Any]:
+def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonObject:
     failures, wait = int(host["failures"]), None
     if 0 < limit <= failures:
         wait = max(0, -(-((host["failed_at"] or 0) + pause * SECOND - at) // SECOND))
@@ -89,7 +89,7 @@ def _row(host: dict[str, Any], zone: str, at: int, limit: int, pause: int) -> di
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[JsonObject]) -> str:
     """One line a host; the columns are as wide as what stands in them."""
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
@@ -111,9 +111,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _images(rows: list[dict[str, Any]]) -> list[str]:
+def _images(rows: list[JsonObject]) -> list[str]:
     """Images of which builds failed more than once lately: what is wrong may be theirs."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[JsonObject]] = {}
     for failed in (one for row in rows for one in row["failed_builds"] if one["image"]):
         found.setdefault(failed["image"], []).append(failed)
     said = []
@@ -127,7 +127,7 @@ def _images(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def _causes(failed: list[dict[str, Any]]) -> str:
+def _causes(failed: list[JsonObject]) -> str:
     """Each cause once, the most frequent first."""
     counts: dict[str, int] = {}
     for one in failed:
@@ -139,12 +139,12 @@ def _causes(failed: list[dict[str, Any]]) -> str:
     )
 
 
-def state(row: dict[str, Any]) -> str:
+def state(row: JsonObject) -> str:
     """up, down or forced down; and disabled."""
     return str(row["state"]) + ("" if row["enabled"] else ", disabled")
 
 
-def trouble(row: dict[str, Any]) -> str:
+def trouble(row: JsonObject) -> str:
     """What is wrong with it, where its state alone does not say it."""
     said = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["left_out"]:

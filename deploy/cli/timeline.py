@@ -15,8 +15,10 @@ from typing import Any
 
 from common import config, errors, ids
 from common.clock import SECOND, iso
+from common.json_types import JsonObject
 from common.store import upgrades
 from common.store.engine import Connection, Store
+from common.store.rows import ActionRow, EventRow
 from common.store.servers import actions, journals
 from deploy.cli.hosts import columns
 
@@ -65,7 +67,7 @@ def _server_id(tx: Connection, text: str) -> str:
     return known[0]
 
 
-def facts(row: Any, events: Sequence[Any]) -> dict[str, Any]:
+def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
     """An action with its steps; seconds are since it began, and of each step since it started."""
     steps, started, before = [], {}, row.created_at
     for event in events:
@@ -108,7 +110,7 @@ def facts(row: Any, events: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def text(action: dict[str, Any]) -> str:
+def text(action: JsonObject) -> str:
     """For people."""
     took = "in hand" if action["seconds"] is None else f"{action['seconds']:.3f} s"
     lines = [

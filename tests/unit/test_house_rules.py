@@ -78,6 +78,22 @@ ANY = {
     "compute_agent/virt/libvirt/connection.py: Connection.ask": "libvirt declares no types",
     "compute_agent/virt/libvirt/connection.py: Connection.on": "libvirt declares no types",
     "compute_agent/virt/libvirt/connection.py: Connection.mark": "fields of a record, by name",
+    **dict.fromkeys(
+        [
+            f"deploy/seed.py: Seed.{name}"
+            for name in ("connect", "admin", "demo", "server", "first")
+        ],
+        "openstacksdk gives a type for each version of a service",
+    ),
+    "deploy/standalone/json_types.py: JsonValue": "a schema defines it",
+    "deploy/standalone/listing.py: contains": "a column of any type",
+    "deploy/standalone/listing.py: gathered": "a column of any type",
+    "deploy/standalone/volume/listing.py: of_pairs": "a column of any type",
+    "deploy/standalone/resource.py: AnyCaller": "each service has its own",
+    "deploy/standalone/resource.py: AnyChange": "each service has its own",
+    "deploy/standalone/resource.py: AnyService": "each service has its own",
+    "deploy/standalone/resource.py: Transaction.execute": "SQLAlchemy's result of any statement",
+    "deploy/standalone/web.py: application": "falcon declares no type of middleware",
 }
 
 #: Files that start threads or sleep outside a service.py, and why.
@@ -390,7 +406,7 @@ def test_what_others_see_has_types() -> None:
     type: take it out."""
     found = {
         f"{name_of(path)}: {name}"
-        for path in sources(*(package for package in PACKAGES if package != "deploy"))
+        for path in sources(*PACKAGES)
         for name in untyped(parsed(path).body)
     }
     assert found == set(ANY)

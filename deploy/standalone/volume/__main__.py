@@ -14,6 +14,7 @@ from typing import Any
 
 from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
+from deploy.standalone.json_types import Body
 from deploy.standalone.volume.app import build
 from deploy.standalone.volume.caller import is_open
 from deploy.standalone.volume.exports import Exports
@@ -71,7 +72,7 @@ def main() -> None:
     serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
 
 
-def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
+def _start(options: argparse.Namespace, identity: Body) -> Any:
     session = session_of(identity)
     service = VolumeService(
         Database(options.data / "volumes.db", METADATA),

@@ -8,12 +8,11 @@ moves. Each change of status is one transaction with the volume's.
 """
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import falcon
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.standalone.volume.caller import VolumeCaller
@@ -158,7 +157,7 @@ def delete(service: VolumeService, key: str, volume_id: str) -> None:
             settle_use(change, volume_id)
 
 
-def check_deletable(service: VolumeService, caller: VolumeCaller, row: Row[Any]) -> None:
+def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) -> None:
     """Raises 409 when a user would take a volume away beneath a server: its device would stay, and
     may be another volume's later (CVE-2023-2088)."""
     if caller.is_service or not (row.instance and row.connection_info):
@@ -167,7 +166,7 @@ def check_deletable(service: VolumeService, caller: VolumeCaller, row: Row[Any])
         raise fault("InUseByServer", server=row.instance)
 
 
-def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
+def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
     """A volume that the caller may know of. Raises 404."""
     row = connection.execute(
         select(volumes).where(volumes.c.id == key, caller.sees(volumes))
@@ -177,7 +176,7 @@ def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> Row[A
     return row
 
 
-def _find(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
+def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
     row = connection.execute(
         select(attachments).where(attachments.c.id == key, caller.sees(attachments))
     ).first()
@@ -186,7 +185,7 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
     return row
 
 
-def _reserve(change: VolumeChange, volume: Row[Any], instance: str | None, mode: str | None) -> str:
+def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
     """The id of a new attachment. Raises 400 when the volume is another server's."""
     others = change.connection.execute(
         select(attachments.c.id).where(
@@ -231,7 +230,7 @@ def _is_busy(connection: Connection, service: VolumeService, volume_id: str) -> 
 
 
 def _connect(
-    change: VolumeChange, service: VolumeService, volume: Row[Any], row: Row[Any], connector: Body
+    change: VolumeChange, service: VolumeService, volume: DbRow, row: DbRow, connector: Body
 ) -> None:
     """Write down the connection of an attachment. Raises 409 for a second one on the same host."""
     if "error" in volume.status:
@@ -265,7 +264,7 @@ def _connect(
     )
 
 
-def summary(row: Row[Any]) -> Body:
+def summary(row: DbRow) -> Body:
     """An attachment in a list."""
     return {
         "id": row.id,
@@ -275,9 +274,9 @@ def summary(row: Row[Any]) -> Body:
     }
 
 
-def detail(row: Row[Any]) -> Body:
+def detail(row: DbRow) -> Body:
     """An attachment with its connection."""
-    info: Mapping[str, Any] = row.connection_info or {}
+    info: DbValues = row.connection_info or {}
     return summary(row) | {
         "attached_at": row.attached_at or "",
         "detached_at": "",

@@ -3,7 +3,6 @@
 it."""
 
 import re
-from typing import Any
 
 from deploy.standalone.resource import Body
 from deploy.standalone.volume.caller import VolumeCaller
@@ -59,7 +58,7 @@ def check_size(image: Body, gigabytes: int) -> None:
 
 def metadata(image: Body) -> Body:
     """What a volume keeps of its image, all as strings."""
-    own: dict[str, Any] = {"image_id": image["id"], "image_name": image.get("name")}
+    own: Body = {"image_id": image["id"], "image_name": image.get("name")}
     own |= {name: image.get(name) for name in KEPT}
     own |= {name: value for name, value in image.items() if name not in OWN}
     return {name: str(value) for name, value in own.items() if value is not None}

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Table, delete
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.volume import qemu_img
 from deploy.standalone.volume.files import GIGABYTE, Check
 from deploy.standalone.volume.neighbours import ImageRefused, Later
@@ -35,8 +36,14 @@ class VolumeJob:
     kind: str
     target_id: str
     source_id: str | None
-    arguments: Mapping[str, Any]
-    target: Any
+    arguments: DbValues
+    target: DbRow | None
+
+    @property
+    def size(self) -> int:
+        """Its target's, GiB."""
+        assert self.target is not None, "a kind without a table asks for no size"
+        return int(self.target.size)
 
 
 @dataclass(frozen=True)
@@ -56,17 +63,17 @@ class JobKind:
 
 
 def _make_blank(service: VolumeService, job: VolumeJob, check: Check) -> None:
-    service.files.make_blank(service.files.path("volume", job.target_id), job.target.size)
+    service.files.make_blank(service.files.path("volume", job.target_id), job.size)
 
 
 def _copy(service: VolumeService, job: VolumeJob, check: Check) -> None:
     kind = "snapshot" if job.kind == "snapshot" else "volume"
     source = service.files.path(job.arguments["read"], str(job.source_id))
-    service.files.copy(source, service.files.path(kind, job.target_id), job.target.size, check)
+    service.files.copy(source, service.files.path(kind, job.target_id), job.size, check)
 
 
 def _download(service: VolumeService, job: VolumeJob, check: Check) -> None:
-    files, image, limit = service.files, job.arguments["image_id"], job.target.size * GIGABYTE
+    files, image, limit = service.files, job.arguments["image_id"], job.size * GIGABYTE
     path = files.path("volume", job.target_id)
     fetched = files.part(files.path("download", job.target_id))
     try:
@@ -91,7 +98,7 @@ def _upload(service: VolumeService, job: VolumeJob, check: Check) -> None:
     try:
         # One moment of a volume that is in use, where blocks can be shared.
         if job.arguments["clone"]:
-            files.copy(source, copied, job.target.size, check)
+            files.copy(source, copied, job.size, check)
             source = copied
         if form != "raw":
             part = files.part(packed)

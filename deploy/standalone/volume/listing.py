@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import falcon
-from sqlalchemy import Boolean, ColumnElement, Integer, Row, Table, and_, func, select
+from sqlalchemy import Boolean, ColumnElement, Integer, Table, and_, func, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTHS
@@ -49,7 +50,7 @@ def listed(
     table: Table,
     filters: Mapping[str, Filter | None],
     plural: str,
-) -> tuple[list[Row[Any]], Body]:
+) -> tuple[list[DbRow], Body]:
     """The rows of a page of things with owners, and what stands beside them. `filters`: None is a
     column of this name. Raises 400."""
     return listed_of(service, req, table, filters, plural, _owner(req, table, req.context.caller))
@@ -62,7 +63,7 @@ def listed_of(
     filters: Mapping[str, Filter | None],
     plural: str,
     known: Sequence[ColumnElement[bool]],
-) -> tuple[list[Row[Any]], Body]:
+) -> tuple[list[DbRow], Body]:
     """The same of things that meet the rules `known`."""
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)

@@ -4,8 +4,9 @@
 from typing import Any
 
 import falcon
-from sqlalchemy import Row, Table, select
+from sqlalchemy import Table, select
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import BodySchema, Document
 from deploy.standalone.volume.caller import VolumeCaller
@@ -70,13 +71,13 @@ class PairsOf:
         what = self._table.name.removesuffix("s").title()
         return fault("MetadataNotFound", what=what, id=key, key=name)
 
-    def _find(self, connection: Any, caller: VolumeCaller, key: str) -> Row[Any]:
+    def _find(self, connection: Any, caller: VolumeCaller, key: str) -> DbRow:
         row = connection.execute(
             select(self._table).where(self._table.c.id == key, caller.sees(self._table))
         ).first()
         if row is None:
             raise fault(self._missing, id=key)
-        found: Row[Any] = row
+        found: DbRow = row
         return found
 
     def _read(self, req: falcon.Request, key: str) -> Body:

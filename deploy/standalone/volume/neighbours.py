@@ -15,6 +15,8 @@ from keystoneauth1 import exceptions
 from keystoneauth1.identity import v3
 from keystoneauth1.session import Session
 
+from deploy.standalone.database import DbValues
+from deploy.standalone.json_types import Body
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.files import Check
 
@@ -32,7 +34,7 @@ class ImageRefused(Exception):
     """It cannot be done, and nothing will change that."""
 
 
-def session_of(identity: Mapping[str, Any]) -> Session:
+def session_of(identity: DbValues) -> Session:
     """A session of the service's own user."""
     names = ("auth_url", "username", "password", "project_name")
     plugin = v3.Password(
@@ -79,18 +81,18 @@ class ImageNeighbour(_Neighbour):
         except Later as error:
             raise fault("Unavailable", why=f"Cannot ask {error}; try again.") from error
 
-    def show(self, key: str, token: str) -> dict[str, Any] | None:
+    def show(self, key: str, token: str) -> Body | None:
         found = self._as_user("GET", f"/v2/images/{key}", token)
         return found.json() if found.status_code == 200 else None
 
-    def create(self, body: Mapping[str, Any], token: str) -> dict[str, Any]:
+    def create(self, body: DbValues, token: str) -> Body:
         found = self._as_user("POST", "/v2/images", token, json=dict(body))
         if found.status_code != 201:
             why = f"The image service refuses the image ({found.status_code})."
             raise fault(
                 "Forbidden" if found.status_code == 403 else "BadRequest", why=why, action=why
             )
-        made: dict[str, Any] = found.json()
+        made: Body = found.json()
         return made
 
     def download(self, key: str, path: Path, limit: int, check: Check) -> None:

@@ -6,12 +6,11 @@ for all of a project, and one for each type (`volumes_NAME`); -1 is no limit. Sn
 gigabytes too.
 """
 
-from typing import Any
-
 import falcon
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
 
+from deploy.standalone.json_types import Body
 from deploy.standalone.listing import value_of
 from deploy.standalone.schemas import TRUTHS, BodySchema, integer, mapping
 from deploy.standalone.volume import schema
@@ -111,7 +110,7 @@ class VolumeQuotas:
     def on_get(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_own(req.context.caller, project_id)
         with self._service.database.read() as connection:
-            found: dict[str, Any] = dict(limits(connection, project_id))
+            found: Body = dict(limits(connection, project_id))
             if TRUTHS.get(value_of(req.params, "usage").lower()):
                 used = usage(connection, project_id)
                 found = {

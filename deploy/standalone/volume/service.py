@@ -8,15 +8,17 @@ and the worker is woken when it has committed.
 import socket
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, func, insert, or_, select, update
 
-from deploy.standalone.database import Database
+from deploy.standalone.database import Database, DbRow, DbValues
+from deploy.standalone.json_types import Body, JsonValue
 from deploy.standalone.resource import Transaction
 from deploy.standalone.volume import schema
 from deploy.standalone.volume.exports import Export, Exports
@@ -46,16 +48,16 @@ class VolumeSettings:
 class ImageSource(Protocol):
     """The image service."""
 
-    def show(self, key: str, token: str) -> dict[str, Any] | None:
+    def show(self, key: str, token: str) -> Body | None:
         """The image, asked for with the user's own token; None when they may not see it."""
 
-    def create(self, body: Mapping[str, Any], token: str) -> dict[str, Any]:
+    def create(self, body: DbValues, token: str) -> Body:
         """A new image without data, made with the user's token."""
 
-    def download(self, key: str, path: Any, limit: int, check: Any) -> None:
+    def download(self, key: str, path: Path, limit: int, check: Callable[[], None]) -> None:
         """Write the image's data into a new file."""
 
-    def upload(self, key: str, path: Any, check: Any) -> bool:
+    def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
         """Give an image its data; False when the image is gone or has data."""
 
 
@@ -115,8 +117,8 @@ class VolumeService:
         """Nothing that a client has to wait for is begun by a change."""
 
     def connection_info(
-        self, change: "VolumeChange", volume: Row[Any], attachment: Row[Any], host: str, mode: str
-    ) -> dict[str, Any]:
+        self, change: "VolumeChange", volume: DbRow, attachment: DbRow, host: str, mode: str
+    ) -> Body:
         """How a host reaches a volume, as os-brick's connectors are told. Raises 400 for a host
         that cannot, 409 for a volume without its file."""
         path = self.files.path("volume", volume.id)
@@ -139,7 +141,7 @@ class VolumeService:
             "qos_specs": None,
         }
 
-    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> dict[str, Any]:
+    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
         if not self.exports.address:
             why = f"The volumes are on host {self.settings.host} and not served to other hosts."
             raise fault("InvalidInput", why=why)
@@ -166,7 +168,7 @@ class VolumeService:
             if key not in wanted or self.exports.start(wanted[key]):
                 return
             with self.change() as change:
-                nothing: dict[str, Any] = {
+                nothing: Body = {
                     "connection_info": {},
                     "status": "reserved",
                     "host": None,
@@ -195,7 +197,7 @@ class VolumeService:
         }
 
 
-def _served(connection: Connection) -> list[Row[Any]]:
+def _served(connection: Connection) -> list[DbRow]:
     rows = connection.execute(select(schema.attachments))
     return [row for row in rows if row.connection_info.get("driver_volume_type") == "nbd"]
 
@@ -206,7 +208,7 @@ class VolumeChange(Transaction):
 
     has_jobs: bool = False
 
-    def add(self, table: Table, values: Mapping[str, Any]) -> str:
+    def add(self, table: Table, values: DbValues) -> str:
         """Store a new thing and return its id."""
         key = str(values.get("id") or uuid.uuid4())
         self.connection.execute(
@@ -214,9 +216,7 @@ class VolumeChange(Transaction):
         )
         return key
 
-    def set(
-        self, table: Table, key: str, values: Mapping[str, Any], *rules: ColumnElement[bool]
-    ) -> bool:
+    def set(self, table: Table, key: str, values: DbValues, *rules: ColumnElement[bool]) -> bool:
         """Change columns of a thing that meets the rules; False when it does not."""
         done = self.connection.execute(
             update(table)
@@ -225,7 +225,9 @@ class VolumeChange(Transaction):
         )
         return done.rowcount == 1
 
-    def order(self, kind: str, target: str, source: str | None = None, **arguments: Any) -> None:
+    def order(
+        self, kind: str, target: str, source: str | None = None, **arguments: JsonValue
+    ) -> None:
         """Add a job."""
         self.has_jobs = True
         self.connection.execute(
@@ -241,7 +243,7 @@ def is_read(connection: Connection, key: str) -> bool:
     return connection.execute(found).first() is not None
 
 
-def connected(connection: Connection, volume_id: str) -> list[Row[Any]]:
+def connected(connection: Connection, volume_id: str) -> list[DbRow]:
     """The attachments of a volume through which somebody may write."""
     rows = connection.execute(
         select(schema.attachments).where(schema.attachments.c.volume_id == volume_id)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v3/snapshots: what a volume was at one moment, as a file of its own (files.py)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import falcon
-from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy import ColumnElement, select
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.resource import Body, Collection, Item, Resource
 from deploy.standalone.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.standalone.volume import quotas
@@ -58,7 +56,7 @@ class SnapshotsApi(Resource):
         if action == "create":
             caller.require_member("volume:create_snapshot")
 
-    def admit_to(self, caller: VolumeCaller, action: str, row: Row[Any]) -> None:
+    def admit_to(self, caller: VolumeCaller, action: str, row: DbRow) -> None:
         caller.require_member(f"volume:{action}_snapshot")
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -73,10 +71,10 @@ class SnapshotsApi(Resource):
             raise fault("BadRequest", why="Invalid input for 'snapshot': name or description.")
         return found
 
-    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         return listed(service, req, snapshots, FILTERS, "snapshots")
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         later = (
             (14, {"group_snapshot_id": None}),
             (41, {"user_id": row["user_id"]}),
@@ -126,23 +124,23 @@ class SnapshotsApi(Resource):
         change.order("snapshot", key, volume.id, read="volume")
         return key
 
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
         pairs = body.pop("metadata", None)
         if pairs is not None:
             set_pairs(change, snapshots, row.id, dict(row.metadata) | pairs)
         change.set(snapshots, row.id, body)
 
-    def delete(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any]) -> None:
+    def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
         remove(change, row, force=False)
 
 
-def brief(row: Mapping[Any, Any]) -> Body:
+def brief(row: DbValues) -> Body:
     """A snapshot in a list."""
     plain = "id created_at updated_at name description volume_id status size metadata"
     return {name: row[name] for name in plain.split()}
 
 
-def remove(change: VolumeChange, row: Row[Any], *, force: bool) -> None:
+def remove(change: VolumeChange, row: DbRow, *, force: bool) -> None:
     """Begin to delete a snapshot. Raises 400 for one that is being made or read."""
     if is_read(change.connection, row.id):
         raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")

@@ -11,8 +11,9 @@ import secrets
 from typing import Any
 
 import falcon
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, select, update
 
+from deploy.standalone.database import DbRow
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTH, BodySchema, mapping, nullable, text
 from deploy.standalone.volume import quotas
@@ -111,7 +112,7 @@ class VolumeTransfers:
         answer(resp, {"transfer": brief})
 
 
-def _accept(change: Any, caller: VolumeCaller, row: Row[Any]) -> None:
+def _accept(change: Any, caller: VolumeCaller, row: DbRow) -> None:
     """The volume, with its snapshots unless they stay, is the caller's."""
     connection: Connection = change.connection
     volume = connection.execute(select(volumes).where(volumes.c.id == row.volume_id)).one()
@@ -144,7 +145,7 @@ def _hash(salt: str, key: str) -> str:
     return hmac.new(salt.encode(), key.encode(), hashlib.sha256).hexdigest()
 
 
-def _own(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
+def _own(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
     row = connection.execute(
         select(transfers).where(transfers.c.id == key, caller.sees(transfers))
     ).first()
@@ -153,7 +154,7 @@ def _own(connection: Connection, caller: VolumeCaller, key: str) -> Row[Any]:
     return row
 
 
-def _brief(req: falcon.Request, row: Row[Any]) -> Body:
+def _brief(req: falcon.Request, row: DbRow) -> Body:
     return {
         "id": row.id,
         "volume_id": row.volume_id,
@@ -162,7 +163,7 @@ def _brief(req: falcon.Request, row: Row[Any]) -> Body:
     }
 
 
-def _detail(req: falcon.Request, row: Row[Any]) -> Body:
+def _detail(req: falcon.Request, row: DbRow) -> Body:
     found = _brief(req, row) | {"created_at": row.created_at}
     if since(req, 55):
         found["no_snapshots"] = row.no_snapshots

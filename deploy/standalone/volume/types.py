@@ -5,15 +5,15 @@ One property does something here: `multiattach`, `<is> True`. A project may have
 its own (/v3/default-types, 3.62); `__DEFAULT__` is everybody's.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, true
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import value_of
-from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.resource import AnyService, Body, Collection, Item, Resource
 from deploy.standalone.schemas import (
     NOT_EMPTY,
     TRUTH,
@@ -97,7 +97,7 @@ class TypesApi(Resource):
             raise fault("BadRequest", why="Specify volume type name, description, is_public.")
         return found
 
-    def page(self, service: Any, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         caller: VolumeCaller = req.context.caller
         rules = [self.visible(caller)]
         public = wanted_public(req) if caller.is_admin else None
@@ -105,7 +105,7 @@ class TypesApi(Resource):
             rules.append(types.c.is_public.is_(public))
         return listed_of(service, req, types, FILTERS, "volume_type", rules)
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         caller: VolumeCaller = req.context.caller
         specs = dict(row["extra_specs"])
         if not caller.is_admin:
@@ -124,13 +124,13 @@ class TypesApi(Resource):
         specs = body.get("extra_specs") or {}
         return change.add(types, body | {"name": body["name"].strip(), "extra_specs": specs})
 
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
         given = {name: value for name, value in body.items() if value is not None}
         if row.name == DEFAULT_TYPE and given.get("name", row.name) != row.name:
             raise fault("InvalidType", why=f"{DEFAULT_TYPE} is the default type of all projects")
         change.set(types, row.id, given)
 
-    def delete(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any]) -> None:
+    def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
         connection = change.connection
         is_chosen = count(connection, default_types, default_types.c.type_id == row.id)
         if row.name == DEFAULT_TYPE or is_chosen:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import falcon
-from sqlalchemy import Row, select
+from sqlalchemy import select
 
+from deploy.standalone.database import DbRow
+from deploy.standalone.json_types import JsonValue
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import (
     TRUTH,
@@ -54,12 +56,12 @@ class AskedAction:
     req: falcon.Request
     caller: VolumeCaller
     change: VolumeChange
-    row: Row[Any]
-    body: Any
+    row: DbRow
+    body: JsonValue
     #: What was asked of other services in front of the transaction.
     image: Body | None = None
 
-    def move(self, before: tuple[str, ...], status: str, **more: Any) -> None:
+    def move(self, before: tuple[str, ...], status: str, **more: JsonValue) -> None:
         """Set the status. Raises 400 unless it is one of `before`."""
         values = {"status": status, **more}
         if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
@@ -292,7 +294,7 @@ class VolumeAction:
     is_admins: bool = False
     status: str = falcon.HTTP_202
 
-    def checked(self, name: str, body: object) -> Any:
+    def checked(self, name: str, body: object) -> JsonValue:
         """The action's body. Raises 400."""
         return BodySchema(self.form).checked(body, name) if self.form else None
 
@@ -396,7 +398,7 @@ class VolumeActions:
         if said is not None:
             answer(resp, said)
 
-    def _image(self, caller: VolumeCaller, row: Row[Any], name: str, form: Any) -> Body | None:
+    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Any) -> Body | None:
         """The image that an action needs, or has the image service make."""
         if name == "os-reimage":
             return images.wanted(self._service, caller, form["image_id"])

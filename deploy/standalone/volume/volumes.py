@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, select
 
+from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import value_of
 from deploy.standalone.resource import Body, Collection, Item, Resource
 from deploy.standalone.schemas import TRUTHS, BodySchema, Document, integer, mapping, nullable, text
@@ -81,7 +82,7 @@ class VolumesApi(Resource):
     def visible(self, caller: VolumeCaller) -> ColumnElement[bool]:
         return caller.sees(volumes)
 
-    def admit_to(self, caller: VolumeCaller, action: str, row: Row[Any]) -> None:
+    def admit_to(self, caller: VolumeCaller, action: str, row: DbRow) -> None:
         caller.require_member(f"volume:{action}")
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -96,10 +97,10 @@ class VolumesApi(Resource):
                 found[name] = found[name].strip()
         return found
 
-    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+    def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         return listed(service, req, volumes, FILTERS, "volumes")
 
-    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
         key = row["id"]
         with self._service.database.read() as connection:
             rows = connection.execute(
@@ -115,7 +116,7 @@ class VolumesApi(Resource):
     def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
         raise NotImplementedError  # VolumeCollection makes them: the image service is asked before
 
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: Row[Any], body: Body) -> None:
+    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
         pairs = body.pop("metadata", None)
         if pairs is not None:
             set_pairs(change, volumes, row.id, dict(row.metadata) | pairs)
@@ -125,8 +126,8 @@ class VolumesApi(Resource):
 def _view(
     req: falcon.Request,
     service: VolumeService,
-    row: Mapping[Any, Any],
-    attached: list[Row[Any]] | Any,
+    row: DbValues,
+    attached: list[DbRow] | Any,
     type_name: str,
 ) -> Body:
     caller: VolumeCaller = req.context.caller
@@ -311,7 +312,7 @@ def _check_new(service: VolumeService, body: Body) -> None:
             raise fault("BadRequest", why=f"There are no groups of volumes here: leave {name} out.")
 
 
-def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> Row[Any]:
+def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> DbRow:
     """The snapshot or volume that a new one starts from, in a state to be read."""
     table = snapshots if name == "snapshot_id" else volumes
     row = connection.execute(
@@ -327,7 +328,7 @@ def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str)
     return row
 
 
-def check_copied(connection: Connection, service: VolumeService, row: Row[Any]) -> None:
+def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> None:
     """Raises 400 when a copy of a volume would not be of one moment."""
     if not service.files.shares_blocks and connected(connection, row.id):
         why = (
@@ -339,8 +340,8 @@ def check_copied(connection: Connection, service: VolumeService, row: Row[Any]) 
 
 
 def _type(
-    connection: Connection, caller: VolumeCaller, wanted: str | None, source: Row[Any] | None
-) -> Row[Any]:
+    connection: Connection, caller: VolumeCaller, wanted: str | None, source: DbRow | None
+) -> DbRow:
     """The type of a new volume: the one that is wanted, the source's, or the default. Raises
     404."""
     if wanted:
@@ -349,7 +350,7 @@ def _type(
     return connection.execute(select(types).where(types.c.id == key)).one()
 
 
-def find_type(connection: Connection, caller: VolumeCaller, wanted: str) -> Row[Any]:
+def find_type(connection: Connection, caller: VolumeCaller, wanted: str) -> DbRow:
     """A type by id or name that the caller may use. Raises 404."""
     rules = [] if caller.is_admin else [may_use(caller.project_id)]
     row = connection.execute(
@@ -389,7 +390,7 @@ class VolumeItem(Item):
         resp.status = falcon.HTTP_202
 
 
-def remove(change: VolumeChange, row: Row[Any], *, force: bool, cascade: bool = False) -> None:
+def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = False) -> None:
     """Begin to delete a volume. Raises 400 for one that is used."""
     connection = change.connection
     has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)
