@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openstack
+
 from deploy.servers import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,6 +205,23 @@ class Cloud:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    """A client of the identity service in this cloud, and of what its catalogue names."""
+    return openstack.connect(
+        load_yaml_config=False,
+        load_envvars=False,
+        region_name="RegionOne",
+        auth={
+            "auth_url": cloud.auth_url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+        },
+    )
 
 
 @contextmanager

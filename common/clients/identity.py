@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
-BELIEVED = 300.0  # seconds that what it names is believed
+BELIEVED_SECONDS = 300.0  # seconds that what it names is believed
 READ = 30.0  # seconds that the identity service has to answer
 LOOK = 5.0  # seconds that it has when a process starts
 WAIT = (
@@ -231,7 +231,7 @@ class IdentityClient:
         """The token that is known; else the one that is being fetched, if it comes in a moment."""
         with self._lock:
             known = self._known if not fresh else None
-            is_old = time.monotonic() >= self._known_since + BELIEVED
+            is_old = time.monotonic() >= self._known_since + BELIEVED_SECONDS
             if known is not None and not is_old and not known.will_expire_soon(RENEW):
                 return known
             if self._coming is None and not self._breaker.is_open():

@@ -24,7 +24,7 @@ from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
-KEEP_EXTENSIONS = 300.0  # seconds; they change with an upgrade of the service
+EXTENSIONS_KEPT_SECONDS = 300.0  #: they change with an upgrade of the service
 AT_ONCE = 50  # ids in one URL
 NAME = "network service"
 #: The binding:profile of ports that Kilonova made: whose they are is written on the ports
@@ -202,7 +202,7 @@ class NetworkClient(OptionalService):
             found = frozenset(
                 one["alias"] for one in self._json("GET", "/extensions", token)["extensions"]
             )
-            self._extensions = (self.monotonic() + KEEP_EXTENSIONS, found)
+            self._extensions = (self.monotonic() + EXTENSIONS_KEPT_SECONDS, found)
         return found
 
     # --- what the conductor changes, with its own ---

@@ -30,7 +30,7 @@ from common.store.engine import Store
 from common.store.hosts import host_keys, services
 
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
-LONG = 30.0  # seconds from which actions that are in hand are told of
+LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
 Ports = Sequence[Mapping[str, Any]]
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
@@ -67,7 +67,7 @@ def doctor(options: argparse.Namespace) -> int:
         for server, what, seconds in ages["cleanups"]:
             print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")
         for server, what, seconds in ages["actions"]:
-            if seconds >= LONG:
+            if seconds >= LONG_SECONDS:
                 print(f"in hand for {seconds:.0f} s: server {server}: {what}")
         print(f"{len(found)} findings" if found else "all is well")
     for name in sorted(set(silent)):

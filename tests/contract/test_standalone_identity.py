@@ -19,7 +19,7 @@ from keystoneauth1.identity import v3
 from keystonemiddleware.auth_token import AuthProtocol
 from webob import Request, Response
 
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud, connect, running
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +32,6 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 @pytest.fixture(scope="module")
 def admin(cloud: Cloud) -> Any:
     return connect(cloud, "admin", cloud.admin_password, "admin")
-
-
-def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
-    return openstack.connect(
-        load_yaml_config=False,
-        load_envvars=False,
-        region_name="RegionOne",
-        auth={
-            "auth_url": cloud.auth_url,
-            "username": user,
-            "password": password,
-            "project_name": project,
-            "user_domain_id": "default",
-            "project_domain_id": "default",
-        },
-    )
 
 
 class Person:

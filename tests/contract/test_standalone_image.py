@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from deploy.servers import free_ports
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud, connect, running
 from tests.waiting import await_true
 
 PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
@@ -55,22 +55,6 @@ def owner(cloud: Cloud, admin: Any) -> Any:
 @pytest.fixture(scope="module")
 def stranger(cloud: Cloud, admin: Any) -> Any:
     return person(cloud, admin, "member")
-
-
-def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
-    return openstack.connect(
-        load_yaml_config=False,
-        load_envvars=False,
-        region_name="RegionOne",
-        auth={
-            "auth_url": cloud.auth_url,
-            "username": user,
-            "password": password,
-            "project_name": project,
-            "user_domain_id": "default",
-            "project_domain_id": "default",
-        },
-    )
 
 
 def person(cloud: Cloud, admin: Any, role: str) -> Any:

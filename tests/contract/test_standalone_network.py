@@ -25,7 +25,7 @@ import requests
 from compute_api.metadata.proxy_headers import host_key
 from deploy.servers import free_ports
 from deploy.standalone.network.host_keys import HEADER, wiring_key
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud, connect, running
 from tests.waiting import await_true
 
 PATIENT = ("--wait-seconds", "20")
@@ -139,22 +139,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     compute.server.server_close()
     assert " 500 " not in log
     assert cloud.service_password not in log
-
-
-def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
-    return openstack.connect(
-        load_yaml_config=False,
-        load_envvars=False,
-        region_name="RegionOne",
-        auth={
-            "auth_url": cloud.auth_url,
-            "username": user,
-            "password": password,
-            "project_name": project,
-            "user_domain_id": "default",
-            "project_domain_id": "default",
-        },
-    )
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import openstack
 import requests
 
 from deploy.servers import free_ports
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud, connect, running
 from tests.waiting import await_true
 
 GIGABYTE = 1024**3
@@ -144,22 +143,6 @@ class Rig:
     def complete(self, who: Any, attachment: str) -> None:
         done = self.ask(who, "POST", f"/attachments/{attachment}/action", {"os-complete": None})
         assert done.status_code == 204, done.text
-
-
-def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
-    return openstack.connect(
-        load_yaml_config=False,
-        load_envvars=False,
-        region_name="RegionOne",
-        auth={
-            "auth_url": cloud.auth_url,
-            "username": user,
-            "password": password,
-            "project_name": project,
-            "user_domain_id": "default",
-            "project_domain_id": "default",
-        },
-    )
 
 
 def person(rig: Rig, role: str, project: Any = None) -> Any:

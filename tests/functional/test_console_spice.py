@@ -221,7 +221,7 @@ def test_other_consoles_have_one_connection_whatever_comes_with_it(world: World,
         ),
     ],
 )
-def test_a_page_inside_another_is_offered_a_cookie_that_binds_when_it_is_brought(
+def test_page_in_a_frame_gets_a_cookie_that_a_websocket_binds(
     make: Callable[..., World], url: str, headers: dict[str, str], kept: str
 ) -> None:
     world = make(url=url, origins=(ALLOWED,))

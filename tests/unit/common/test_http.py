@@ -14,7 +14,7 @@ import pytest
 from common import errors
 from common.clients import http
 from common.clients.image import ImageClient as Images
-from common.clients.network import KEEP_EXTENSIONS
+from common.clients.network import EXTENSIONS_KEPT_SECONDS
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
 
@@ -158,8 +158,8 @@ def test_what_a_service_can_do_after_its_upgrade_is_seen_in_minutes(
     monkeypatch.setattr(client, "_json", listed)
     assert [client.extensions("t") for _ in range(3)] == [{"agent"}] * 3
     known.append(ALIAS)
-    clock[0] = KEEP_EXTENSIONS - 1
+    clock[0] = EXTENSIONS_KEPT_SECONDS - 1
     assert client.extensions("t") == {"agent"}
-    clock[0] = KEEP_EXTENSIONS
+    clock[0] = EXTENSIONS_KEPT_SECONDS
     assert client.extensions("t") == {"agent", ALIAS}
     assert asked == ["/extensions"] * 2

@@ -20,7 +20,7 @@ from requests.adapters import BaseAdapter
 
 from common import config, errors
 from common.clients import http, identity
-from common.clients.identity import BELIEVED, KEEP, RENEW, IdentityClient
+from common.clients.identity import BELIEVED_SECONDS, KEEP, RENEW, IdentityClient
 from common.config import ConfigError
 
 URL = "http://127.0.0.1:9696"
@@ -134,7 +134,7 @@ def test_a_service_that_has_moved_is_found_and_nobody_waits_for_that(
     session.catalogue["network"] = URL
     assert hurried.network_url() == URL
     session.catalogue["network"] = f"{URL}/moved"
-    clock[0] += BELIEVED - 1
+    clock[0] += BELIEVED_SECONDS - 1
     assert (hurried.network_url(), session.asked) == (URL, 1)
     session.answers.clear()
     clock[0] += 1
@@ -153,7 +153,7 @@ def test_an_old_catalogue_is_good_enough_while_identity_is_silent(
     session.catalogue["image"] = URL
     found.token()
     session.problem = exceptions.ConnectFailure("refused")
-    clock[0] += 10 * BELIEVED
+    clock[0] += 10 * BELIEVED_SECONDS
     assert [found.image_url() for _ in range(9)] == [URL] * 9
 
 
