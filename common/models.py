@@ -98,6 +98,25 @@ class AttachedShare:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedVolume:
+    """A volume of a server, as its host needs to know it. device: how its user calls it, /dev/vdb;
+    size_gb: which the host's device must have; connection: what the volume service says for this
+    host (driver_volume_type, data), which may hold passwords; bus and device_type: as in block
+    device mappings, virtio and disk; multiattach: several guests write to it."""
+
+    volume_id: str
+    device: str
+    size_gb: int
+    connection: JsonObject = field(default_factory=dict, repr=False)
+    boot_index: int | None = None
+    bus: str = "virtio"
+    device_type: str = "disk"
+    tag: str = ""
+    read_only: bool = False
+    multiattach: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NumaNode:
     """A NUMA node of a host. cpus: those that guests share; pcpus: those that a guest can have for
     itself;
@@ -168,7 +187,8 @@ class GuestSpec:
     when it is first started, because the network service has not wired its interfaces yet.
     ``assignment``: which parts of the host are its own. ``disks``: those beside its root disk, in
     the order in which the guest finds them. ``record``: what only its row says, for
-    ``server_facts``: user_id, created_at, pinned_availability_zone, disks.
+    ``server_facts``: user_id, created_at, pinned_availability_zone, disks. ``volumes``: one with
+    boot_index 0 takes the place of the root disk.
     """
 
     server: str
@@ -184,6 +204,7 @@ class GuestSpec:
     assignment: HardwareAssignment | None = field(default=None, metadata={"wire": "fitting"})
     disks: list[LocalDisk] = field(default_factory=list)
     record: JsonObject = field(default_factory=dict)
+    volumes: list[AttachedVolume] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from common.store.hosts.host_actions import OPEN as OPEN_HOST_ACTIONS
 from common.store.schema import (
     actions,
     allocations,
+    block_devices,
     cleanups,
     console_tokens,
     events,
@@ -110,6 +111,7 @@ KINDS = (
             _none(allocations.c.consumer_id == _S.id),
             _none(cleanups.c.server_id == _S.id),
             _none(share_mappings.c.server_id == _S.id),
+            _none(block_devices.c.server_id == _S.id),
             _none(_M.server_id == _S.id, _M.status.in_(OPEN)),
             _none(_A.server_id == _S.id, _A.state.in_(LIVE)),
         ),

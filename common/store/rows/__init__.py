@@ -37,6 +37,7 @@ from common.store.rows.placement import (
 from common.store.rows.servers import (
     ActionInHandRow,
     ActionRow,
+    BlockDeviceRow,
     ConsoleTokenRow,
     DebtRow,
     EventRow,
@@ -67,6 +68,7 @@ from common.store.rows.tenants import (
 __all__ = [
     "ActionInHandRow",
     "ActionRow",
+    "BlockDeviceRow",
     "AggregateRow",
     "AskedImage",
     "CleanupRow",

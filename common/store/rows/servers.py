@@ -67,6 +67,7 @@ class ServerRow(Protocol):
     password: str | None
     disks: JsonObject | None
     shares: int
+    volumes: int
 
 
 class PlacedServerRow(ServerRow, Protocol):
@@ -89,6 +90,7 @@ class ServerState(Protocol):
     host: str | None
     launched_at: int | None
     shares: int
+    volumes: int
 
 
 class ServerKey(Protocol):
@@ -162,6 +164,7 @@ class ServerRecord(Protocol):
     password: str | None  #: what the guest posted
     disks: str | None  #: JSON: asked for beside its root disk
     shares: int
+    volumes: int
     # times in microseconds
     created_at: int
     updated_at: int
@@ -348,6 +351,31 @@ class ShareMappingRow(Protocol):
     protocol: str
     export_location: str
     access_to: str
+    created_at: int
+    updated_at: int
+
+
+class BlockDeviceRow(Protocol):
+    """One of ``block_devices``."""
+
+    uuid: str
+    server_id: str
+    volume_id: str | None
+    status: str
+    attachment_id: str | None
+    connection: str | None
+    source_type: str
+    source_id: str | None
+    volume_type: str | None
+    size_gb: int | None
+    boot_index: int | None
+    device_name: str
+    disk_bus: str | None
+    device_type: str | None
+    tag: str | None
+    delete_on_termination: bool
+    read_only: bool
+    multiattach: bool
     created_at: int
     updated_at: int
 

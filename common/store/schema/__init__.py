@@ -33,6 +33,7 @@ from common.store.schema.placement import (
 )
 from common.store.schema.servers import (
     actions,
+    block_devices,
     console_tokens,
     events,
     guests,
@@ -88,6 +89,7 @@ __all__ = [
     "server_groups",
     "servers",
     "services",
+    "block_devices",
     "share_mappings",
     "traits",
 ]

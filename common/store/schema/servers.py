@@ -80,6 +80,7 @@ servers = Table(
     Column("password", Text),  # what the guest posted, encrypted by its owner's key
     Column("disks", Json),  # 0012: asked for beside its root disk; see local_disks
     Column("shares", Integer, nullable=False, server_default="0"),  # 0015: rows of share_mappings
+    Column("volumes", Integer, nullable=False, server_default="0"),  # 0021: rows of block_devices
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
@@ -220,6 +221,37 @@ share_mappings = Table(
     UniqueConstraint("server_id", "share_id"),
     UniqueConstraint("server_id", "tag"),
     Index("ix_share_mappings_share", "share_id", "access_to"),
+)
+
+# --- volumes (0021) ---
+block_devices = Table(
+    "block_devices",
+    metadata,
+    uuid_column("uuid", primary_key=True),
+    uuid_column("server_id", nullable=False),
+    uuid_column("volume_id"),  # NULL: it is still to be made
+    Column(
+        "status", String(16), nullable=False
+    ),  # creating, reserved, attaching, attached, detaching, error
+    uuid_column("attachment_id"),
+    Column("connection", LongText),  # sealed: what the service says for the server's host
+    Column("source_type", String(16), nullable=False),  # volume, image, snapshot, blank
+    uuid_column("source_id"),  # of the image or the snapshot that it is made of
+    Column("volume_type", String(255)),  # that was asked for
+    Column("size_gb", Integer),  # NULL: not known yet
+    Column("boot_index", Integer),
+    Column("device_name", String(255), nullable=False),
+    Column("disk_bus", String(16)),
+    Column("device_type", String(16)),
+    Column("tag", String(255)),
+    Column("delete_on_termination", Boolean, nullable=False, server_default="0"),
+    Column("read_only", Boolean, nullable=False, server_default="0"),
+    Column("multiattach", Boolean, nullable=False, server_default="0"),
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    UniqueConstraint("server_id", "volume_id"),
+    UniqueConstraint("server_id", "device_name"),
+    Index("ix_block_devices_volume", "volume_id"),
 )
 
 # --- consoles (0003) ---

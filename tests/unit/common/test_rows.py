@@ -31,6 +31,7 @@ TABLES: dict[type, sa.Table] = {
     rows.ServerGroupRow: schema.server_groups,
     rows.ServerRow: schema.servers,
     rows.ServiceRow: schema.services,
+    rows.BlockDeviceRow: schema.block_devices,
     rows.ShareMappingRow: schema.share_mappings,
 }
 #: What is a part of one table's columns.
