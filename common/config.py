@@ -320,6 +320,14 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("apply_timeout", default=60, min=1, max=3600,
                    help="Seconds in which it must let a host mount a share that was asked for."),
     ),
+    "volume": (
+        cfg.StrOpt("endpoint", help="URL of the block storage service; default: from the catalogue. When that has none "
+                                    "either, servers have no volumes."),
+        cfg.IntOpt("timeout", default=30, min=1, max=300, help="Seconds for an answer of that service."),
+        cfg.BoolOpt("cross_az_attach", default=True,
+                    help="Whether a server may have volumes of another availability zone. If not, volumes are made in "
+                         "the server's zone."),
+    ),
     "metadata": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the metadata service listens on."),
         cfg.PortOpt("port", default=8775, help="Its port."),

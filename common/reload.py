@@ -22,18 +22,24 @@ OF_ALL = ("DEFAULT", "log", "prometheus", "tls", "tracing")
 #: What each process reads of the file beside: a change elsewhere is another process's.
 SECTIONS = {
     "api": "database api http oslo_middleware conductor host_keys scheduler identity image network "
-    "share console spice quota notifications",
+    "share volume console spice quota notifications",
     "placement": "database http oslo_middleware identity placement",
     "metadata": "database http oslo_middleware metadata vendor_data",
     "image-gateway": "http oslo_middleware identity image image_gateway",
     "console": "database host_keys identity console spice",
     "conductor": "database conductor host_keys ha scheduler agent image_gateway identity image network "
-    "share notifications",
+    "share volume notifications",
     "scheduler": "database scheduler metrics conductor notifications",
     "agent": "agent migration metadata spice vendor_data",
 }
 #: Read by IdentityClient whenever it asks.
-OF_IDENTITY = ("identity.*", "image.endpoint", "network.endpoint", "share.endpoint")
+OF_IDENTITY = (
+    "identity.*",
+    "image.endpoint",
+    "network.endpoint",
+    "share.endpoint",
+    "volume.endpoint",
+)
 
 
 #: Options that can be taken over, with what is called when one of them has changed.

@@ -171,7 +171,7 @@ def of_neighbours(conf: cfg.ConfigOpts) -> None:
     """Judge the URLs of all neighbours that are configured; of others the catalogue says where they
     are. Raises ConfigError as ``of_neighbour`` does."""
     of_neighbour(conf, "[identity] auth_url", conf.identity.auth_url)
-    for section in ("image", "network", "share"):
+    for section in ("image", "network", "share", "volume"):
         if conf[section].endpoint:
             of_neighbour(conf, f"[{section}] endpoint", conf[section].endpoint)
 

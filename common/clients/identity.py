@@ -47,6 +47,9 @@ SECTIONS = {
     "network": "network",
     "shared-file-system": "share",
     "sharev2": "share",
+    "block-storage": "volume",
+    "volumev3": "volume",
+    "volume": "volume",
 }
 NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."
 
@@ -172,6 +175,20 @@ class IdentityClient:
         configured = self._conf.share.endpoint
         return self._endpoint(configured, "shared-file-system") or self._endpoint(
             configured, "sharev2"
+        )
+
+    def volume_url(self) -> str | None:
+        """The block storage service's URL ([volume] endpoint, else from the catalogue); None: there
+        is none.
+
+        Raises:
+            Unavailable: the catalogue cannot be read now.
+        """
+        configured = self._conf.volume.endpoint
+        return (
+            self._endpoint(configured, "block-storage")
+            or self._endpoint(configured, "volumev3")
+            or self._endpoint(configured, "volume")
         )
 
     def compute_url(self) -> str:

@@ -37,6 +37,7 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "image.endpoint",
     "network.endpoint",
     "share.endpoint",
+    "volume.endpoint",
     "image_gateway.ticket_secret",
     "metadata.proxy_shared_secret",
     "metadata.vendor_data_file",

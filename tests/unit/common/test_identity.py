@@ -231,6 +231,7 @@ CONFIGURED = [
     ("image", "endpoint"),
     ("network", "endpoint"),
     ("share", "endpoint"),
+    ("volume", "endpoint"),
 ]
 
 
@@ -274,6 +275,9 @@ def test_urls_that_may_be_asked(load, section: str, option: str, lines: str) -> 
         ("network", "network"),
         ("shared-file-system", "share"),
         ("sharev2", "share"),
+        ("block-storage", "volume"),
+        ("volumev3", "volume"),
+        ("volume", "volume"),
     ],
 )
 def test_a_plain_url_in_the_catalogue_is_not_given_out(
@@ -281,9 +285,12 @@ def test_a_plain_url_in_the_catalogue_is_not_given_out(
 ) -> None:
     found = IdentityClient(config.load(), fetch=session.log_in)
     session.catalogue[kind] = ELSEWHERE
-    ask = {"image": found.image_url, "network": found.network_url, "share": found.share_url}[
-        section
-    ]
+    ask = {
+        "image": found.image_url,
+        "network": found.network_url,
+        "share": found.share_url,
+        "volume": found.volume_url,
+    }[section]
     for _ in range(2):
         with pytest.raises(
             errors.Unavailable, match=f"endpoint of {kind} in the catalogue is plain text"

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block storage service (Cinder v3), over HTTP only: volumes, and which server may have them.
+
+The API looks at volumes with the user's token, and makes with it what is to be the user's; the
+conductor attaches and detaches with Kilonova's own. An *attachment* is the permission: without a
+connector it reserves a volume for a server, with one it lets a host connect. A service that does
+not answer is Unavailable; what it refuses for good is another Problem, in the service's own words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
+
+from common import errors
+from common.clients.http import Http, HttpAnswer, OptionalService, kind_of
+from common.json_types import JsonObject
+
+NAME = "block storage service"
+#: The first version in which an attachment can be completed.
+VERSION = "3.44"
+#: How an endpoint in a catalogue may end; a service that knows 3.67 asks for no project there.
+_VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
+#: A user may not end the connection of a server beneath it; who shows this may (CVE-2023-2088).
+AS_SERVICE = ("X-Service-Token",)
+AVAILABLE, IN_USE, CREATING, ERROR = "available", "in-use", "creating", "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume as the service tells it. image_metadata: of the image that it was made of."""
+
+    id: str
+    status: str
+    size_gb: int
+    bootable: bool = False
+    multiattach: bool = False
+    availability_zone: str | None = None
+    volume_type: str | None = None
+    image_metadata: Mapping[str, str] = field(default_factory=dict)
+    read_only: bool = False
+    encrypted: bool = False
+    project_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSnapshot:
+    """What a volume was like once; another one can be made of it."""
+
+    id: str
+    status: str
+    size_gb: int
+    volume_id: str
+    project_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeType:
+    """A kind of volume that the token may ask for."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A server's permission to have a volume. connection: what the host needs in order to connect
+    (driver_volume_type and the rest), which may hold passwords; empty without a connector."""
+
+    id: str
+    volume_id: str
+    server_id: str
+    status: str
+    connection: JsonObject = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class VolumeClient(OptionalService):
+    """One process's way to the service. Thread-safe.
+
+    Every call raises Unauthorized for a token that the service does not accept, and NotFound,
+    BadRequest, Forbidden, Conflict and TooLarge (a quota) for what it refuses.
+    """
+
+    service_name, section = NAME, "volume"
+
+    def __post_init__(self) -> None:
+        self._http = Http(NAME, self._url, self.timeout)
+
+    # --- volumes ---
+    def volume(self, token: str, volume_id: str) -> Volume:
+        """One volume. Raises NotFound: there is none that the token may see."""
+        return _volume(self._json("GET", f"/volumes/{_part(volume_id)}", token)["volume"])
+
+    def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
+        """One snapshot. Raises NotFound: there is none that the token may see."""
+        found = self._json("GET", f"/snapshots/{_part(snapshot_id)}", token)["snapshot"]
+        return VolumeSnapshot(
+            str(found["id"]),
+            str(found["status"]),
+            int(found["size"]),
+            str(found["volume_id"]),
+            found.get("os-extended-snapshot-attributes:project_id"),
+        )
+
+    def types(self, token: str) -> list[VolumeType]:
+        """Those that the token may ask for."""
+        found = self._json("GET", "/types", token)["volume_types"]
+        return [VolumeType(str(one["id"]), str(one["name"])) for one in found]
+
+    def create(
+        self,
+        token: str,
+        *,
+        size_gb: int,
+        name: str = "",
+        image_id: str | None = None,
+        snapshot_id: str | None = None,
+        volume_type: str | None = None,
+        zone: str | None = None,
+    ) -> Volume:
+        """A new volume of the token's project, empty or made of an image or a snapshot. It is there
+        when its status is ``available``, and never will be when that is ``error``.
+
+        Raises:
+            TooLarge: a quota of the service does not allow it.
+        """
+        wanted: JsonObject = {"size": size_gb, "name": name}
+        beside = {
+            "imageRef": image_id,
+            "snapshot_id": snapshot_id,
+            "volume_type": volume_type,
+            "availability_zone": zone,
+        }
+        wanted |= {key: value for key, value in beside.items() if value}
+        return _volume(self._json("POST", "/volumes", token, {"volume": wanted})["volume"])
+
+    def delete(self, token: str, volume_id: str) -> None:
+        """Delete a volume; one that is gone is fine.
+
+        Raises:
+            BadRequest: it is attached, or has snapshots.
+        """
+        self._gone_is_fine("DELETE", f"/volumes/{_part(volume_id)}", token)
+
+    # --- attachments ---
+    def attachments(
+        self, token: str, server_id: str, volume_id: str | None = None
+    ) -> list[Attachment]:
+        """A server's, or those that it has of one volume, with their connections; in all projects
+        for an admin's token."""
+        asked = {"instance_id": server_id, "all_tenants": "1"}
+        if volume_id:
+            asked["volume_id"] = volume_id
+        found = self._json("GET", f"/attachments/detail?{urlencode(asked)}", token)["attachments"]
+        return [_attachment(one) for one in found]
+
+    def attachment(self, token: str, attachment_id: str) -> Attachment:
+        """One. Raises NotFound."""
+        found = self._json("GET", f"/attachments/{_part(attachment_id)}", token)
+        return _attachment(found["attachment"])
+
+    def attach(
+        self,
+        token: str,
+        volume_id: str,
+        server_id: str,
+        connector: JsonObject | None = None,
+        mountpoint: str | None = None,
+        mode: str | None = None,
+    ) -> Attachment:
+        """A new attachment: without a ``connector`` the volume is reserved for the server, with one
+        the host that it tells of may connect.
+
+        Raises:
+            NotFound: there is no such volume. BadRequest: it is another server's, or not available.
+        """
+        wanted: JsonObject = {"volume_uuid": volume_id, "instance_uuid": server_id}
+        wanted["connector"] = _connector(connector, mountpoint, mode)
+        return _attachment(
+            self._json("POST", "/attachments", token, {"attachment": wanted})["attachment"]
+        )
+
+    def connect(
+        self,
+        token: str,
+        attachment_id: str,
+        connector: JsonObject,
+        mountpoint: str | None = None,
+        mode: str | None = None,
+    ) -> Attachment:
+        """Let the host that the ``connector`` tells of connect. Raises NotFound: there is no such
+        attachment."""
+        wanted = {"connector": _connector(connector, mountpoint, mode)}
+        found = self._json(
+            "PUT", f"/attachments/{_part(attachment_id)}", token, {"attachment": wanted}
+        )
+        return _attachment(found["attachment"])
+
+    def complete(self, token: str, attachment_id: str) -> None:
+        """The server has the volume: it is shown as in-use. Raises NotFound: there is no such
+        attachment."""
+        path = f"/attachments/{_part(attachment_id)}/action"
+        self._json("POST", path, token, {"os-complete": None})
+
+    def detach(self, token: str, attachment_id: str) -> None:
+        """End an attachment with its connection, when the host has let go; one that is gone is
+        fine."""
+        self._gone_is_fine("DELETE", f"/attachments/{_part(attachment_id)}", token, AS_SERVICE)
+
+    # --- HTTP ---
+    def _url(self) -> str:
+        return _VERSION_AND_PROJECT.sub("", self._base()) + "/v3"
+
+    def _gone_is_fine(
+        self,
+        method: str,
+        path: str,
+        token: str,
+        beside: Iterable[str] = (),
+    ) -> None:
+        try:
+            self._json(method, path, token, beside=beside)
+        except errors.NotFound:
+            return
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        token: str,
+        body: JsonObject | None = None,
+        beside: Iterable[str] = (),
+    ) -> JsonObject:
+        """``beside``: names of headers that carry the token, too."""
+        more: JsonObject = {} if body is None else {"json": body}
+        answer = self._http.send(
+            method,
+            self._http.base() + path,
+            token,
+            headers={"OpenStack-API-Version": f"volume {VERSION}"} | dict.fromkeys(beside, token),
+            **more,
+        )
+        if answer.status_code >= 300:
+            raise _refusal_of(answer)
+        return dict(answer.json()) if answer.content else {}
+
+
+def _part(name: str) -> str:
+    """A name within a path."""
+    return quote(name, safe="")
+
+
+def _connector(
+    connector: JsonObject | None, mountpoint: str | None, mode: str | None
+) -> JsonObject | None:
+    """With what is said of one attachment alone."""
+    if connector is None:
+        return None
+    beside = {"mountpoint": mountpoint, "mode": mode}
+    return connector | {name: value for name, value in beside.items() if value}
+
+
+def _volume(found: JsonObject) -> Volume:
+    metadata = found.get("metadata") or {}
+    return Volume(
+        id=str(found["id"]),
+        status=str(found["status"]),
+        size_gb=int(found["size"]),
+        bootable=_is_true(found.get("bootable")),
+        multiattach=_is_true(found.get("multiattach")),
+        availability_zone=found.get("availability_zone"),
+        volume_type=found.get("volume_type"),
+        image_metadata={
+            str(name): str(value)
+            for name, value in (found.get("volume_image_metadata") or {}).items()
+        },
+        read_only=_is_true(metadata.get("readonly")),
+        encrypted=_is_true(found.get("encrypted")),
+        project_id=found.get("os-vol-tenant-attr:tenant_id"),
+    )
+
+
+def _is_true(said: object) -> bool:
+    return str(said).lower() == "true"
+
+
+def _attachment(found: JsonObject) -> Attachment:
+    return Attachment(
+        id=str(found["id"]),
+        volume_id=str(found["volume_id"]),
+        server_id=str(found.get("instance") or ""),
+        status=str(found["status"]),
+        connection=dict(found.get("connection_info") or {}),
+    )
+
+
+def _refusal_of(answer: HttpAnswer) -> errors.Problem:
+    """What the service refuses, with its words."""
+    if answer.status_code == 401:
+        return errors.Unauthorized(f"The {NAME} does not accept the token.")
+    if answer.status_code == 406:
+        return errors.Conflict(
+            f"The {NAME} does not know version {VERSION} of its API, which volumes of servers need."
+        )
+    try:
+        words = next(iter(answer.json().values()))["message"]
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        words = f"it answered {answer.status_code}"
+    return kind_of(answer.status_code)(f"The {NAME} says: {words}"[:500])
