@@ -40,6 +40,8 @@ NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = (
     NOVA / "schemas.json",
     ROOT / "tests/nova/reader.py",
 )
+#: Cinder itself, which the client of volumes is tried against.
+CINDER, CINDER_LOCK = VENV / "cinder", ROOT / "deploy/requirements-cinder.txt"
 #: Samples of Nova's notifications, as data, out of its source.
 SAMPLES, SAMPLES_PIN = VENV / "nova-samples", ROOT / "deploy/requirements-nova-samples.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
@@ -115,6 +117,15 @@ def make_clients(log: Path) -> str:
         Failure: a package could not be downloaded.
     """
     return _make_once(CLIENTS, CLIENTS_LOCK, log)
+
+
+def make_cinder(log: Path) -> str:
+    """An environment for Cinder; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded.
+    """
+    return _make_once(CINDER, CINDER_LOCK, log)
 
 
 def make_docs(log: Path) -> str:

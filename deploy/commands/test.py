@@ -148,6 +148,8 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     if plan.INSTALL.ring in rings:
         machines = packages.for_deb() + packages.MACHINES
         needs.append(("machines to install on", lambda: packages.install(machines, log)))
+    if plan.CINDER.ring in rings:
+        needs.append(("Cinder", lambda: environment.make_cinder(log)))
     if plan.CLIENTS.ring in rings:
         needs.append(("clients and their suites", lambda: environment.make_clients(log)))
     if "lint" in rings:

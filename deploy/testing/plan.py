@@ -98,6 +98,7 @@ JOBS = (
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
 INSTALL = Job("install", "install")
+CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 #: Run only when they are named, and start servers of their own.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
@@ -105,6 +106,7 @@ ALONE = (
     TEMPEST,
     CLIENTS,
     INSTALL,
+    CINDER,
 )
 RINGS = (
     "lint",
@@ -119,6 +121,7 @@ RINGS = (
     "tempest",
     "clients",
     "install",
+    "cinder",
 )
 
 

@@ -29,7 +29,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture
 def member(rig: Rig) -> Any:
-    return person(rig, "member")
+    return person(rig.admin, rig.cloud, "member")
 
 
 # The real clients
@@ -218,7 +218,7 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
 
 
 def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
-    stranger, key = person(rig, "member"), rig.volume(member)
+    stranger, key = person(rig.admin, rig.cloud, "member"), rig.volume(member)
     snapshot = rig.snapshot(member, key)
     attachment = rig.attach(member, key, str(uuid.uuid4())).json()["attachment"]["id"]
     for method, path, body in (
@@ -252,7 +252,7 @@ def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
 
 def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any) -> None:
     project = rig.admin.identity.get_project(member.current_project_id)
-    reader, key = person(rig, "reader", project), rig.volume(member)
+    reader, key = person(rig.admin, rig.cloud, "reader", project), rig.volume(member)
     assert rig.ask(reader, "GET", f"/volumes/{key}").status_code == 200
     for method, path, body in (
         ("POST", "/volumes", {"volume": {"size": 1}}),
@@ -468,7 +468,9 @@ def operations() -> list[tuple[str, str]]:
 def test_no_route_is_open_and_no_reader_writes(rig: Rig, member: Any) -> None:
     found = operations()
     assert len(found) > 90
-    reader = person(rig, "reader", rig.admin.identity.get_project(member.current_project_id))
+    reader = person(
+        rig.admin, rig.cloud, "reader", rig.admin.identity.get_project(member.current_project_id)
+    )
     body = {"os-extend": {"new_size": 2}}
     for method, path in found:
         assert requests.request(method, rig.url + path, timeout=20).status_code == 401, path

@@ -33,7 +33,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture
 def member(rig: Rig) -> Any:
-    return person(rig, "member")
+    return person(rig.admin, rig.cloud, "member")
 
 
 # Snapshots, copies, sizes
@@ -220,7 +220,7 @@ def test_quotas_count_what_is_there(rig: Rig, member: Any) -> None:
 
 
 def test_a_transfer_gives_a_volume_to_who_knows_the_key(rig: Rig, member: Any) -> None:
-    heir, key = person(rig, "member"), rig.volume(member)
+    heir, key = person(rig.admin, rig.cloud, "member"), rig.volume(member)
     snapshot = rig.snapshot(member, key)
     made = member.block_storage.create_transfer(volume_id=key, name="t")
     assert rig.show(member, key)["status"] == "awaiting-transfer"
@@ -260,7 +260,7 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
     rig: Rig, member: Any, tmp_path: Path
 ) -> None:
     data = b"guest" * 200_000
-    raw = image(rig, member, data, os_distro="x", min_disk=1)
+    raw = image(rig.cloud, member, data, os_distro="x", min_disk=1)
     key = rig.volume(member, imageRef=raw)
     shown = rig.show(member, key)
     assert (shown["bootable"], shown["volume_image_metadata"]["image_id"]) == ("true", raw)
@@ -268,7 +268,7 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
     with rig.path(key).open("rb") as file:
         assert file.read(len(data)) == data
     assert rig.path(key).stat().st_size == GIGABYTE
-    packed = rig.volume(member, imageRef=image(rig, member, qcow2(tmp_path), "qcow2"))
+    packed = rig.volume(member, imageRef=image(rig.cloud, member, qcow2(tmp_path), "qcow2"))
     assert rig.path(packed).stat().st_size == GIGABYTE
     write(rig.path(packed), 1)
     body = {"image_name": "out", "disk_format": "qcow2", "container_format": "bare"}
@@ -299,7 +299,11 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
 
 
 def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any) -> None:
-    raw, key, server = image(rig, member, b"new" * 1000), rig.volume(member), str(uuid.uuid4())
+    raw, key, server = (
+        image(rig.cloud, member, b"new" * 1000),
+        rig.volume(member),
+        str(uuid.uuid4()),
+    )
     body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
     attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]["id"]
     asked = {"image_id": raw, "reimage_reserved": True}
@@ -318,7 +322,7 @@ def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any
 
 
 def test_anothers_private_image_is_not_read(rig: Rig, member: Any) -> None:
-    private = image(rig, rig.admin, b"secret", visibility="private")
+    private = image(rig.cloud, rig.admin, b"secret", visibility="private")
     refused = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": private}})
     assert (refused.status_code, "Invalid image" in refused.text) == (400, True)
 
@@ -336,7 +340,7 @@ def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, 
         data = data[:24] + (5 * GIGABYTE).to_bytes(8, "big") + data[32:]
     else:
         data = data[:40] + bytes(24) + data[64:200]
-    key = image(rig, member, data, form)
+    key = image(rig.cloud, member, data, form)
     made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
     if made.status_code == 400:  # the image service tells the size
         assert kind == "too large"

@@ -243,7 +243,7 @@ def end_exports(folder: Path) -> None:
 
 @pytest.fixture
 def member(rig: Rig) -> Any:
-    return person(rig, "member")
+    return person(rig.admin, rig.cloud, "member")
 
 
 def served(info: Mapping[str, Any], command: str, *options: str) -> bool:
@@ -361,7 +361,7 @@ def test_with_certificates_only_hosts_of_the_authority_connect(tmp_path: Path) -
     port = free_ports(1)
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port}")
     with volume_rig(tmp_path, *options, "--tls-folder", str(tmp_path / "server")) as rig:
-        who = person(rig, "member")
+        who = person(rig.admin, rig.cloud, "member")
         made = connection(rig, who, rig.volume(who), "server", "other-host")
         info = made["connection_info"]
         assert info["tls"] is True

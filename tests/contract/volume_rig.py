@@ -145,13 +145,13 @@ class Rig:
         assert done.status_code == 204, done.text
 
 
-def person(rig: Rig, role: str, project: Any = None) -> Any:
+def person(admin: Any, cloud: Cloud, role: str, project: Any = None) -> Any:
     """A connection of a new user with `role`, in a new project or this one's."""
-    name, identity = f"user-{uuid.uuid4().hex[:8]}", rig.admin.identity
+    name, identity = f"user-{uuid.uuid4().hex[:8]}", admin.identity
     within = project or identity.create_project(name=name, domain_id="default")
     user = identity.create_user(name=name, password="correct horse", domain_id="default")
     identity.assign_project_role_to_user(within, user, identity.find_role(role))
-    return connect(rig.cloud, name, "correct horse", within.name)
+    return connect(cloud, name, "correct horse", within.name)
 
 
 @contextmanager
@@ -188,9 +188,9 @@ def marks(path: Path, *places: int) -> list[bytes]:
         return [(file.seek(place * MEGABYTE), file.read(11))[1] for place in places]
 
 
-def image(rig: Rig, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
+def image(cloud: Cloud, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
     """The id of a new image with data."""
-    base = f"{rig.cloud.image_url}/v2/images"
+    base = f"{cloud.image_url}/v2/images"
     token = {"X-Auth-Token": who.session.get_token()}
     body = {"name": "i", "disk_format": form, "container_format": "bare"} | more
     key = requests.post(base, json=body, headers=token, timeout=30).json()["id"]

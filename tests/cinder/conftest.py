@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Cinder for all tests of the ring, with our identity and image service beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import sqlalchemy as sa
+
+from deploy.servers import free_ports
+from tests.cinder.processes import running_cinder
+from tests.schemas import Server
+from tests.standalone import Cloud, running
+
+
+@dataclass(frozen=True)
+class RunningCinder:
+    """Its URL, and the cloud that it is in."""
+
+    url: str
+    cloud: Cloud
+
+
+@pytest.fixture(scope="session")
+def cinder(
+    tmp_path_factory: pytest.TempPathFactory,
+    rabbitmq_url: str,
+    servers: Callable[[str], Server],
+) -> Iterator[RunningCinder]:
+    folder, port = tmp_path_factory.mktemp("cinder"), free_ports(1)
+    database = servers("mariadb").create()
+    plain = sa.make_url(database).set(drivername="mysql+pymysql")
+    with running(tmp_path_factory.mktemp("cloud"), with_image=True) as cloud:
+        cloud.bootstrap(**{"block-storage": f"http://127.0.0.1:{port}/v3"})
+        with running_cinder(
+            folder, cloud, port, rabbitmq_url, plain.render_as_string(hide_password=False)
+        ) as url:
+            yield RunningCinder(url, cloud)
+    servers("mariadb").drop(database)
