@@ -45,6 +45,8 @@ LEFT_OUT = (
     "deploy/standalone/",
     "deploy/testing/",
 )
+#: Units of a package that are of no program of its own: what its service asks for.
+HELPERS = {AGENT: ("kilonova-bridges.service", "kilonova-bridges.socket")}
 MODES = {True: 0o755, False: 0o644}
 
 
@@ -160,8 +162,12 @@ def program(debian: Path, entry: EntryPoint) -> None:
     link.symlink_to(f"../lib/kilonova/bin/{entry.name}")
     unit = ROOT / "systemd" / f"{entry.name}.service"
     if unit.exists():
-        text = unit.read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
-        write(debian / unit.name, text)
+        write(debian / unit.name, unit_text(unit.name))
+
+
+def unit_text(name: str) -> str:
+    """A unit, with the programs where the packages have them."""
+    return (ROOT / "systemd" / name).read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
 
 
 def pages(debian: Path) -> None:
@@ -209,6 +215,9 @@ def main(arguments: Sequence[str]) -> int:
         program(debian, entry)
     pages(debian)
     configuration(debian)
+    for package, units in HELPERS.items():
+        for unit in units:
+            write(debian / package / "lib/systemd/system" / unit, unit_text(unit))
     for package in packages(debian):
         write(debian / f"{package}.lintian-overrides", overrides(package))
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Verb
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import interface_xml
 from deploy import libvirtd
+from tests.contract.bridge_helper import helper_of
 from tests.contract.virt_rigs import NICS, QUIET, Rig, another
 from tests.phases import Phases
 from tests.waiting import await_true
@@ -294,6 +296,38 @@ def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
         == RUNNING
     )
     assert "waiting for the network" in phases
+
+
+@pytest.fixture
+def helped(plugging: Rig, tmp_path: Path) -> Rig:
+    """A host that makes bridges of networks itself, as beside Neutron's Linux bridge agents."""
+    if plugging.real:
+        plugging.restart(bridges=helper_of(tmp_path))
+    else:
+        plugging.restart(makes_bridges=True)
+    return plugging
+
+
+def test_host_makes_bridges_of_networks_itself(helped: Rig) -> None:
+    rig, phases = helped, Phases()
+    quiet = VerbContext(phases, lambda: "waiting for the network" in phases)
+    first, second, third = (rig.name_bridge(f"brq{str(uuid.uuid4())[:11]}") for _ in range(3))
+    nics = [rig.interface(first), rig.interface(second)]
+    spec = rig.spec(interfaces=nics)
+    assert rig.driver.ensure_guest(spec, rig.read_image, quiet).power_state == RUNNING
+    late = rig.interface(third)
+    rig.driver.attach_interface(spec.server, 2, late, quiet)
+    assert set(rig.nics(spec.server)) == {nic.mac for nic in [*nics, late]}
+    # The host is started anew: its bridges are gone, the guest is defined.
+    rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    for name in (first, second, third):
+        remove_bridge(rig, name)
+    assert rig.driver.ensure_running(spec.server, 4, quiet).power_state == RUNNING
+    assert set(rig.nics(spec.server)) == {nic.mac for nic in [*nics, late]}
+    # A name that is not made of a network's id is another's.
+    other = rig.interface(rig.name_bridge())
+    with pytest.raises(Cancelled):
+        rig.driver.attach_interface(spec.server, 5, other, quiet)
 
 
 def remove_bridge(rig: Rig, name: str) -> None:

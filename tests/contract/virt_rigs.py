@@ -176,9 +176,9 @@ class Rig:
             mtu=1450,
         )
 
-    def name_bridge(self) -> str:
-        """A bridge that is not there yet."""
-        self.bridges.append(f"kv-{uuid.uuid4().hex[:11]}")
+    def name_bridge(self, name: str = "") -> str:
+        """A bridge that is not there yet, of this name or of any."""
+        self.bridges.append(name or f"kv-{uuid.uuid4().hex[:11]}")
         if isinstance(self.driver, MemoryDriver):
             self.driver.host.missing_bridges.add(self.bridges[-1])
         return self.bridges[-1]

@@ -18,7 +18,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ import libvirt
 
 from common import errors
 from common.json_types import JsonObject
+from compute_agent.bridges import BridgeHelper
 from compute_agent.virt.driver import (
     CRASHED,
     NOSTATE,
@@ -146,8 +147,9 @@ class GuestDomain:
 class Connection:
     """One libvirtd. Thread-safe."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, bridges: BridgeHelper | None = None) -> None:
         self._uri = uri
+        self._bridges = bridges or BridgeHelper()
         self._lock = threading.Lock()
         self._open: Any = None
         self._closed = False
@@ -186,7 +188,9 @@ class Connection:
         def create(domain: Any) -> None:
             if domain.isActive():
                 return
-            with _bridges_of(domain.XMLDesc(0)):
+            described = domain.XMLDesc(0)
+            self.ensure_bridges(interface_xml.bridges(described))
+            with _bridges_of(described):
                 _start_paused(domain) if paused else domain.create()
 
         self.on(server, "start the guest", create)
@@ -201,6 +205,10 @@ class Connection:
 
         self.on(server, "move the guest", migrate)
 
+    def ensure_bridges(self, names: Iterable[str]) -> None:
+        """These bridges are there, where making them is the compute service's."""
+        self._bridges.ensure(names)
+
     def take_ended_job(self, server: str) -> JobStats:
         """What libvirt told at the end of the guest's last migration from here, once; empty when it
         told nothing."""
@@ -211,6 +219,7 @@ class Connection:
         bridge is missing."""
 
         def plug(domain: Any) -> None:
+            self.ensure_bridges(interface_xml.bridges(interface))
             with _bridges_of(interface):
                 domain.attachDeviceFlags(interface, flags)
 

@@ -26,6 +26,7 @@ from common import errors
 from common.json_types import JsonObject
 from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from common.server_facts import HostedServer
+from compute_agent.bridges import BridgeHelper
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
 from compute_agent.virt.driver import (
@@ -96,6 +97,7 @@ class LibvirtDriver:
         local_disks: LocalDisks | None = None,
         mounts: Mounts | None = None,
         spice: bool = False,
+        bridges: BridgeHelper | None = None,
     ) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
@@ -123,7 +125,7 @@ class LibvirtDriver:
         if virt_type != "test":
             consoles.check_length(instances)
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
-        self._libvirt = Connection(uri)
+        self._libvirt = Connection(uri, bridges)
         self._guests = LibvirtGuests(
             self._libvirt,
             self._images,

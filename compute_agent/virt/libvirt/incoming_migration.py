@@ -84,6 +84,7 @@ def prepare(
     else:
         _lay_out(home.folder, images, spec, peer, read_image, context)
     libvirt.undefine(spec.server)  # a description of when it was here before
+    libvirt.ensure_bridges(plug.bridge for plug in plugs(spec.interfaces))
     context.require_lease()
     place = home.place
     return {

@@ -74,6 +74,7 @@ class MemoryHost:
         image_fetches: int = MAX_DOWNLOADS,
         storage: str = "",
         spice: bool = False,
+        makes_bridges: bool = False,
     ) -> None:
         self.name = host
         self.spice = spice
@@ -86,6 +87,8 @@ class MemoryHost:
         self.files: dict[str, MemoryGuest] = {}
         #: Bridges that the network agent of this host has not made.
         self.missing_bridges: set[str] = set()
+        #: Does this host make those of networks itself, as ``BridgeHelper`` does?
+        self.makes_bridges = makes_bridges
         #: Ids of the images that are here.
         self.images: set[str] = set()
         self.read_images = read_images

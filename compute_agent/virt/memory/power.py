@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from common.command_progress import CommandPhase
 from common.models import DomainState, GuestSpec, Interface
+from compute_agent import bridges
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
 from compute_agent.virt.memory.guest import MemoryGuest
@@ -32,6 +33,8 @@ def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: Ve
     needed = [plug.bridge for plug in plugs(interfaces)]
 
     def look() -> None:
+        if host.makes_bridges:
+            host.missing_bridges -= {name for name in needed if bridges.NAME.fullmatch(name)}
         if missing := host.missing_bridges.intersection(needed):
             raise no_bridge(f"no bridge {', '.join(sorted(missing))}")
 
