@@ -3,9 +3,10 @@
 deploy/test.
 
 Style by ruff, types by mypy (strict), the floors by import-linter, the pages of docs/ and the links
-between them by Sphinx, and the systemd units by systemd itself, which also scores how much a unit
-leaves open to its process (0 is nothing, 10 all). Everything runs, side by side, then it fails if
-anything failed.
+between them by Sphinx, the alert rules by promtool, which also tries each on series that it is for
+and on such that it is not (ALERT_TRIALS), and the systemd units by systemd itself, which also says
+how much a unit leaves open to its process (0 is nothing, 10 all). Everything runs, side by side,
+then it fails if anything failed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.environment import VENV, docs_command
-from deploy.packages import ROOT
+from deploy.packages import PROMTOOL, ROOT
 from deploy.progress import say
 
 #: What a unit may score at most, as systemd-analyze says it; and what those may that cannot be
@@ -30,6 +31,8 @@ SCORES = {
     # what it is there to change.
     "kilonova-network-helper.service": 5.1,
 }
+ALERTS = ROOT / "deploy/monitoring/alerts.yml"
+ALERT_TRIALS = ROOT / "tests/unit/deploy/alert_trials.yml"
 INSTALLED = "/opt/kilonova/venv/bin/"  # where the units expect the programs
 
 
@@ -43,6 +46,9 @@ def main() -> int:
             [programs / "ruff", "check", "--no-cache", "."],
             [programs / "ruff", "format", "--no-cache", "--check", "--quiet", "."],
             docs_command(Path(folder) / "site"),
+            [PROMTOOL, "check", "rules", ALERTS],
+            [PROMTOOL, "check", "config", "--syntax-only", ALERTS.with_name("prometheus.yml")],
+            [PROMTOOL, "test", "rules", ALERT_TRIALS],
             ["systemd-analyze", "verify", *_units(Path(folder))],
             *(_scored(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service"))),
         ]

@@ -20,6 +20,7 @@ from deploy.progress import Failure, run, say
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = Path("/usr/sbin/policy-rc.d")
+APT_FAILED = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
 
 PYTHON = (
     "python3",
@@ -56,6 +57,8 @@ EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "c
 #: File systems of ephemeral disks that a host need not be able to make.
 FILE_SYSTEMS = ("xfsprogs", "ntfs-3g")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
+#: What judges alert rules; the package around it is a server with libraries of JavaScript.
+PROMTOOL, PROMTOOL_PACKAGE = ROOT / "build/promtool", "prometheus"
 
 
 def image_packages(image: str = "tiny") -> tuple[str, ...]:
@@ -69,6 +72,9 @@ def image_packages(image: str = "tiny") -> tuple[str, ...]:
     return tuple(found[1].split())
 
 
+_KERNEL_NAMED = r"Depends: (linux-image-\S+-cloud-amd64)"
+
+
 def unpack_kernel(log: Path) -> None:
     """Unpack the guests' kernel beside the image's build. It is never installed: this machine would
     boot it.
@@ -78,37 +84,46 @@ def unpack_kernel(log: Path) -> None:
     """
     if any(KERNEL_FOLDER.glob("boot/vmlinuz-*")):
         return
-    advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
-    found = re.search(
-        r"Depends: (linux-image-\S+-cloud-amd64)",
-        run(["apt-cache", "depends", KERNEL], advice, log=log),
-    )
+    found = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED, log=log))
     if found is None:
-        run(["apt-get", "update", "-q"], advice, log=log)
-        found = re.search(
-            r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice)
-        )
+        run(["apt-get", "update", "-q"], APT_FAILED, log=log)
+        found = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED))
     if found is None:
         raise Failure(f"apt knows no package {KERNEL}.", "Take Debian 12 for amd64.")
     say(f"        unpacking {found[1]} for the guests")
-    part = KERNEL_FOLDER.with_name("kernel.new")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    run(
-        ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", found[1]],
-        advice,
-        log=log,
-        cwd=part,
-    )
-    archive = next(part.glob("*.deb"))
-    run(["dpkg-deb", "-x", archive, part], "Make room on the disk.", log=log)
-    archive.unlink()
+    part = _unpacked(found[1], KERNEL_FOLDER.with_name("kernel.new"), log)
     run(
         ["depmod", "-b", part, next(part.glob("lib/modules/*")).name],
         "Install the Debian package kmod.",
         log=log,
     )
     part.rename(KERNEL_FOLDER)
+
+
+def unpack_promtool(log: Path) -> None:
+    """Unpack promtool alone: installing its package would start a server.
+
+    Raises:
+        Failure: it cannot be downloaded.
+    """
+    if PROMTOOL.exists():
+        return
+    say(f"        unpacking promtool of {PROMTOOL_PACKAGE}")
+    part = _unpacked(PROMTOOL_PACKAGE, PROMTOOL.with_name("promtool.new"), log)
+    (part / "usr/bin/promtool").rename(PROMTOOL)
+    shutil.rmtree(part)
+
+
+def _unpacked(package: str, folder: Path, log: Path) -> Path:
+    """The folder, with the files of this Debian package and nothing else. Raises Failure."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    download = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
+    run(download, APT_FAILED, log=log, cwd=folder)
+    archive = next(folder.glob("*.deb"))
+    run(["dpkg-deb", "-x", archive, folder], "Make room on the disk.", log=log)
+    archive.unlink()
+    return folder
 
 
 def for_up() -> tuple[str, ...]:
@@ -161,13 +176,12 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
         )
     say(f"        installing {' '.join(wanted)}")
     environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
-    advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
     before = _enabled_units()
     with _services_stay_down():
-        run(["apt-get", "update", "-q"], advice, log=log, env=environment)
+        run(["apt-get", "update", "-q"], APT_FAILED, log=log, env=environment)
         run(
             ["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted],
-            advice,
+            APT_FAILED,
             log=log,
             env=environment,
         )

@@ -154,6 +154,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
         needs.append(("clients and their suites", lambda: environment.make_clients(log)))
     if "lint" in rings:
         needs.append(("Sphinx", lambda: environment.make_docs(log)))
+        needs.append(("promtool", lambda: packages.unpack_promtool(log)))
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files for Prometheus and Grafana name metrics and labels that there are, and all of them.
 
-promtool is not installed here; its own check of the rules is made where it is found."""
+promtool itself judges the rules, and tries each, in the ring lint (deploy/lint.py); here it is that
+no alert is left out of these trials, and that they are made of series that we have."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import yaml
 
 from common import config, metrics
 from common.store.gauges import GAUGES
+from deploy.lint import ALERT_TRIALS
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 NAME = re.compile(r"kilonova_[a-z_]+")
@@ -104,6 +104,23 @@ def test_each_process_is_read_on_its_port() -> None:
     assert set(ports) >= metrics.WITH_WORKERS
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_takes_the_rules() -> None:
-    subprocess.run(["promtool", "check", "rules", str(FOLDER / "alerts.yml")], check=True)
+def trials() -> list[dict[str, Any]]:
+    return list(yaml.safe_load(ALERT_TRIALS.read_text())["tests"])
+
+
+def test_each_alert_is_tried_quiet_and_firing() -> None:
+    tried = [
+        (one["alertname"], bool(one.get("exp_alerts")))
+        for trial in trials()
+        for one in trial["alert_rule_test"]
+    ]
+    assert sorted(tried) == sorted((rule["alert"], way) for rule in rules() for way in (0, 1))
+
+
+def test_trials_are_made_of_series_that_there_are() -> None:
+    known = exposed()
+    for trial in trials():
+        for one in trial["input_series"]:
+            name, _, labels = one["series"].rstrip("}").partition("{")
+            chosen = {label.partition("=")[0].strip() for label in labels.split(",")}
+            assert chosen <= known[name] | ADDED, one
