@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from oslo_config import cfg, types
@@ -54,6 +54,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "DEFAULT": (
         cfg.HostAddressOpt("host", default=socket.gethostname(), sample_default="the host's name",
                            help="Name of this host in the cloud; it must never change."),
+        cfg.HostAddressOpt("my_ip", default="127.0.0.1",
+                           help="Address of a controller at which hosts and other controllers reach it: what metadata "
+                                "service and image gateway listen on, where their sections say nothing else."),
         cfg.StrOpt("state_dir", default=STATE,
                    help="Folder for what must survive a restart: journal, guests' disks, image cache; default of an "
                         f"agent: {AGENT_STATE}."),
@@ -291,14 +294,15 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
     ),
     "image_gateway": (
-        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the image gateway listens on."),
+        cfg.HostAddressOpt("host", default="127.0.0.1",
+                           help="Address that the image gateway listens on; default: [DEFAULT] my_ip."),
         cfg.PortOpt("port", default=9293, help="Its port."),
         cfg.IntOpt("workers", default=1, min=1, max=64, help="Its processes: about one for each processor that images "
                                                              "may use."),
         cfg.IntOpt("threads", default=64, min=1, max=256,
                    help="Threads of each process: images that it passes on at the same time."),
         cfg.Opt("url", type=_url(("http://", "https://")), default="http://127.0.0.1:9293",
-                help="URL under which hosts reach it."),
+                help="URL under which hosts reach it; default: my_ip and port, https:// where [tls] ca_file is set."),
         cfg.StrOpt("ticket_secret", default="", secret=True,
                    help="Makes and checks the tickets with which hosts ask for images; any long random text, the same "
                         "for all conductors and image gateways, and for nobody else. Several, separated by commas: "
@@ -329,7 +333,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                          "the server's zone."),
     ),
     "metadata": (
-        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the metadata service listens on."),
+        cfg.HostAddressOpt("host", default="127.0.0.1",
+                           help="Address that the metadata service listens on; default: [DEFAULT] my_ip."),
         cfg.PortOpt("port", default=8775, help="Its port."),
         cfg.IntOpt("threads", default=16, min=1, max=64, help="Its threads."),
         cfg.StrOpt("proxy_shared_secret", default="", secret=True,
@@ -496,7 +501,8 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
             default_config_files=[path] if path else [],
             default_config_dirs=[],
         )
-        given = _take_credentials(conf)
+        source = _take_credentials(conf, path, process)
+        _derive(conf, source)
         for group, options in OPTIONS.items():
             section = conf if group == "DEFAULT" else conf[group]
             for option in options:
@@ -507,7 +513,7 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
         ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
-    _check_names_and_limits(conf, path, given)
+    _check_names_and_limits(conf, path, source.given)
 
 
 def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
@@ -518,19 +524,40 @@ def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: 
         raise cfg.Error(f"credential {group}.{name}: {problem}") from problem
 
 
-def _take_credentials(conf: cfg.ConfigOpts) -> set[str]:
-    """Let the values of systemd's credentials be read where nobody else gives one; their names."""
+def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> CredentialSource:
+    """Let the values of credentials be read where nobody else gives one."""
+    beside = Path(path).absolute().parent if path and process != AGENT else None
     try:
-        source = CredentialSource()
+        source = CredentialSource(beside)
     except (OSError, ValueError) as problem:
-        raise ConfigError(f"a credential of systemd cannot be read: {problem}") from problem
+        raise ConfigError(f"a credential cannot be read: {problem}") from problem
     if conf._sources:
         conf.reload_config_files()  # which forgets what the last one said
     conf._sources[:] = [source]  # its own way to add one is an option of the file
-    return set(source.values)
+    return source
 
 
-def _check_names_and_limits(conf: cfg.ConfigOpts, path: str | None, given: set[str]) -> None:
+def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
+    """What follows from other options, or from files in their usual place; ``origins`` says so."""
+    if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
+        conf.reload_config_files()
+    if conf.my_ip == "127.0.0.1" and not conf.tls.ca_file:
+        return
+    address = f"[{conf.my_ip}]" if ":" in conf.my_ip else conf.my_ip
+    scheme = "https" if conf.tls.ca_file else "http"
+    url = f"{scheme}://{address}:{conf.image_gateway.port}"
+    made = {"image_gateway.host": conf.my_ip, "metadata.host": conf.my_ip, "image_gateway.url": url}
+    source.add(made, dict.fromkeys(made, "from [DEFAULT] my_ip"))
+    conf.reload_config_files()
+
+
+def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
+    """Of options like ``api.port``: what says them, where neither file nor environment does."""
+    ours = [source for source in conf._sources if isinstance(source, CredentialSource)]
+    return {name: said for source in ours for name, said in source.origins.items()}
+
+
+def _check_names_and_limits(conf: cfg.ConfigOpts, path: str | None, given: Collection[str]) -> None:
     """Is every line and credential read by somebody, and do options go together? Raises
     ConfigError."""
     if path and (refused := config_file.unknown(path, OPTIONS)):

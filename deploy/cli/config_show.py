@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova config show``: every option with its value, and who says so: file and line, the
-environment, a credential, or nobody.
+environment, a credential, a file in its usual place, another option, or nobody.
 
 Secrets are shown as set or not, never themselves.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 from oslo_config import cfg
 
 from common import config, config_file
-from common.credentials import CredentialSource
 from deploy.cli.hosts import columns
 
 HIDDEN = "(set)"
@@ -42,7 +41,7 @@ def rows(conf: cfg.ConfigOpts) -> Iterator[dict[str, str]]:
         for path in conf.config_file
         for line in config_file.lines(path)
     }
-    credentials = CredentialSource().values
+    others = config.origins(conf)
     transport_url = cfg.StrOpt("transport_url", default="", secret=True)
     for section, options in config.OPTIONS.items():
         own = [transport_url] if section == "DEFAULT" else []
@@ -54,7 +53,7 @@ def rows(conf: cfg.ConfigOpts) -> Iterator[dict[str, str]]:
             elif (section, option.dest) in lines:
                 origin = lines[section, option.dest]
             else:
-                origin = f"credential {name}" if name in credentials else "default"
+                origin = others.get(name, "default")
             yield {
                 "option": f"[{section}] {option.dest}",
                 "value": _value(conf, section, option, origin),
