@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a certificate authority signs: certificates of processes, and those of hosts that join.
+"""What a certificate authority signs: certificates of processes, and those of hosts that join or
+ask for their next one.
 
 deploy/authority.py makes an authority of its own with this; conductors have the key of one where
 [tls] ca_key_file is set. Must stay true: whose certificate it is, and where that one is reached,
@@ -14,17 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from common.certificates import check_proof
 from common.config import ConfigError
 
 DAY = datetime.timedelta(days=1)
 YEARS = 3650 * DAY
+OF_HOSTS = 365 * DAY  #: agents ask for the next one by themselves (compute_agent.certificate)
 SigningKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 #: Of certificates: those that are asked for have one of these kinds.
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+_REACHED = (x509.IPAddress, x509.DNSName)
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,42 @@ class Signer:
         Raises:
             ValueError: it is no request, or its sender has not its key.
         """
-        asked = x509.load_pem_x509_csr(request.encode())
-        public = asked.public_key()
-        if not asked.is_signature_valid or not isinstance(public, PublicKey):
-            raise ValueError("the request is not signed with its own key, EC or RSA")
-        return pem(self.sign(public, name, (address,)))
+        public = _asked_for(request)
+        return pem(self.sign(public, name, (address,), OF_HOSTS))
+
+    def renew(self, host: str, present: str, request: str, proof: str) -> str:
+        """The next certificate (PEM) of a host, for the key in a request (PEM) and for what its
+        present one (PEM) is for. ``proof``: ``Certificate.proof``.
+
+        Raises:
+            ValueError: the present one is not this host's, not of this authority or over, or who
+            asks has not its key.
+        """
+        cert = x509.load_pem_x509_certificate(present.encode())
+        try:
+            cert.verify_directly_issued_by(self.cert)
+        except (InvalidSignature, TypeError) as problem:
+            raise ValueError(
+                "the present certificate is not of this cloud's authority"
+            ) from problem
+        if cert.subject != named(host):
+            raise ValueError(f"the present certificate does not name host {host}")
+        now = datetime.datetime.now(datetime.UTC)
+        if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
+            raise ValueError("the present certificate is over")
+        check_proof(cert, host, request, proof)
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        where = tuple(str(one.value) for one in names if isinstance(one, _REACHED))
+        return pem(self.sign(_asked_for(request), host, where, OF_HOSTS))
+
+
+def _asked_for(request: str) -> PublicKey:
+    """Raises ValueError: it is no request, or its sender has not its key."""
+    asked = x509.load_pem_x509_csr(request.encode())
+    public = asked.public_key()
+    if not asked.is_signature_valid or not isinstance(public, PublicKey):
+        raise ValueError("the request is not signed with its own key, EC or RSA")
+    return public
 
 
 def builder(

@@ -16,13 +16,17 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oslo_config import cfg
 
+from common.certificates import ends_at
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client import Metric as Family
     from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
@@ -159,6 +163,35 @@ POOL_SIZE = Metric(GAUGE, "database_pool_size", "Connections that are kept open 
 POOL_USED = Metric(GAUGE, "database_pool_used", "Connections that are in use.")
 
 
+#: What each process tells of its own files, when it is read: name -> what it tells, labels.
+OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "certificate_left_seconds": ("Until the certificate in [tls] cert_file ends.", ()),
+}
+
+
+class CertificateGauge:
+    """prometheus-client's collector. Also a master tells it, whose workers have the same file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def describe(self) -> list[Family]:
+        """Called when it is registered: nothing is read for that."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Called when the metrics are read; a file that cannot be read has none."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        [(name, (about, _))] = OF_FILES.items()
+        try:
+            left = ends_at(self._path) - time.time()
+        except (OSError, ValueError) as problem:
+            log.warning("[tls] cert_file %s: %s", self._path, problem)
+            return
+        yield GaugeMetricFamily(PREFIX + name, about, value=left)
+
+
 class _Served:
     """Where this process's metrics are read: at the first of these ports that is free; ``folder``
     with workers."""
@@ -168,6 +201,7 @@ class _Served:
 
         self.address, self.ports, self.folder = address, ports, folder
         self.own: Any = CollectorRegistry()
+        self.collectors: list[Collector] = []
 
     def registry(self) -> Any:
         """What is read: in a master, of its workers."""
@@ -178,6 +212,8 @@ class _Served:
         gathered = CollectorRegistry()
         gather: Any = multiprocess.MultiProcessCollector  # it has no types
         gather(gathered, self.folder)
+        for collector in self.collectors:
+            gathered.register(collector)
         return gathered
 
 
@@ -222,6 +258,7 @@ def collect(collector: Collector) -> None:
     """Ask this one too when the metrics are read."""
     if _served is not None:
         _served.own.register(collector)
+        _served.collectors.append(collector)
 
 
 def serve() -> None:

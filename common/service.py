@@ -42,6 +42,8 @@ def start(name: str) -> cfg.ConfigOpts:
     conf = checked(name, lambda: config.load(path, name))
     log.start(conf.log_level, conf.log.format)
     metrics.start(conf, name)
+    if conf.tls.cert_file:
+        metrics.collect(metrics.CertificateGauge(conf.tls.cert_file))
     checked(name, lambda: tracing.start(conf, name))
     return conf
 

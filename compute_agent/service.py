@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from oslo_config import cfg
@@ -31,8 +32,9 @@ from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.broker import look_in, opener
+from common.rpc.host_certificates import HostCertificatesClient
 from common.rpc.host_link import HostSide
-from compute_agent import assembly, machine, verbs
+from compute_agent import assembly, certificate, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.fencing import Fencing, make_off
 from compute_agent.image_access import ImageGatewayAccess
@@ -65,7 +67,7 @@ class AgentProcess:
         ratios: dict[str, float] | None = None,
         monitor: machine.Monitor | None = None,
         peer: verbs.PeerOpener = verbs.no_peer,
-        facts: JsonObject | None = None,
+        facts: Callable[[], JsonObject] = dict,
     ) -> None:
         self._agent, self._journal, self._driver, self._conductor = (
             agent,
@@ -74,7 +76,7 @@ class AgentProcess:
             conductor,
         )
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
-        self._peer, self._facts = peer, facts or {}
+        self._peer, self._facts = peer, facts
         self._questions = HostQueries(driver, consoles)
         self._prefetch = Prefetch(
             driver, lambda access, image: images.download(access, image), self._cached
@@ -331,7 +333,7 @@ class AgentProcess:
 
     def _inventory(self) -> HostInventory:
         has = self._driver.inventory()
-        return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts)
+        return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts())
 
     def guard(self) -> None:
         """Start what needs no broker: a host may be cut off before it could begin to listen."""
@@ -344,6 +346,16 @@ class AgentProcess:
         for number in range(workers):
             self._begin(f"worker-{number}", self.carry_out)
         self._speak.set()
+
+    def repeat(self, name: str, look: Callable[[], None], seconds: float) -> None:
+        """Have a thread look at once, and then every so many seconds."""
+
+        def loop() -> None:
+            look()
+            while not self._stop.wait(seconds):
+                look()
+
+        self._begin(name, loop)
 
     def _begin(self, name: str, loop: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=loop, args=arguments, name=name, daemon=True)
@@ -398,6 +410,10 @@ def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
         service.refuse("agent", problem)
 
 
+def _facts(conf: cfg.ConfigOpts, more: JsonObject) -> JsonObject:
+    return more | certificate.facts(conf)
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
     alone = service.only_one(conf.state_dir, "agent")
@@ -438,14 +454,17 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         ratios,
         monitor,
         peer,
-        {"transfer": transfer.start()},
+        partial(_facts, conf, {"transfer": transfer.start()}),
     )
+    keeper = certificate.keeper(conf, HostCertificatesClient(link))
     LEASED.track(lambda: float(agent.has_lease()))
     SILENCE.track(agent.silence)
     host.guard()
     agent_rpc.serve(link, host)
     host.start(conf.agent.workers)
     talking = consoles.start()
+    if keeper:
+        host.repeat("certificate", keeper.look, certificate.PERIOD_SECONDS)
 
     def close() -> None:
         host.close()

@@ -84,7 +84,8 @@ def refusal(host: str, found: HostJoin) -> str:
     return f"The token of host {host} is over since {iso(found.until)}: kilonova host add {host} prints another one."
 
 
-def opened(conf: cfg.ConfigOpts, store: Store, keys: AllKeys) -> HostJoins:
-    """As configured. Raises ConfigError: [tls] ca_key_file cannot be used."""
+def signer(conf: cfg.ConfigOpts) -> Signer | None:
+    """Of hosts' certificates, as configured; None: they bring their own. Raises ConfigError: [tls]
+    ca_key_file cannot be used."""
     signs = conf.tls.ca_key_file
-    return HostJoins(store, keys, Signer.opened(conf.tls.ca_file, signs) if signs else None)
+    return Signer.opened(conf.tls.ca_file, signs) if signs else None

@@ -63,6 +63,7 @@ from conductor import (
 from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.gauges import DatabaseGauges
 from conductor.host_actions import HostActions
+from conductor.host_certificates import HostCertificates
 from conductor.notification_sender import NotificationSender
 from conductor.saga import AnyRun, Engine, Lane, one_by_one
 from conductor.service_clients import ImageService, NetworkService, ShareService
@@ -459,7 +460,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     store = guarded(Store.opened(conf, notifications=settings))
     await_version(store)
     keys = host_keys.of_all(store, conf)
-    joins = host_joins.opened(conf, store, keys)
+    signer = host_joins.signer(conf)
+    joins = host_joins.HostJoins(store, keys, signer)
     transport, link = Transport(conf), ControlSide(opener(conf), keys)
     identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
     messages = Messages(
@@ -493,7 +495,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         _notification_sender(conf, engine) if settings else None,
     )
     conductor_rpc.serve(transport, owner, conductor)
-    conductor_rpc.listen(link, conductor, joins)
+    conductor_rpc.listen(link, conductor, joins, HostCertificates(signer))
     threads = conductor.start(
         conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
     )

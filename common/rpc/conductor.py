@@ -19,7 +19,7 @@ from common.broker_identities import HEARTBEATS, REPORTS
 from common.host_keys import NotGenuine
 from common.json_types import JsonObject
 from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
-from common.rpc import host_joins
+from common.rpc import host_certificates, host_joins
 from common.rpc.agent import commands_of
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
@@ -57,10 +57,14 @@ def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
 
 
 def listen(
-    link: ControlSide, conductor: ConductorApi, joins: host_joins.HostJoinsApi | None = None
+    link: ControlSide,
+    conductor: ConductorApi,
+    joins: host_joins.HostJoinsApi | None = None,
+    certificates: host_certificates.HostCertificatesApi | None = None,
 ) -> None:
-    """Answer agents, and with ``joins`` those that are to become one. What a host says concerns
-    that host: a message in which it calls itself by another name than its key has is refused."""
+    """Answer agents, with ``joins`` those that are to become one, and with ``certificates`` those
+    whose certificate ends. What a host says concerns that host: a message in which it calls itself
+    by another name than its key has is refused."""
 
     def sync(host: str, request: dict[str, object]) -> dict[str, object]:
         answer, access = conductor.sync(_of(host, from_wire(Sync, request)))
@@ -69,7 +73,11 @@ def listen(
     def heartbeat(host: str, beat: dict[str, object]) -> object:
         return to_wire(conductor.heartbeat(_of(host, from_wire(Heartbeat, beat))))
 
-    link.serve({"sync": sync}, {"heartbeat": heartbeat}, host_joins.methods(joins) if joins else {})
+    link.serve(
+        {"sync": sync} | (host_certificates.methods(certificates) if certificates else {}),
+        {"heartbeat": heartbeat},
+        host_joins.methods(joins) if joins else {},
+    )
 
 
 def _of(host: str, said: Said) -> Said:

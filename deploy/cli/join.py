@@ -39,7 +39,8 @@ from deploy.cli.join_files import Owner, merged, put
 TRIES, PAUSE_SECONDS = 3, 2.0  #: for an answer that was lost
 HEARD_SECONDS = 60.0  #: until the control plane hears an agent that was started
 _NOT_YET = ("ca_file", "cert_file", "key_file")  #: of [tls]: what the file names is not there yet
-CA, CERTIFICATE = "ca.pem", "host.pem"  #: beside agent.conf
+CA = "ca.pem"  #: beside agent.conf
+CERTIFICATE = "host.pem"  #: in state_dir, where the agent puts the next one
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,16 @@ class Place:
     owner: Owner
     token: JoinToken
 
-    def options(
-        self, address: str = "", has_certificate: bool = False
-    ) -> dict[str, dict[str, str]]:
-        """What stands in agent.conf afterwards."""
+    def options(self, address: str = "", certificate: str = "") -> dict[str, dict[str, str]]:
+        """What stands in agent.conf afterwards; ``certificate``: its path, where there is one."""
         made: dict[str, dict[str, str]] = {"DEFAULT": {"host": self.token.host}}
         if address:
             made["migration"] = {"live_migration_inbound_addr": address}
         secured = {}
         if self.token.ca:
             secured["ca_file"] = str(self.beside(CA))
-        if has_certificate:
-            secured["cert_file"] = str(self.beside(CERTIFICATE))
+        if certificate:
+            secured["cert_file"] = certificate
         if self.token.allow_plain_text:
             secured["allow_plain_text"] = "true"
         return made | ({"tls": secured} if secured else {})
@@ -85,7 +84,9 @@ def join(options: argparse.Namespace) -> int:
         looked = _look(conf, token, client)
         address = _checked(options, place, conf, looked)
         certificate = _certificate(options, place, Path(folder), looked, address)
-        texts = merged(path, place.options(address, bool(certificate or looked["signs"])))
+        is_secured = certificate or looked["signs"]
+        own = str(_certificate_file(conf)) if is_secured else ""
+        texts = merged(path, place.options(address, own))
         _use(place, conf, client, texts, certificate)
         if options.no_start:
             print(f"{path} is written. Start kilonova-agent with it")
@@ -171,6 +172,10 @@ def _require_own_keys(path: Path, host: str) -> None:
         )
 
 
+def _certificate_file(conf: cfg.ConfigOpts) -> Path:
+    return Path(conf.state_dir) / CERTIFICATE
+
+
 def _key_file(conf: cfg.ConfigOpts) -> Path:
     return Path(conf.agent.key_file or f"{conf.state_dir}/host.key")
 
@@ -234,7 +239,7 @@ def _use(
     if token.ca:
         put(place.beside(CA), token.ca, 0o644, us, os.getegid())
     if certificate:
-        put(place.beside(CERTIFICATE), certificate, 0o600, owner.uid, owner.gid)
+        put(_certificate_file(conf), certificate, 0o600, owner.uid, owner.gid)
     put(place.path, text, 0o640, us, owner.gid)
     _tell("identity", f"host {token.host}, in {keys}")
 

@@ -101,7 +101,7 @@ class Site:
         conf, self.store = config.load(str(self.controller)), Store(url)
         self.keys = host_keys.of_all(self.store, conf)
         self.link = ControlSide(opener(conf), self.keys)
-        self.joins = host_joins.opened(conf, self.store, self.keys)
+        self.joins = host_joins.HostJoins(self.store, self.keys, host_joins.signer(conf))
         conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
         assert self.link._listening().is_ready.wait(10)
 
@@ -166,7 +166,9 @@ def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> 
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(one.value) for one in names] == ["127.0.0.1"]
     modes = {path.name: path.stat().st_mode & 0o777 for path in site.agent.parent.iterdir()}
-    assert modes == {"agent.conf": 0o640, "ca.pem": 0o644, "host.pem": 0o600}
+    assert modes == {"agent.conf": 0o640, "ca.pem": 0o644}
+    assert Path(conf.tls.cert_file).parent == Path(conf.state_dir), "where the agent may replace it"
+    assert Path(conf.tls.cert_file).stat().st_mode & 0o777 == 0o600
     look_in(conf, keys.transport_url)
     link = HostSide(opener(conf, keys.transport_url), keys, "h1")
     beat = conductor.ConductorClient(link).heartbeat(Heartbeat("h1", 3), 5)
@@ -179,7 +181,7 @@ def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> 
 def test_a_token_is_used_once(site: Site) -> None:
     token = site.adds()
     assert site.joins_with(token) == 0, site.complained
-    for path in [*site.agent.parent.glob("*.pem"), site.folder / "state/host.key"]:
+    for path in [*site.agent.parent.glob("*.pem"), *(site.folder / "state").iterdir()]:
         path.unlink()
     before = site.files()
     assert site.joins_with(token) == 1

@@ -5,11 +5,11 @@
 of Kilonova, never something that an operator did, but for one: CPUs, pages or devices that were
 taken from a host's configuration while guests have them, which nothing else would tell; work that
 only an operator can bring on; notifications that no broker takes; services that are needed and not
-registered; and guests that are missing or not known, since a database was set back or an admin
-ended a live migration. What is merely old (debts, actions, pending cleanups) is in ``ages``. Run
-it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where
-nothing moves. Hosts and network service are asked at another moment: callers repeat a finding of
-``compare`` before they believe it.
+registered; certificates of hosts that end soon; and guests that are missing or not known, since a
+database was set back or an admin ended a live migration. What is merely old (debts, actions,
+pending cleanups) is in ``ages``. Run it by ``Store.snapshot``, which sees each transaction whole or
+not at all; by ``read`` only where nothing moves. Hosts and network service are asked at another
+moment: callers repeat a finding of ``compare`` before they believe it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
-from common.store.doctor import placement
+from common.store.doctor import certificates, placement
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
@@ -100,6 +100,7 @@ def check(tx: Connection) -> list[Finding]:
         *_shares(tx, live),
         *placement.check(tx, live, records, moves),
         *_notifications(tx),
+        *certificates.check(tx),
     ]
     return sorted(findings)
 

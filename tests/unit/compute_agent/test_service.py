@@ -129,7 +129,7 @@ class Rig:
             self.images,  # type: ignore[arg-type]
             ratios=RATIOS,
             monitor=Monitor(),
-            facts={"transfer": "192.0.2.7:16599"},
+            facts=lambda: {"transfer": "192.0.2.7:16599"},
         )
         self.host.guard()
         self.host.start(1)

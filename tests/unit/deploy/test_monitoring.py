@@ -32,7 +32,8 @@ def exposed() -> dict[str, set[str]]:
         for metric in metrics.Metric.known
         for suffix in SUFFIXES[metric.kind]
     }
-    return own | {metrics.PREFIX + name: set(labels) for name, (_, labels) in GAUGES.items()}
+    read = GAUGES | metrics.OF_FILES
+    return own | {metrics.PREFIX + name: set(labels) for name, (_, labels) in read.items()}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def test_every_metric_is_drawn() -> None:
     }
     for metric in metrics.Metric.known:
         assert any(metric.name + suffix in drawn for suffix in SUFFIXES[metric.kind]), metric.name
-    for name in GAUGES:
+    for name in GAUGES | metrics.OF_FILES:
         assert metrics.PREFIX + name in drawn, name
 
 

@@ -66,7 +66,9 @@ def test_an_agent_takes_its_own(load, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("OS_AGENT__DRIVER", "memory")
     monkeypatch.setenv("OS_MIGRATION__LIVE_MIGRATION_INBOUND_ADDR", "127.0.0.1")
     monkeypatch.setenv("OS_MIGRATION__TRANSFER_PORT", "0")
-    conf = load("agent.conf", "agent", **{"/etc/kilonova": str(tmp_path)})
+    conf = load(
+        "agent.conf", "agent", **{"/etc/kilonova": str(tmp_path), config.AGENT_STATE: str(tmp_path)}
+    )
     assert conf.state_dir == config.AGENT_STATE
     monkeypatch.setenv("OS_DEFAULT__STATE_DIR", str(tmp_path))
     driver = assembly.make_driver(conf)
