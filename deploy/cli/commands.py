@@ -33,7 +33,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("doctor",): (
         "deploy.cli.doctor",
         "doctor",
-        "check the invariants of the whole cloud; changes nothing",
+        "check the invariants of the whole cloud; changes nothing but what --fix names",
     ),
     ("timeline",): (
         "deploy.cli.timeline",
@@ -288,6 +288,15 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (
         _JSON,
         ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),
+        (
+            "--fix",
+            {
+                "action": "append",
+                "default": [],
+                "metavar": "ID",
+                "help": "mend this finding, as --json and the remedies name it; may be given several times",
+            },
+        ),
     ),
     ("database", "purge"): (
         (

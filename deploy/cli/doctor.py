@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova doctor``: the oracle, on a live cloud, read only.
+"""``kilonova doctor``: the oracle, on a live cloud, read only; ``--fix ID`` mends what it found.
 
 It checks the records (``common.store.doctor``), asks every host that is up what really runs there,
-the network service what ports servers have, and the catalogue whether it names what they need. A
-finding counts when it is there twice, some
-seconds apart: of work that is under way hosts may show more, or less, than the records. Pending
-cleanups are shown and are no findings: conductors are at them. The tests judge by the same code.
+the network service what ports servers have, the image service which snapshots are not whole, and
+the catalogue whether it names what they need. A finding counts when it is there twice, some seconds
+apart: of work that is under way hosts may show more, or less, than the records. Pending cleanups
+are shown and are no findings: conductors are at them. The tests judge by the same code.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from oslo_config import cfg
@@ -26,57 +27,110 @@ from common.rpc.host_link import ControlSide
 from common.store import doctor as oracle
 from common.store import upgrades
 from common.store.doctor import Finding
-from common.store.engine import Store
+from common.store.doctor.images import IN_TRANSIT
+from common.store.doctor.kinds import KINDS, Mender
+from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, services
+from deploy.cli import doctor_fix
 
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
 LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
 Ports = Sequence[Mapping[str, Any]]
+Images = Sequence[Mapping[str, Any]]
+NO_ANSWER = 3  #: status: as of ``kilonova explain``
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print the findings; 0 when there are none."""
+    """Print the findings, or mend those that are named. 0: there are none, or they are mended; 1:
+    there are, or some are not; ``NO_ANSWER``: none, as far as could be looked."""
     conf = config.load(options.config)
-    store = Store.opened(conf, unhurried=True)
-    upgrades.check(store)
+    try:
+        with closing(Store.opened(conf, unhurried=True)) as store:
+            upgrades.check(store)
+            return _examine(conf, store, options)
+    except errors.Unavailable as problem:
+        print(f"kilonova: {problem}", file=sys.stderr)
+        return NO_ANSWER
+
+
+def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) -> int:
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
-    link = ControlSide(opener(conf), host_keys.of_all(store, conf))
-    ports, missing = of_neighbours(conf, store, silent)
-    if not options.no_hosts:
-        client = agent.AgentClient(link)
-        ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
-    found = findings(store, ask, ports, missing=missing)
-    ages = store.read(oracle.ages)
-    link.close()
-    store.close()
-    if options.json:
-        print(
-            json.dumps(
-                [
-                    {"invariant": one.invariant, "subject": one.subject, "text": one.text}
-                    for one in found
-                ]
+    with closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link:
+        ports, missing, images = of_neighbours(conf, store, silent)
+        if not options.no_hosts:
+            client = agent.AgentClient(link)
+            ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
+        found = findings(store, ask, ports, missing=missing, images=images)
+        if options.fix:
+            seen = ask(), ports(), missing(), images()
+            return doctor_fix.fix(
+                store,
+                options.fix,
+                found,
+                lambda tx: _looked(tx, *seen),
+                doctor_fix.guest_commands(options.config),
             )
-        )
-    else:
-        for one in found:
-            print(f"{one.invariant}: {one.subject}: {one.text}")
-        for server, what, seconds in ages["cleanups"]:
-            print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")
-        for server, what, seconds in ages["actions"]:
-            if seconds >= LONG_SECONDS:
-                print(f"in hand for {seconds:.0f} s: server {server}: {what}")
-        print(f"{len(found)} findings" if found else "all is well")
+    _tell(store, found, options.json)
     for name in sorted(set(silent)):
         print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
-    return 1 if found else 0
+    return status(found, set(silent) - _down(store))
+
+
+def status(found: Sequence[Finding], silent: Collection[str]) -> int:
+    """For monitoring; ``silent``: who should have answered."""
+    return 1 if found else NO_ANSWER if silent else 0
+
+
+def _down(store: Store) -> set[str]:
+    """Hosts that are known to be down, which is no matter of the doctor."""
+    rows = store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+    return {f"host {row.host}" for row in rows if not row.up}
+
+
+def _tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([facts(one) for one in found]))
+        return
+    for one in found:
+        kind = KINDS[one.kind]
+        print(f"{one.invariant}: {one.subject}: {one.text}")
+        print(f"    cause: {kind.cause}")
+        by = "" if kind.way is Mender.OPERATOR else f": kilonova doctor --fix {one.id}"
+        print(f"    remedy: {kind.remedy}{by}")
+    ages = store.read(oracle.ages)
+    for server, what, seconds in ages["cleanups"]:
+        print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")
+    for server, what, seconds in ages["actions"]:
+        if seconds >= LONG_SECONDS:
+            print(f"in hand for {seconds:.0f} s: server {server}: {what}")
+    print(f"{len(found)} findings" if found else "all is well")
+
+
+def facts(one: Finding) -> dict[str, str]:
+    """For programs."""
+    kind = KINDS[one.kind]
+    return {
+        "id": one.id,
+        "kind": one.kind,
+        "invariant": one.invariant,
+        "subject": one.subject,
+        "text": one.text,
+        "cause": kind.cause,
+        "remedy": kind.remedy,
+        "way": str(kind.way),
+    }
 
 
 def no_ports() -> Ports | None:
     """For a cloud without a network service."""
+    return None
+
+
+def no_images() -> Images | None:
+    """For a cloud whose image service is not asked."""
     return None
 
 
@@ -91,23 +145,27 @@ def findings(
     ports: Callable[[], Ports | None] = no_ports,
     pause: float = PAUSE,
     missing: Callable[[], Collection[str]] = none_missing,
+    images: Callable[[], Images | None] = no_images,
 ) -> list[Finding]:
     """What is found at two looks, ``pause`` seconds apart."""
-    first = _look(store, ask(), ports(), missing())
+    first = _look(store, ask(), ports(), missing(), images())
     if not first:
         return []
     time.sleep(pause)
-    return sorted(first & _look(store, ask(), ports(), missing()))
+    second = _look(store, ask(), ports(), missing(), images())
+    return sorted(one for one in second if one in first)
 
 
 def of_neighbours(
     conf: cfg.ConfigOpts, store: Store, silent: list[str]
-) -> tuple[Callable[[], Ports | None], Callable[[], Collection[str]]]:
+) -> tuple[Callable[[], Ports | None], Callable[[], Collection[str]], Callable[[], Images | None]]:
     """What asks the network service for all ports (None when there is none, or when it does not
-    answer), and what asks the catalogue which services it does not name."""
+    answer), what asks the catalogue which services it does not name, and what asks the image
+    service for images that are not whole."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
+    from common.clients.own_images import OwnImages
     from common.clients.shares import ShareClient
 
     identity = IdentityClient(conf, READ)
@@ -136,7 +194,18 @@ def of_neighbours(
             silent.append(f"the {NAME}")
             return None
 
-    return ask, missing
+    def find(status: str) -> Images:
+        return own.ask(lambda client, token: client.find({"status": status}, token))
+
+    def ask_images() -> Images | None:
+        try:
+            return [one for status in IN_TRANSIT for one in find(status)]
+        except errors.Problem:
+            silent.append("the image service")
+            return None
+
+    own = OwnImages(identity)
+    return ask, missing, ask_images
 
 
 def ask_hosts(
@@ -158,15 +227,26 @@ def ask_hosts(
 
 
 def _look(
-    store: Store, domains: Domains, ports: Ports | None, missing: Collection[str]
+    store: Store,
+    domains: Domains,
+    ports: Ports | None,
+    missing: Collection[str],
+    images: Images | None,
 ) -> set[Finding]:
-    return set(
-        store.snapshot(
-            lambda tx: [
-                *oracle.check(tx),
-                *oracle.compare(domains, tx),
-                *(() if ports is None else oracle.compare_ports(ports, tx)),
-                *oracle.compare_catalogue(missing, tx),
-            ]
-        )
-    )
+    return set(store.snapshot(lambda tx: _looked(tx, domains, ports, missing, images)))
+
+
+def _looked(
+    tx: Connection,
+    domains: Domains,
+    ports: Ports | None,
+    missing: Collection[str],
+    images: Images | None,
+) -> list[Finding]:
+    return [
+        *oracle.check(tx),
+        *oracle.compare(domains, tx),
+        *(() if ports is None else oracle.compare_ports(ports, tx)),
+        *(() if images is None else oracle.compare_images(images, tx)),
+        *oracle.compare_catalogue(missing, tx),
+    ]

@@ -23,7 +23,7 @@ STATUSES = {
     0: "done, and all is well",
     1: "something was found or failed, which was said in one sentence",
     2: "the command line is wrong",
-    3: "whom kilonova explain would have to ask does not answer",
+    3: "whom kilonova explain or doctor would have to ask does not answer",
     READER_GONE: "nobody reads what it prints any more, as after | head",
 }
 

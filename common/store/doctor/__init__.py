@@ -15,7 +15,7 @@ moment: callers repeat a finding of ``compare`` before they believe it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -23,9 +23,10 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
-from common.store.doctor import certificates, placement
+from common.store.doctor import certificates, hosts, placement, unattended
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.finding import Finding
+from common.store.doctor.images import compare_images
 from common.store.engine import moment
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
@@ -36,22 +37,13 @@ from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
 from common.store.servers.migrations import OPEN
 from common.store.servers.stuck_actions import overdue
 
-#: States of servers that have a guest where they are; one in ERROR may have none.
-_WITH_DOMAIN = (
-    states.ACTIVE,
-    states.STOPPED,
-    states.PAUSED,
-    states.SUSPENDED,
-    states.RESCUED,
-    states.RESIZED,
-)
-
 __all__ = [
     "Finding",
     "ages",
     "check",
     "compare",
     "compare_catalogue",
+    "compare_images",
     "compare_ports",
     "wanderers",
 ]
@@ -78,6 +70,7 @@ _RUNNING = sa.select(
     overdue().label("overdue"),
 ).where(actions.c.state.in_(LIVE))
 _HOLDING = sa.select(servers.c.action).where(servers.c.action.is_not(None))
+_HELD = sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.is_not(None))
 _SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(
     share_mappings.c.server_id
 )
@@ -98,6 +91,8 @@ def check(tx: Connection) -> list[Finding]:
         *_counted(live, moves),
         *_actions(tx, live),
         *_shares(tx, live),
+        *unattended.check(tx, live, records),
+        *hosts.check(tx),
         *placement.check(tx, live, records, moves),
         *_notifications(tx),
         *certificates.check(tx),
@@ -115,18 +110,28 @@ def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[
     for server, host in places:
         if server not in live:
             yield Finding(
-                "guest-of-server", server, f"host {host} keeps a guest of a server that is gone"
+                "guest-of-server",
+                server,
+                f"host {host} keeps a guest of a server that is gone",
+                "guest-of-gone-server",
+                (host,),
             )
         elif live[server].host != host:
             yield Finding(
                 "guest-of-server",
                 server,
                 f"its guest is on {host}, the server on {live[server].host}",
+                "guest-elsewhere",
+                (host,),
             )
     for row in live.values():
         if row.host and (row.id, row.host) not in places and row.task_state != states.DELETING:
             yield Finding(
-                "guest-of-server", row.id, f"it is on host {row.host} without a guest record"
+                "guest-of-server",
+                row.id,
+                f"it is on host {row.host} without a guest record",
+                "no-guest-record",
+                (row.host,),
             )
 
 
@@ -147,12 +152,16 @@ def _moves(
                 row.server_id,
                 f"its guest on {row.host} is {row.wanted}, and no open "
                 "migration goes from there or to there",
+                "guest-of-no-move",
+                (row.host,),
             )
         if row.wanted in (KEPT, ARRIVING) and row.may_run:
             yield Finding(
                 "guest-of-move",
                 row.server_id,
                 f"its guest on {row.host} is {row.wanted} and may run",
+                "kept-may-run",
+                (row.host,),
             )
         if row.holder is not None and (
             row.holder not in known or known[row.holder].source_host != row.host
@@ -162,6 +171,8 @@ def _moves(
                 row.server_id,
                 f"its guest on {row.host} is held by {row.holder}, which "
                 "is no migration from there",
+                "held-by-no-migration",
+                (row.host,),
             )
     for server, number in Counter(row.server_id for row in moves if row.status in OPEN).items():
         if number > 1:
@@ -176,11 +187,16 @@ def _moves(
                 server,
                 f"migration {move.id} is {move.status}, the server is "
                 f"{found.vm_state if found is not None else 'gone'} and idle",
+                "move-without-action",
+                (str(move.id),),
             )
     for one in live.values():
         if one.vm_state == states.RESIZED and one.id not in is_open:
             yield Finding(
-                "move-of-server", one.id, "waits to be confirmed, and no migration is finished"
+                "move-of-server",
+                one.id,
+                "waits to be confirmed, and no migration is finished",
+                "resized-without-move",
             )
 
 
@@ -215,7 +231,7 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
                 "shares", row.id, f"counts {row.shares} shares and has {numbers.get(row.id, 0)}"
             )
     for server in numbers.keys() - live.keys():
-        yield Finding("shares", server, "has shares and is gone")
+        yield Finding("shares", server, "has shares and is gone", "shares-of-gone")
 
 
 def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
@@ -225,11 +241,19 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
         head = running.get(row.action) if row.action else None
         if row.action and head is None:
             yield Finding(
-                "held-by-action", row.id, f"is held by action {row.action}, which has ended"
+                "held-by-action",
+                row.id,
+                f"is held by action {row.action}, which has ended",
+                "held-by-ended",
+                (row.action,),
             )
         elif head is not None and head.fence != row.fence:
             yield Finding(
-                "held-by-action", row.id, f"fence {row.fence}, its action has {head.fence}"
+                "held-by-action",
+                row.id,
+                f"fence {row.fence}, its action has {head.fence}",
+                "fence-of-action",
+                (head.id,),
             )
         if row.task_state and not row.action:
             yield Finding(
@@ -243,15 +267,23 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
                 "held-by-action",
                 head.server_id,
                 f"action {head.id} is {head.state} and does not hold it",
+                "holds-nothing",
+                (head.id,),
             )
         if head.state == "due" and head.due_at is None:
-            yield Finding("due", head.server_id, f"action {head.id} is due and nobody will look")
+            yield Finding(
+                "due",
+                head.server_id,
+                f"action {head.id} is due and nobody will look",
+                facts=(head.id,),
+            )
         if head.state == STUCK:
             yield Finding(
                 "stuck",
                 head.server_id,
                 f"{head.workflow} is stuck at {head.step or 'its beginning'}: "
                 f"{head.cause} See: kilonova action show {head.id}",
+                facts=(head.id,),
             )
         elif head.overdue:
             yield Finding(
@@ -259,6 +291,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
                 head.server_id,
                 f"{head.workflow} is due at {head.step or 'its beginning'} and no "
                 f"conductor takes it. Start one of its release, or: kilonova action settle {head.id}",
+                facts=(head.id,),
             )
 
 
@@ -300,13 +333,14 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
                         server,
                         f"host {host} has a domain without a record. See: kilonova host adopt {host} "
                         f"{server}; or have it removed: kilonova host discard {host} {server}",
+                        facts=(host,),
                     )
                 )
     query = sa.select(servers.c.id, servers.c.host).where(
         servers.c.deleted == 0,
         servers.c.action.is_(None),
         servers.c.host.in_(sorted(domains)),
-        servers.c.vm_state.in_(_WITH_DOMAIN),
+        servers.c.vm_state.in_(unattended.WITH_DOMAIN),
     )
     findings += [
         Finding(
@@ -314,12 +348,18 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
             row.id,
             f"host {row.host} has no domain of it. Where another finding names one on some host, "
             f"adopt that; else its guest is gone: openstack server delete {row.id}",
+            facts=(row.host,),
         )
         for row in tx.execute(query)
         if row.id not in domains[row.host]
     ]
     findings += [
-        Finding("two-domains", server, f"runs on {', '.join(sorted(found))}")
+        Finding(
+            "two-domains",
+            server,
+            f"runs on {', '.join(sorted(found))}",
+            facts=tuple(sorted(found)),
+        )
         for server, found in places.items()
         if len(found) > 1
     ]
@@ -338,24 +378,43 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
         servers.c.deleted == 0, servers.c.action.is_(None)
     )
     resting = {row.id: row for row in tx.execute(query)}
-    spared = {row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS} | set(
-        tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE)))
-    )
+    spared = _spared(tx)
     held = {
         str(port["id"]): port
         for port in ports
         if port.get("device_owner", "").startswith("compute:")
     }
     known = {one["port"]: row for row in resting.values() for one in row.interfaces or ()}
-    findings = [
+    return sorted([*_strangers(held, known, resting, spared), *_plugged(held, known, spared)])
+
+
+def _strangers(
+    held: Mapping[str, JsonMapping],
+    known: Mapping[str, ServerPlace],
+    resting: Mapping[str, ServerPlace],
+    spared: Set[str],
+) -> list[Finding]:
+    """Ports that no server knows."""
+    return [
         Finding(
             "port-of-server",
             port_id,
             f"is of {port['device_id'] or 'nobody'}, which does not know it. {_way_out(port, resting)}",
+            "port-unplugged"
+            if port["device_id"] in resting or not port["device_id"]
+            else "port-of-nobody",
+            (port["device_id"],),
         )
         for port_id, port in held.items()
         if port_id not in known and not spared & {port_id, port["device_id"]}
     ]
+
+
+def _plugged(
+    held: Mapping[str, JsonMapping], known: Mapping[str, ServerPlace], spared: Set[str]
+) -> list[Finding]:
+    """Interfaces whose port is gone, or elsewhere."""
+    findings = []
     for port_id, row in known.items():
         port = held.get(port_id)
         if spared & {port_id, row.id}:
@@ -363,7 +422,10 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
         if port is None:
             findings.append(
                 Finding(
-                    "interface-of-server", row.id, f"has an interface whose port {port_id} is gone"
+                    "interface-of-server",
+                    row.id,
+                    f"has an interface whose port {port_id} is gone",
+                    facts=(port_id,),
                 )
             )
         elif port["device_id"] != row.id or (port.get("binding:host_id") or None) != row.host:
@@ -373,6 +435,8 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
                     port_id,
                     f"is of {port['device_id']} on "
                     f"{port.get('binding:host_id')}; server {row.id} is on {row.host}",
+                    "port-elsewhere",
+                    (row.id,),
                 )
             )
         more = [
@@ -385,9 +449,20 @@ def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]
                     port_id,
                     f"is also bound to {', '.join(sorted(more))}, though "
                     f"server {row.id} is not moving",
+                    "port-twice",
+                    (row.id, *sorted(more)),
                 )
             )
-    return sorted(findings)
+    return findings
+
+
+def _spared(tx: Connection) -> set[str]:
+    """Ports and servers that are not judged by their ports."""
+    return {
+        *(row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS),
+        *tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))),
+        *tx.scalars(_HELD),
+    }
 
 
 def _way_out(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:

@@ -64,7 +64,7 @@ _DISABLED = sa.select(providers.c.host).join(
     ),
 )
 _HOSTS = sa.select(hosts.c.name)
-_MEMBERS = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.meta).select_from(
+_MEMBERS = sa.select(aggregate_hosts, aggregates.c.name, aggregates.c.meta).select_from(
     aggregate_hosts.outerjoin(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)
 )
 
@@ -109,13 +109,25 @@ def _allocations(
                 place[0],
                 f"holds {held[place]} on {place[1]} for the way back of a "
                 f"resize, which needs {kept[place]} more",
+                "allocation-of-way-back",
+                (place[1],),
             )
     for consumer, host in held.keys() - places.keys() - kept.keys():
         yield Finding(
-            "allocation-of-guest", consumer, f"holds resources on {host} where it has no guest"
+            "allocation-of-guest",
+            consumer,
+            f"holds resources on {host} where it has no guest",
+            "allocation-of-nothing",
+            (host or "",),
         )
     for holder, host in places.keys() - held.keys():
-        yield Finding("allocation-of-guest", holder, f"has a guest on {host} without an allocation")
+        yield Finding(
+            "allocation-of-guest",
+            holder,
+            f"has a guest on {host} without an allocation",
+            "guest-without-allocation",
+            (host,),
+        )
     flavors = _flavors_of_moves(moves)
     for place, amounts in held.items():
         guest = places.get(place)
@@ -125,8 +137,14 @@ def _allocations(
                 server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts
             )
     known = set(tx.scalars(_CONSUMERS))
-    for consumer in {consumer for consumer, _ in held} ^ known:
-        yield Finding("consumer", consumer, "consumer and allocations do not go together")
+    holding = {consumer for consumer, _ in held}
+    for consumer in holding ^ known:
+        yield Finding(
+            "consumer",
+            consumer,
+            "consumer and allocations do not go together",
+            "no-consumer" if consumer in holding else "consumer-of-nothing",
+        )
 
 
 def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
@@ -159,13 +177,19 @@ def _exact(
     try:
         wanted = hardware.resources(from_wire(Flavor, flavor), _properties(server))
     except errors.BadRequest as problem:
-        yield Finding("allocation-exact", server.id, f"was accepted and is refused now: {problem}")
+        yield Finding(
+            "allocation-exact",
+            server.id,
+            f"was accepted and is refused now: {problem}",
+            "flavor-refused",
+        )
         return
     if amounts != wanted:
         yield Finding(
             "allocation-exact",
             server.id,
             f"holds {dict(amounts)} on {host}, its flavor and image need {wanted}",
+            facts=(host,),
         )
 
 
@@ -210,6 +234,8 @@ def _assignments(
                 "has no parts of its host though it asks for some"
                 if row.assignment is None
                 else "holds parts of its host that it does not ask for",
+                "" if row.assignment is None else "assignment-not-asked-for",
+                (row.host,),
             )
     if not by_host:
         return
@@ -338,6 +364,7 @@ def _hosts(tx: Connection) -> Iterator[Finding]:
                 f"is in aggregate {row.name or 'that is gone'}, "
                 f"{'and' if row.host in known else 'but'} there is "
                 f"{'no such aggregate' if row.name is None else 'no such host'}",
+                facts=(str(row.aggregate_id),),
             )
         elif row.meta.get("availability_zone"):
             zones[row.host].add(row.meta["availability_zone"])

@@ -36,6 +36,7 @@ FIRST = 10 * SECOND  #: until the second try; doubled each time
 REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
 LEASE = 300 * SECOND  #: longer than one round of tries takes
 LONGEST_WHY = 1000
+ASKED = "an operator asked for it"
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
@@ -49,6 +50,13 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
         "due_at",
         ignore=True,
     )
+
+
+def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
+    """An operator wants this done for a server, which may be gone."""
+    project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
+    row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
+    add(tx, [{**row, "server_id": server_id, "project_id": project or "", "why": ASKED}])
 
 
 _DUE = (

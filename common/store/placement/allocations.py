@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import numa
+from common import errors, numa
 from common.clock import SECOND
 from common.hardware import Hardware
 from common.models import Device, HardwareAssignment, NumaNode
@@ -479,3 +479,23 @@ def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
     gone = sorted({server for server, _ in placements})
     still = sa.select(allocations.c.consumer_id).where(allocations.c.consumer_id.in_(gone))
     tx.execute(sa.delete(consumers).where(consumers.c.id.in_(gone), consumers.c.id.not_in(still)))
+
+
+def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[str, int]) -> None:
+    """A consumer (``id``, ``type``, ``project_id``, ``user_id``) holds exactly these amounts of a
+    host, whether there is room or not: its guest is there.
+
+    Raises:
+        Conflict: the host has no provider.
+    """
+    provider = lock(tx, [host]).get(host)
+    if provider is None:
+        raise errors.Conflict(f"Host {host} has no provider; kilonova doctor says what to do.")
+    _drop(tx, provider, holder["id"])
+    register(tx, holder)
+    tx.execute(sa.insert(allocations), _rows(provider, holder["id"], amounts))
+
+
+def register(tx: Connection, holder: Mapping[str, str]) -> None:
+    """A consumer is known; harmless when it is."""
+    _add_consumers(tx, [dict(holder)])

@@ -14,6 +14,7 @@ import pytest
 
 from common.store.engine import Store
 from common.store.neighbours import cleanups
+from deploy.cli import doctor
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
@@ -86,7 +87,7 @@ def test_status_and_doctor_tell_it_and_find_nothing_wrong(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pending(store)
-    assert main(["--config", conf, "doctor", "--no-hosts"]) == 0
+    assert main(["--config", conf, "doctor", "--no-hosts"]) == doctor.NO_ANSWER
     told = capsys.readouterr().out
     assert (
         "all is well" in told

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import config
+from common import config, errors
 from common.broker_identities import ROLES
 from common.clock import SECOND
 from common.notifications.options import NotificationSettings
@@ -22,7 +22,7 @@ from common.store.servers import console_tokens, guests
 from common.vault import Vault
 from deploy.cli.commands import ARGUMENTS, COMMANDS
 from deploy.cli.config import text
-from deploy.cli.doctor import ask_hosts, findings
+from deploy.cli.doctor import NO_ANSWER, ask_hosts, facts, findings, status
 from deploy.cli.main import main, parser
 from tests.schemas import upgrade
 
@@ -198,8 +198,26 @@ def test_doctor_of_an_empty_cloud_finds_nothing(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["--config", str(conf), "database", "upgrade"])
-    assert main(["--config", str(conf), "doctor", "--no-hosts"]) == 0
-    assert capsys.readouterr().out.endswith("all is well\n")
+    assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
+    told = capsys.readouterr()
+    assert told.out.endswith("all is well\n")
+    assert (
+        "the image service did not answer" in told.err
+    )  # nor any other, which monitoring hears of
+    assert main(["--config", str(conf), "doctor", "--no-hosts", "--fix", "lock/s"]) == 0
+    assert "nothing to mend" in capsys.readouterr().out
+
+
+def test_doctor_has_a_status_for_each_outcome(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor.Finding("two-domains", "s", "runs on h1, h2", facts=("h1", "h2"))
+    assert [status([finding], ["h1"]), status([], ["h1"]), status([], [])] == [1, NO_ANSWER, 0]
+    assert facts(finding)["id"] == "two-domains/s/h1/h2"
+
+    def away(*anything: object, **more: object) -> Store:
+        raise errors.NoStore("The database does not answer.")
+
+    monkeypatch.setattr(Store, "opened", away)
+    assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
 
 
 def test_wrong_value_is_refused_with_the_options_name(

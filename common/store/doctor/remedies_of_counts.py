@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies of what is counted wrong: quotas, shares, allocations, parts of hosts. Called by
+``remedies.mend``, under the server's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common import errors, hardware
+from common.models import Flavor
+from common.store.doctor.finding import Finding
+from common.store.engine import now
+from common.store.neighbours import cleanups
+from common.store.placement import allocations
+from common.store.rows import ServerRow
+from common.store.schema import allocations as allocations_table
+from common.store.schema import guests as guests_table
+from common.store.schema import migrations as migrations_table
+from common.store.schema import providers, server_group_members, servers, share_mappings
+from common.store.servers import migrations, shares
+from common.wire import from_wire
+
+
+def holds(tx: Connection, consumer: str, host: str) -> bool:
+    """Does the consumer hold anything of the host?"""
+    query = (
+        sa.select(allocations_table.c.used)
+        .join(providers, providers.c.id == allocations_table.c.provider_id)
+        .where(allocations_table.c.consumer_id == consumer, providers.c.host == host)
+        .limit(1)
+    )
+    return tx.scalar(query) is not None
+
+
+def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = None) -> None:
+    """What a server's flavor and image need on this host is held by the server, or by the migration
+    ``holder``."""
+    move = migrations.open_of(tx, [row.id]).get(row.id)
+    flavor = row.flavor
+    if move is not None and host in (move.source_host, move.dest_host):
+        flavor = move.new_flavor if host == move.dest_host else move.old_flavor
+    wanted, properties = from_wire(Flavor, flavor), (row.image or {}).get("properties", {})
+    amounts = hardware.resources(wanted, properties)
+    allocations.put(
+        tx,
+        {
+            "id": holder or row.id,
+            "type": "migration" if holder else "server",
+            "project_id": row.project_id,
+            "user_id": row.user_id,
+        },
+        host,
+        amounts,
+    )
+
+
+def _server(tx: Connection, server_id: str) -> ServerRow | None:
+    return tx.execute(sa.select(servers).where(servers.c.id == server_id)).first()
+
+
+def _count(tx: Connection, finding: Finding) -> None:
+    row = _server(tx, finding.subject)
+    assert row is not None, "it was found"
+    move = migrations.open_of(tx, [row.id]).get(row.id)
+    flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == row.id)
+        .values(
+            **{name: max(one[name] for one in flavors) for name in ("vcpus", "memory_mb")},
+            updated_at=now(),
+        )
+    )
+
+
+def _shares(tx: Connection, finding: Finding) -> None:
+    number = (
+        sa.select(sa.func.count())
+        .select_from(share_mappings)
+        .where(share_mappings.c.server_id == finding.subject)
+    )
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == finding.subject)
+        .values(shares=tx.scalar(number), updated_at=now())
+    )
+
+
+def _shares_of_gone(tx: Connection, finding: Finding) -> None:
+    found = list(
+        tx.execute(sa.select(share_mappings).where(share_mappings.c.server_id == finding.subject))
+    )
+    shares.remove(tx, [one.uuid for one in found])
+    for one in found:
+        cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
+
+
+def _share(tx: Connection, finding: Finding) -> None:
+    shares.put(tx, [finding.facts[0]], shares.ERROR)
+
+
+def _release(tx: Connection, finding: Finding) -> None:
+    [host] = finding.facts
+    if not host:
+        raise errors.Conflict(
+            f"Consumer {finding.subject} holds resources of a provider that was made by hand: "
+            f"openstack resource provider allocation unset {finding.subject}"
+        )
+    allocations.release(tx, [(finding.subject, host)])
+
+
+def _allocate(tx: Connection, finding: Finding) -> None:
+    """``subject``: who is to hold it, the server or a migration."""
+    [host] = finding.facts
+    G = guests_table.c
+    guest = tx.execute(
+        sa.select(guests_table).where(
+            G.host == host, sa.or_(G.server_id == finding.subject, G.holder == finding.subject)
+        )
+    ).one()
+    row = _server(tx, guest.server_id)
+    if row is None:
+        raise errors.Conflict(f"Server {guest.server_id} is gone: kilonova host debts {host}")
+    allocate(tx, row, host, guest.holder)
+
+
+def _forget(tx: Connection, finding: Finding) -> None:
+    allocations.release(tx, [(finding.subject, "")])
+
+
+def _register(tx: Connection, finding: Finding) -> None:
+    row = _server(tx, finding.subject)
+    kind = "server"
+    if row is None:
+        M = migrations_table.c
+        row = tx.execute(sa.select(migrations_table).where(M.uuid == finding.subject)).first()
+        kind = "migration"
+    if row is None:
+        raise errors.Conflict(
+            f"Nobody knows whose {finding.subject} is: openstack resource provider allocation "
+            f"unset {finding.subject}"
+        )
+    allocations.register(
+        tx,
+        {
+            "id": finding.subject,
+            "type": kind,
+            "project_id": row.project_id,
+            "user_id": row.user_id,
+        },
+    )
+
+
+def _assignment(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.update(guests_table)
+        .where(guests_table.c.server_id == finding.subject, guests_table.c.host == finding.facts[0])
+        .values(assignment=None)
+    )
+
+
+def _members(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.delete(server_group_members).where(server_group_members.c.group_id == finding.subject)
+    )
+
+
+COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
+    "counted": _count,
+    "shares": _shares,
+    "shares-of-gone": _shares_of_gone,
+    "share-in-transit": _share,
+    "allocation-of-nothing": _release,
+    "guest-without-allocation": _allocate,
+    "allocation-exact": _allocate,
+    "consumer-of-nothing": _forget,
+    "no-consumer": _register,
+    "assignment-not-asked-for": _assignment,
+    "group-member": _members,
+}

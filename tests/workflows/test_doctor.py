@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each kind of finding is planted, found with its cause, mended by ``--fix``, and gone; what is
+mended twice stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from common import errors, states
+from common.store import doctor, schema
+from common.store.doctor import Finding, remedies
+from common.store.doctor.kinds import KINDS, Mender
+from common.store.engine import Connection
+from common.store.servers import actions
+from compute_agent.queries import HostQueries
+from deploy.cli import doctor_fix, host_discard
+from deploy.cli.doctor_fix import GuestCommands
+from tests.workflows.planted import PLANTS, change, planted, server
+from tests.workflows.scenarios import trial_of
+from tests.workflows.simulator import Cloud
+from tests.workflows.test_adopt import Adopter, Answers
+
+
+class Doctor:
+    """An operator with ``kilonova doctor`` at this cloud."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud, self.adopter = cloud, Adopter(cloud)
+
+    def look(self, tx: Connection) -> list[Finding]:
+        """As the command does at one look."""
+        domains = {
+            host.name: HostQueries(host.driver, None).answer("domains", {})["domains"]
+            for host in self.cloud.hosts.values()
+        }
+        return [
+            *doctor.check(tx),
+            *doctor.compare(domains, tx),
+            *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
+            *doctor.compare_images(list(self.cloud.images.records.values()), tx),
+        ]
+
+    def found(self) -> list[Finding]:
+        return self.cloud.store.read(self.look)
+
+    def fix(self, *names: str) -> int:
+        cloud, ports = self.cloud, self.adopter.sources.ports
+        return doctor_fix.fix(
+            cloud.store,
+            names,
+            self.found(),
+            self.look,
+            GuestCommands(
+                lambda host, server: self.adopter.adopt(server, host),
+                lambda host, server: host_discard.carry_out(
+                    cloud.store, Answers(cloud), ports, server, host, True
+                ),
+            ),
+        )
+
+
+def until_clean(cloud: Cloud, operator: Doctor) -> None:
+    """Conductors, hosts and neighbours do what is left to them."""
+    for _ in range(75):
+        if not operator.found() and not cloud.pending():
+            break
+        cloud.round()
+    cloud.clean_up()
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_what_is_planted_is_found_and_mended(
+    cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = Doctor(cloud)
+    planted(cloud, kind)
+    found = operator.found()
+    assert {one.kind for one in found} == {kind, *PLANTS[kind].also}, found
+    [one] = [one for one in found if one.kind == kind]
+    assert len({one.id for one in found}) == len(found)
+    assert operator.fix(one.id) == 0
+    assert KINDS[kind].remedy in capsys.readouterr().out
+    until_clean(cloud, operator)
+    assert operator.found() == []
+    assert operator.fix(one.id) == 0
+    assert "nothing to mend" in capsys.readouterr().out
+    assert operator.found() == []
+
+
+def test_every_kind_that_is_mended_is_planted() -> None:
+    """At least thirty; what only an operator can mend says so."""
+    assert PLANTS.keys() == {
+        name for name, kind in KINDS.items() if kind.way is not Mender.OPERATOR
+    }
+    mended_by_rows = {name for name, kind in KINDS.items() if kind.way is not Mender.GUEST}
+    assert remedies.REMEDIES.keys() == PLANTS.keys() & mended_by_rows
+    assert len(PLANTS) >= 30
+
+
+def test_a_finding_that_is_gone_is_mended_by_nothing(cloud: Cloud) -> None:
+    """Somebody else was quicker: what they have written stands."""
+    operator = Doctor(cloud)
+    name = planted(cloud, "task-state")
+    [finding] = operator.found()
+    server(task_state=None, vm_state=states.STOPPED)(cloud, name)
+    before = cloud.show(name)
+    assert cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look)) is False
+    assert cloud.show(name) == before
+
+
+def test_ports_of_a_guest_without_a_record_stay_until_it_is_mended(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = Doctor(cloud)
+    planted(cloud, "domain-known")
+    found = {one.kind: one for one in operator.found()}
+    assert operator.fix(found["port-of-nobody"].id) == 1
+    assert f"--fix {found['domain-known'].id}" in capsys.readouterr().out
+    assert cloud.pending() == []
+    assert operator.fix(found["domain-known"].id, found["port-of-nobody"].id) == 0
+    until_clean(cloud, operator)
+    assert (operator.found(), len(cloud.networks.held)) == ([], 1)
+
+
+def test_a_server_that_an_action_has_is_left_to_it(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = Doctor(cloud)
+    name = planted(cloud, "counted")
+    cloud.ask(name, "os-stop")
+    [finding] = operator.found()
+    assert operator.fix(finding.id) == 1
+    assert finding.id in capsys.readouterr().out
+    assert cloud.show(name).vcpus == 7
+    cloud.settle()
+    assert operator.fix(finding.id) == 0
+    assert operator.found() == []
+
+
+def test_what_only_an_operator_can_mend_says_what_to_do(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = Doctor(cloud)
+    trial_of(cloud, "stop")
+    change(cloud, schema.inventories, schema.inventories.c.resource_class == "VCPU", total=0)
+    [finding] = operator.found()
+    assert operator.fix(finding.id) == 1
+    assert KINDS["capacity"].remedy in capsys.readouterr().out
+    with pytest.raises(errors.Conflict):
+        cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look))
+
+
+def test_a_remedy_is_in_the_servers_journal(cloud: Cloud) -> None:
+    """With what stood there before, so that it can be taken back."""
+    operator = Doctor(cloud)
+    name = planted(cloud, "lock")
+    [finding] = operator.found()
+    assert operator.fix(finding.id) == 0
+    row = cloud.store.read(lambda tx: actions.list_for(tx, name))[0]
+    assert (row.name, row.state) == (remedies.NAME, "done")
+    full = cloud.store.read(lambda tx: actions.show_by_id(tx, row.id))
+    assert full is not None
+    assert (full.args["finding"], full.args["was"]["locked"]) == (finding.id, True)
+
+
+def test_a_guest_that_runs_is_no_copy_of_an_image(cloud: Cloud) -> None:
+    """SHELVED_OFFLOADED with a guest that runs: nothing of it is lost, the image goes."""
+    operator = Doctor(cloud)
+    name = planted(cloud, "guest-elsewhere")
+    cloud.images.create({"id": "33333333-3333-4333-8333-333333333333"})
+    server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
+    [finding] = operator.found()
+    assert operator.fix(finding.id) == 0
+    until_clean(cloud, operator)
+    row = cloud.show(name)
+    assert (row.vm_state, row.shelved_image_id) == (states.ACTIVE, None)
+    assert (cloud.domains(name), cloud.images.records) == ([row.host], {})
