@@ -93,6 +93,14 @@ class ShareActionArgs(ActionArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VolumeActionArgs(ActionArgs):
+    """Attach, detach or extend a volume."""
+
+    block_device: str  #: uuid of the row
+    volume_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageArgs(ActionArgs):
     """Make an image of the server: snapshot, shelve."""
 

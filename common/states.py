@@ -142,6 +142,7 @@ _STAYING = (
     UPDATING_PASSWORD,
 )
 _PLUGGABLE = (ACTIVE, PAUSED, STOPPED)
+_WITH_DISKS = (ACTIVE, PAUSED, STOPPED, RESIZED, SOFT_DELETED, SHELVED, SHELVED_OFFLOADED)
 _ALIVE = (ACTIVE, PAUSED, STOPPED, SUSPENDED, RESCUED, RESIZED, SHELVED, SHELVED_OFFLOADED, ERROR)
 _P = "os_compute_api:"
 
@@ -190,6 +191,12 @@ ACTIONS: tuple[Action, ...] = (
            locked=False, since="2.97", success=201, notification="share_attach"),
     Action("detach_share", "detach_share", _P + "os-server-shares:delete", vm=(STOPPED, ERROR),
            workflow="detach_share", locked=False, since="2.97", success=200, notification="share_detach"),
+    Action("attach_volume", "attach_volume", _P + "os-volumes-attachments:create", vm=_WITH_DISKS,
+           workflow="attach_volume", success=200, answer_after="reserve", notification="volume_attach"),
+    Action("detach_volume", "detach_volume", _P + "os-volumes-attachments:delete", vm=_WITH_DISKS,
+           workflow="detach_volume", notification="volume_detach"),
+    Action("extend_volume", "extend_volume", _P + "os-server-external-events:create",
+           vm=(*_WITH_DISKS, SUSPENDED, RESCUED, ERROR), workflow="extend_volume", locked=False, since="2.51"),
     Action("addSecurityGroup", "addSecurityGroup", _P + "os-security-groups:add", vm=_ALIVE,
            workflow="add_security_group", answer_after="change"),
     Action("removeSecurityGroup", "removeSecurityGroup", _P + "os-security-groups:remove", vm=_ALIVE,
@@ -341,6 +348,9 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("create", "build"): "compute__do_build_and_run_instance",
     ("attach_interface", "attach"): "compute_attach_interface",
     ("detach_interface", "detach"): "compute_detach_interface",
+    ("attach_volume", "attach"): "compute_attach_volume",
+    ("detach_volume", "detach"): "compute_detach_volume",
+    ("extend_volume", "extend"): "compute_extend_volume",
     ("attach_share", "allow"): "compute_allow_share",
     ("detach_share", "deny"): "compute_deny_share",
     ("add_security_group", "change"): "conductor_add_security_group",

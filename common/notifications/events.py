@@ -130,6 +130,8 @@ def about(workflow: str, args: JsonObject) -> JsonObject:
         found["new_flavor"] = args.get("new_flavor")
     if workflow in ("attach_share", "detach_share"):
         found["share_id"] = (args.get("share") or {}).get("share_id")
+    if workflow in ("attach_volume", "detach_volume"):
+        found["volume_id"] = args.get("volume_id")
     return found
 
 

@@ -71,6 +71,10 @@ def _shared(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"share_id": about.get("share_id")}
 
 
+def _with_volume(server: JsonMapping, about: JsonMapping) -> JsonObject:
+    return {"volume_id": about.get("volume_id")}
+
+
 PLAIN = Kind("InstanceActionPayload", "1.9", _nothing)
 KINDS = {
     "instance.create": Kind("InstanceCreatePayload", "1.13", _created),
@@ -82,6 +86,10 @@ KINDS = {
         Kind("InstanceActionSharePayload", "1.0", _shared),
     ),
     "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _copied),
+    **dict.fromkeys(
+        ("instance.volume_attach", "instance.volume_detach"),
+        Kind("InstanceActionVolumePayload", "1.7", _with_volume),
+    ),
 }
 
 

@@ -17,6 +17,8 @@ NAMES: dict[str, str | None] = {
     "instance.unlock": None,
     "instance.interface_attach": None,
     "instance.interface_detach": None,
+    "instance.volume_attach": "compute.instance.volume.attach",
+    "instance.volume_detach": "compute.instance.volume.detach",
     "instance.resize_prep": "compute.instance.resize.prep",
     "instance.resize_finish": "compute.instance.finish_resize",
     "instance.resize_confirm": "compute.instance.resize.confirm",

@@ -19,6 +19,10 @@ RULES: dict[str, str] = {
     _API + "servers:show": READER,
     _API + "os-volumes-attachments:index": READER,
     _API + "os-volumes-attachments:show": READER,
+    _API + "os-volumes-attachments:create": MEMBER,
+    _API + "os-volumes-attachments:update": MEMBER,
+    _API + "os-volumes-attachments:swap": "rule:service_api",
+    _API + "os-volumes-attachments:delete": MEMBER,
     "compute:server:topology:index": READER,
     "compute:server:topology:host:index": ADMIN,
     _API + "servers:index:get_all_tenants": ADMIN,
@@ -295,10 +299,6 @@ NOT_HERE = frozenset(
                 "os-volumes:snapshots:detail",
                 "os-volumes:snapshots:show",
                 "os-volumes:snapshots:delete",
-                "os-volumes-attachments:create",
-                "os-volumes-attachments:update",
-                "os-volumes-attachments:swap",
-                "os-volumes-attachments:delete",
             )
         ),
     }

@@ -61,6 +61,9 @@ def test_the_hand_written_page_speaks_of_every_action() -> None:
         "detach_interface",
         "attach_share",
         "detach_share",
+        "attach_volume",
+        "detach_volume",
+        "extend_volume",
     }
     assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
 

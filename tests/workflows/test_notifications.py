@@ -44,6 +44,7 @@ TOLD = {
     ],
     "evacuate": ["evacuate", "rebuild.start", "rebuild.end"],
     "change_password": [],
+    "extend_volume": [],
     "add_security_group": [],
     "remove_security_group": [],
 }
@@ -60,6 +61,8 @@ NAMES = {
     "detach_interface": "interface_detach",
     "attach_share": "share_attach",
     "detach_share": "share_detach",
+    "attach_volume": "volume_attach",
+    "detach_volume": "volume_detach",
     "confirm_resize": "resize_confirm",
     "confirm_here": "resize_confirm",
     "revert_resize": "resize_revert",

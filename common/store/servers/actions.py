@@ -132,6 +132,7 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerS
         servers.c.host,
         servers.c.launched_at,
         servers.c.shares,
+        servers.c.volumes,
     ).where(servers.c.id == server_id, servers.c.deleted == 0)
     if project_id is not None:
         query = query.where(servers.c.project_id == project_id)

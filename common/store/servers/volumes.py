@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of servers: which volume a server has, what it calls it, and how far it is.
+
+The API begins what changes them, the conductor's workflows write what becomes of it.
+``servers.volumes`` counts a server's rows and is changed with them under the server's lock, so that
+nobody else asks this table. A row is there from the moment a volume is asked for to the moment its
+attachment is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common import device_names, errors, ids, local_disks, states
+from common.context import RequestContext
+from common.models import Flavor
+from common.store.engine import insert_many, now
+from common.store.rows import BlockDeviceRow, ServerState, Values
+from common.store.schema import block_devices as table
+from common.store.schema import servers
+from common.store.servers import actions
+from common.wire import from_wire
+
+#: The volume is not there yet; its attachment has no host; the host is to have it; it has it; it is
+#: to let go; an operator should look.
+CREATING, RESERVED, ATTACHING = "creating", "reserved", "attaching"
+ATTACHED, DETACHING, ERROR = "attached", "detaching", "error"
+VOLUME = "volume"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedVolume:
+    """A volume that a server is to get. device: what its user calls it, None: the next name that is
+    free on the ``bus``."""
+
+    volume_id: str
+    size_gb: int
+    device: str | None = None
+    bus: str | None = None
+    tag: str | None = None
+    delete_on_termination: bool = False
+    read_only: bool = False
+    multiattach: bool = False
+    more: Values = field(default_factory=dict)  #: other columns of the row
+
+
+def list_of(tx: Connection, server_id: str) -> list[BlockDeviceRow]:
+    """A server's, the oldest first, those that it boots from before."""
+    return of_some(tx, [server_id]).get(server_id, [])
+
+
+def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
+    """Those of each of these servers that has some, as ``list_of``."""
+    found: dict[str, list[BlockDeviceRow]] = {}
+    query = (
+        sa.select(table)
+        .where(table.c.server_id.in_(sorted(server_ids)))
+        .order_by(table.c.created_at, table.c.uuid)
+    )
+    for row in tx.execute(query):
+        found.setdefault(row.server_id, []).append(row)
+    for rows in found.values():
+        rows.sort(key=lambda row: (row.boot_index is None, row.boot_index or 0))
+    return found
+
+
+def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
+    """Those of all servers that have this volume."""
+    return list(
+        tx.execute(
+            sa.select(table).where(table.c.volume_id == volume_id).order_by(table.c.created_at)
+        )
+    )
+
+
+def show(tx: Connection, server_id: str, volume_id: str) -> BlockDeviceRow:
+    """One of a server's. Raises NotFound."""
+    found = tx.execute(
+        sa.select(table).where(table.c.server_id == server_id, table.c.volume_id == volume_id)
+    ).first()
+    if found is None:
+        raise errors.NotFound(f"Instance {server_id} is not attached to volume {volume_id[:80]}")
+    return found
+
+
+def by_uuid(tx: Connection, uuid: str) -> BlockDeviceRow | None:
+    """One row; None: it is gone."""
+    return tx.execute(sa.select(table).where(table.c.uuid == uuid)).first()
+
+
+def root_of(tx: Connection, server_id: str) -> BlockDeviceRow | None:
+    """The volume that a server boots from; None: it boots from a disk of its host."""
+    return tx.execute(
+        sa.select(table).where(table.c.server_id == server_id, table.c.boot_index == 0)
+    ).first()
+
+
+def attach(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    project_id: str | None,
+    volume: WantedVolume,
+) -> str:
+    """Let the action that attaches a volume take the server; returns the action's id, whose args
+    name the new row and the volume.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``. BadRequest: the server has the
+        volume already. Conflict: it has another disk of this name.
+    """
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context, tx)
+    there = list_of(tx, server_id)
+    if volume.volume_id in [one.volume_id for one in there]:
+        raise errors.BadRequest(f"Invalid volume: volume {volume.volume_id} already attached")
+    used = {one.device_name for one in there} | _local_names(tx, server_id, there)
+    device = _device(volume, used)
+    uuid = ids.new()
+    action = actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        args={"block_device": uuid, "volume_id": volume.volume_id},
+        changes={"volumes": servers.c.volumes + 1},
+    )
+    insert(
+        tx,
+        [
+            {
+                "uuid": uuid,
+                "server_id": server_id,
+                "volume_id": volume.volume_id,
+                "status": RESERVED if found.host is None else ATTACHING,
+                "source_type": VOLUME,
+                "size_gb": volume.size_gb,
+                "device_name": device,
+                "disk_bus": volume.bus,
+                "tag": volume.tag,
+                "delete_on_termination": volume.delete_on_termination,
+                "read_only": volume.read_only,
+                "multiattach": volume.multiattach,
+                **volume.more,
+            }
+        ],
+    )
+    return action
+
+
+def _device(volume: WantedVolume, used: Collection[str]) -> str:
+    if volume.device is None:
+        return device_names.next_free(used, volume.bus)
+    device = device_names.canonical(volume.device)
+    if device in used:
+        raise errors.Conflict(f"The supplied device path ({device}) is in use.")
+    return device
+
+
+def _local_names(tx: Connection, server_id: str, there: Sequence[BlockDeviceRow]) -> set[str]:
+    """What the disks of the server's host are called."""
+    found = tx.execute(
+        sa.select(servers.c.flavor, servers.c.disks, servers.c.root_device_name).where(
+            servers.c.id == server_id
+        )
+    ).one()
+    root = found.root_device_name or "/dev/vda"
+    local = local_disks.of(from_wire(Flavor, found.flavor), found.disks)
+    return {root, *local_disks.devices(local, root).values()}
+
+
+def detach(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    project_id: str | None,
+    volume_id: str,
+) -> str:
+    """Let the action that detaches a volume take the server; returns the action's id, whose args
+    name the row and the volume.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
+        the volume. Forbidden: it boots from it, and is on a host.
+    """
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context, tx)
+    device = show(tx, server_id, volume_id)
+    refuse_root(device, found)
+    action = actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        args={"block_device": device.uuid, "volume_id": volume_id},
+    )
+    put(tx, [device.uuid], DETACHING)
+    return action
+
+
+def refuse_root(device: BlockDeviceRow, server: ServerState) -> None:
+    """Raises Forbidden: a server keeps what it boots from."""
+    if device.boot_index == 0:
+        raise errors.Forbidden("Cannot detach a root device volume")
+
+
+def insert(tx: Connection, rows: Sequence[Values]) -> None:
+    """Write new rows; their servers' rows are changed by the caller."""
+    base = {
+        "uuid": None,
+        "server_id": None,
+        "volume_id": None,
+        "status": CREATING,
+        "source_type": VOLUME,
+        "source_id": None,
+        "volume_type": None,
+        "size_gb": None,
+        "boot_index": None,
+        "device_name": None,
+        "disk_bus": None,
+        "device_type": None,
+        "tag": None,
+        "delete_on_termination": False,
+        "read_only": False,
+        "multiattach": False,
+    }
+    insert_many(tx, table, [base | dict(row) for row in rows], "created_at", "updated_at")
+
+
+def put(tx: Connection, uuids: Sequence[str], status: str) -> None:
+    """Write how far these are."""
+    set_values(tx, uuids, status=status)
+
+
+def set_values(tx: Connection, uuids: Sequence[str], **values: object) -> int:
+    """Change columns of these; returns how many there were."""
+    return tx.execute(
+        sa.update(table).where(table.c.uuid.in_(uuids)).values(**values, updated_at=now())
+    ).rowcount
+
+
+def keep_on_termination(
+    tx: Connection, server_id: str, volume_id: str, delete_on_termination: bool
+) -> None:
+    """Is a volume to be deleted with its server? Raises NotFound: the server does not have it."""
+    found = show(tx, server_id, volume_id)
+    set_values(tx, [found.uuid], delete_on_termination=delete_on_termination)
+
+
+def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
+    """All volumes of these servers, which are deleted, are on their way out; by server, as they
+    were."""
+    found = of_some(tx, server_ids)
+    put(tx, [row.uuid for rows in found.values() for row in rows], DETACHING)
+    return found
+
+
+def remove(tx: Connection, server_id: str, uuids: Sequence[str]) -> None:
+    """Forget these of a server, which counts them no longer; those that are gone are fine."""
+    gone = tx.execute(
+        sa.delete(table).where(table.c.server_id == server_id, table.c.uuid.in_(uuids))
+    ).rowcount
+    if gone:
+        tx.execute(
+            sa.update(servers)
+            .where(servers.c.id == server_id)
+            .values(volumes=servers.c.volumes - gone)
+        )
