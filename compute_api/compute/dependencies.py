@@ -14,6 +14,7 @@ from typing import Protocol
 
 from common.clients.image import Image
 from common.clients.shares import Share
+from common.clients.volumes import Volume, VolumeSnapshot, VolumeType
 from common.json_types import JsonObject
 from common.models import Access, Command, Interface
 from common.store.engine import Store
@@ -105,6 +106,33 @@ class TenantShares(Protocol):
     def share(self, token: str, share_id: str) -> Share: ...
 
 
+class TenantVolumes(Protocol):
+    """Looks volumes up, and makes and deletes them, with the caller's token; raises Unavailable,
+    and what the service refuses as ``VolumeClient`` does."""
+
+    def has_service(self) -> bool: ...
+
+    def volume(self, token: str, volume_id: str) -> Volume: ...
+
+    def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot: ...
+
+    def types(self, token: str) -> list[VolumeType]: ...
+
+    def create(
+        self,
+        token: str,
+        *,
+        size_gb: int,
+        name: str = "",
+        image_id: str | None = None,
+        snapshot_id: str | None = None,
+        volume_type: str | None = None,
+        zone: str | None = None,
+    ) -> Volume: ...
+
+    def delete(self, token: str, volume_id: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class ApiSettings:
     """The options that handlers need."""
@@ -125,6 +153,7 @@ class ApiSettings:
     spice_direct_url: str = ""
     fencing: bool = False  #: can conductors make sure that a silent host's guests are dead?
     max_local_disks: int = 3  #: of one server, on its host
+    cross_az_attach: bool = True  #: may servers have volumes of another zone?
     #: limits of what Keystone does not name
     unregistered: UnregisteredLimits = field(default_factory=UnregisteredLimits)
     #: this cloud's default limits
@@ -161,6 +190,7 @@ class Services:
         None  #: whose limits are in force; None: those of our database
     )
     shares: TenantShares | None = None  #: None: there is no shared file system service
+    volumes: TenantVolumes | None = None  #: None: there is no block storage service
     quota: Quota = field(init=False)  #: where all limits are read
     creator: Creator = field(init=False)  #: makes all new servers
     #: requests that may wait for a host at a time: a quarter of the threads, so that silent hosts

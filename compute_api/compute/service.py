@@ -43,7 +43,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     """The WSGI application over the real services; call it in the process that will serve it.
     ``policy``: as this process's master has read it."""
     from common.broker_identities import API
-    from common.clients import limits, network_records, shares
+    from common.clients import limits, network_records, shares, volumes
     from common.clients.identity import IdentityClient
     from common.notifications.options import NotificationSettings
     from common.rpc import agent, conductor
@@ -84,6 +84,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         network_records.Records(identity.network_url, conf.network.timeout),
         keystone,
         shares.ShareClient(identity.share_url, conf.share.timeout),
+        volumes.VolumeClient(identity.volume_url, conf.volume.timeout),
     )
     made = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
     needs = (
@@ -126,6 +127,7 @@ def settings(conf: cfg.ConfigOpts) -> ApiSettings:
         spice_direct_url=conf.spice.direct_proxy_base_url,
         fencing=bool(conf.conductor.fencing_hook),
         max_local_disks=conf.max_local_block_devices,
+        cross_az_attach=conf.volume.cross_az_attach,
         quota={
             name: conf.quota[name]
             for name in conf.quota

@@ -592,7 +592,6 @@ def test_operations_of_extensions_are_written_as_routes() -> None:
     absent = {
         "os-assisted-volume-snapshots",
         "os-baremetal-nodes",
-        "os-volume-attachment-update",
         "os-volumes",
     }
     assert {

@@ -49,6 +49,12 @@ BODIES: dict[str, Any] = {
     "POST /servers/{server_id}/os-interface": lambda known: {
         "interfaceAttachment": {"net_id": known["network"]}
     },
+    "POST /servers/{server_id}/os-volume_attachments": lambda known: {
+        "volumeAttachment": {"volumeId": known["os-volume_attachments"]}
+    },
+    "PUT /servers/{server_id}/os-volume_attachments/{volume_id}": lambda known: {
+        "volumeAttachment": {"volumeId": known["os-volume_attachments"]}
+    },
     "POST /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /servers/{server_id}/metadata/{key}": lambda known: {"meta": {known["metadata"]: "y"}},

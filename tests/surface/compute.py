@@ -243,6 +243,21 @@ class Compute:
                     "updated_at": 0,
                 },
             )
+            tx.execute(
+                sa.insert(schema.block_devices),
+                {
+                    "uuid": ids.new(),
+                    "server_id": server,
+                    "volume_id": (volume := ids.new()),
+                    "attachment_id": ids.new(),
+                    "status": "attached",
+                    "source_type": "volume",
+                    "size_gb": 1,
+                    "device_name": "/dev/vdb",
+                    "created_at": 0,
+                    "updated_at": 0,
+                },
+            )
             number = tx.execute(
                 sa.select(schema.migrations.c.id).where(schema.migrations.c.server_id == server)
             ).scalar_one()
@@ -258,6 +273,7 @@ class Compute:
             "os-instance-actions": action.request_id,
             "migrations": str(number),
             "shares": share,
+            "os-volume_attachments": volume,
             "os-console-auth-tokens": token,
         }
 

@@ -19,7 +19,7 @@ from common import device_names, errors, ids, local_disks, states
 from common.context import RequestContext
 from common.models import Flavor
 from common.store.engine import insert_many, now
-from common.store.rows import BlockDeviceRow, ServerState, Values
+from common.store.rows import BlockDeviceRow, Values
 from common.store.schema import block_devices as table
 from common.store.schema import servers
 from common.store.servers import actions
@@ -190,12 +190,12 @@ def detach(
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
-        the volume. Forbidden: it boots from it, and is on a host.
+        the volume. Forbidden: it boots from it.
     """
     found = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, found, context, tx)
     device = show(tx, server_id, volume_id)
-    refuse_root(device, found)
+    refuse_root(device)
     action = actions.begin(
         tx,
         row,
@@ -208,7 +208,7 @@ def detach(
     return action
 
 
-def refuse_root(device: BlockDeviceRow, server: ServerState) -> None:
+def refuse_root(device: BlockDeviceRow) -> None:
     """Raises Forbidden: a server keeps what it boots from."""
     if device.boot_index == 0:
         raise errors.Forbidden("Cannot detach a root device volume")

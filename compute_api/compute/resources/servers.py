@@ -10,7 +10,7 @@ from common import errors, states
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import ServerRecord
-from common.store.servers import actions, migrations, server_groups, servers
+from common.store.servers import actions, migrations, server_groups, servers, volumes
 from common.store.servers.servers import ServerFilters
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
@@ -94,6 +94,9 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
         rows = servers.page(tx, wanted, view.shows_user_data(request.version, allowed), names_only)
         if view.shows_hosts(allowed):
             made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
+        having = [] if names_only else [row.id for row in rows if row.volumes]
+        if having:
+            made.volumes = volumes.of_some(tx, having)
         return rows
 
     rows = request.read(work)
@@ -263,6 +266,8 @@ def _view_of(request: Request, server: ServerRecord) -> view.ServerView:
         if server.host and view.shows_hosts(made.allowed):
             made.hosts = servers.host_facts(tx, [server.host])
         made.groups = server_groups.of_server(tx, server.id)
+        if server.volumes:
+            made.volumes = volumes.of_some(tx, [server.id])
 
     request.read(work)
     return made

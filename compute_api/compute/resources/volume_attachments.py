@@ -1,19 +1,215 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volumes of a server: none, as long as the cloud has no volume service."""
+"""/servers/{id}/os-volume_attachments: volumes of the block storage service that a server has, one
+more or less of them.
+
+A volume is looked at with the caller's token before anything is accepted. Attaching and detaching
+are actions; a second one waits until the first has ended. Before 2.101 attaching is answered when
+the service has reserved the volume for the server, later at once.
+"""
 
 from __future__ import annotations
 
-from common import errors
+from functools import partial
+
+from common import errors, states
+from common.clients.volumes import AVAILABLE, IN_USE, Volume
 from common.json_types import JsonObject
-from common.store.rows import ServerRecord
+from common.store.engine import Connection
+from common.store.rows import BlockDeviceRow, ServerRecord
+from common.store.servers import volumes
+from common.store.servers.volumes import WantedVolume
+from compute_api.compute import action_waits
+from compute_api.compute.dependencies import TenantVolumes
 from compute_api.compute.request import Request
+from compute_api.compute.views import volume_attachments as view
+from compute_api.edge.microversions import Range
+from compute_api.edge.response import ApiResponse
+from compute_api.edge.validation import is_true
+
+_API = "os_compute_api:os-volumes-attachments:"
+ATTACH, DETACH = states.row("attach_volume"), states.row("detach_volume")
+_SHELVED = (states.SHELVED, states.SHELVED_OFFLOADED)
+_OF_SHELVED, _MULTIATTACH = Range("2.20"), Range("2.60")
+_CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
     """GET …/os-volume_attachments"""
-    return {"volumeAttachments": []}
+    rows = [row for row in request.read(volumes.list_of, server.id) if row.volume_id]
+    offset = int(request.first("offset") or 0)
+    return {
+        "volumeAttachments": [
+            view.of(row, request.version) for row in rows[offset : offset + request.limit]
+        ]
+    }
 
 
-def show(request: Request, server: ServerRecord, volume_id: str) -> None:
+def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
     """GET …/os-volume_attachments/{id}"""
-    raise errors.NotFound(f"Instance {server.id} is not attached to volume {volume_id[:80]}.")
+    return {
+        "volumeAttachment": view.of(
+            request.read(volumes.show, server.id, volume_id), request.version
+        )
+    }
+
+
+def attach(request: Request, server: ServerRecord) -> ApiResponse:
+    """POST …/os-volume_attachments"""
+    given = request.body["volumeAttachment"]
+    _refuse_shelved(request, server, ATTACH)
+    service = service_of(request)
+    request.check(ATTACH, server, waits=True)
+    volume = _volume(service, request, given["volumeId"])
+    wanted = _wanted(request, server, volume, given)
+    begin = partial(request.begin, volumes.attach, ATTACH, server.id, volume=wanted)
+    settings = request.services.settings
+    with action_waits.slot(request.services.wait_slots) as is_free:
+        timeout = settings.answer_timeout_seconds if is_free else 0
+        action = action_waits.for_turn(begin, timeout_seconds=timeout)
+        request.services.wakeup.wake()
+        row = request.read(volumes.show, server.id, volume.id)
+        if request.version in _AT_ONCE:
+            return ApiResponse(None, 202)
+        assert ATTACH.answer_after is not None
+        if timeout:
+            action_waits.for_step(
+                request.services.store,
+                action,
+                ATTACH.answer_after,
+                failure=errors.BadRequest,
+                timeout_seconds=timeout,
+            )
+    return ApiResponse({"volumeAttachment": view.of(row, request.version, new=True)})
+
+
+def service_of(request: Request) -> TenantVolumes:
+    """The block storage service. Raises NotImplementedHere: this cloud has none."""
+    service = request.services.volumes
+    if service is None or not service.has_service():
+        raise errors.NotImplementedHere(
+            "This cloud has no block storage service, so servers cannot have volumes."
+        )
+    return service
+
+
+def _refuse_shelved(request: Request, server: ServerRecord, row: states.Action) -> None:
+    """Volumes of shelved servers are changed from 2.20 on only."""
+    if server.vm_state in _SHELVED and request.version not in _OF_SHELVED:
+        raise errors.WrongState(row.name, server.id, "vm_state", server.vm_state)
+
+
+def _volume(service: TenantVolumes, request: Request, volume_id: str) -> Volume:
+    """As its owner's token sees it."""
+    try:
+        return service.volume(request.context.token, volume_id)
+    except (errors.NotFound, errors.BadRequest) as problem:
+        raise errors.NotFound(f"Volume {volume_id} could not be found.") from problem
+
+
+def _wanted(
+    request: Request, server: ServerRecord, volume: Volume, given: JsonObject
+) -> WantedVolume:
+    """The volume, if this server could have it."""
+    tag = given.get("tag")
+    if server.vm_state == states.SHELVED_OFFLOADED:
+        if tag:
+            raise errors.BadRequest(
+                "Tagged volume attachment is not supported for shelved-offloaded instances."
+            )
+        if volume.multiattach:
+            raise errors.BadRequest(
+                "Attaching multiattach volumes is not supported for shelved-offloaded instances."
+            )
+    if not request.read(_has_already, server.id, volume.id):
+        check_usable(request, volume)
+    check_zone(request, volume, server.availability_zone, server.id)
+    return WantedVolume(
+        volume_id=volume.id,
+        size_gb=volume.size_gb,
+        device=given.get("device") or None,
+        tag=tag,
+        delete_on_termination=is_true(given.get("delete_on_termination", False)),
+        read_only=volume.read_only,
+        multiattach=volume.multiattach,
+    )
+
+
+def _has_already(tx: Connection, server_id: str, volume_id: str) -> bool:
+    """Whether the refusal is that the server has the volume, which is said under its lock."""
+    return any(row.volume_id == volume_id for row in volumes.list_of(tx, server_id))
+
+
+def check_usable(request: Request, volume: Volume) -> None:
+    """Is it free, or may several servers have it? Raises BadRequest."""
+    if volume.multiattach and request.version not in _MULTIATTACH:
+        raise errors.BadRequest(
+            "Multiattach volumes are only supported starting with compute API version 2.60."
+        )
+    allowed = (AVAILABLE, IN_USE) if volume.multiattach else (AVAILABLE,)
+    if volume.status not in allowed:
+        raise errors.BadRequest(
+            f"Invalid volume: volume '{volume.id}' status must be '{' or '.join(allowed)}'. "
+            f"Currently in '{volume.status}'"
+        )
+    if volume.encrypted:
+        raise errors.BadRequest(
+            f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
+            "open; copy its data to a volume of another type."
+        )
+
+
+def check_zone(request: Request, volume: Volume, zone: str | None, server_id: str) -> None:
+    """May a server of this zone have it? Raises BadRequest."""
+    if request.services.settings.cross_az_attach or volume.availability_zone == zone:
+        return
+    raise errors.BadRequest(
+        f"Invalid volume: Instance {server_id} and volume {volume.id} are not in the same "
+        f"availability_zone. Instance is in {zone}. Volume is in {volume.availability_zone}"
+    )
+
+
+def update(request: Request, server: ServerRecord, volume_id: str) -> None:
+    """PUT …/os-volume_attachments/{id}"""
+    given = request.body["volumeAttachment"]
+    row = request.read(volumes.show, server.id, volume_id)
+    if request.version not in _CHANGES or given["volumeId"] != volume_id:
+        request.require(_API + "swap", {"project_id": server.project_id, "user_id": server.user_id})
+        raise errors.BadRequest(
+            "volumeId: a volume of a server cannot be exchanged for another one in this cloud; "
+            "attach the other one, copy the data and detach this one."
+        )
+    _refuse_changed(given, row)
+    if "delete_on_termination" in given:
+        request.write(
+            volumes.keep_on_termination,
+            server.id,
+            volume_id,
+            is_true(given["delete_on_termination"]),
+        )
+
+
+def _refuse_changed(given: JsonObject, row: BlockDeviceRow) -> None:
+    """What cannot be changed may be said only as it is."""
+    kept = {
+        "device": row.device_name,
+        "tag": row.tag,
+        "serverId": row.server_id,
+        "id": row.volume_id,
+    }
+    for name, value in kept.items():
+        if name in given and given[name] != value:
+            raise errors.BadRequest(f"The {name} property is not mutable.")
+
+
+def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
+    """DELETE …/os-volume_attachments/{id}"""
+    _refuse_shelved(request, server, DETACH)
+    volumes.refuse_root(request.read(volumes.show, server.id, volume_id))
+    request.check(DETACH, server, waits=True)
+    begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
+    with action_waits.slot(request.services.wait_slots) as is_free:
+        action_waits.for_turn(
+            begin,
+            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
+        )
+    request.services.wakeup.wake()

@@ -22,7 +22,7 @@ from common import states
 from common.hardware.options import OWN
 from common.instance_data import group_names
 from common.json_types import JsonObject
-from common.store.rows import ServerRecord
+from common.store.rows import BlockDeviceRow, ServerRecord
 from common.store.servers.servers import HostFacts, loads
 from common.vault import Vault
 from compute_api.compute.fields import (
@@ -62,6 +62,13 @@ class ServerView:
     made: dict[tuple[str, str | None], object] = field(
         default_factory=dict
     )  #: parts that several servers have
+    volumes: dict[str, list[BlockDeviceRow]] = field(
+        default_factory=dict
+    )  #: by server, of those that have some
+
+    def volumes_of(self, row: ServerRecord) -> list[BlockDeviceRow]:
+        """A server's, as far as they are made."""
+        return [one for one in self.volumes.get(row.id, ()) if one.volume_id]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -216,7 +223,6 @@ def _groups(row: ServerRecord, view: ServerView) -> object:
 
 
 LATER = "2.75"  # answers to PUT and rebuild say everything only from here on
-_NONE: list[object] = []
 
 #: Every field of a server, in the order of the API's documents.
 FIELDS: tuple[Field, ...] = (
@@ -268,7 +274,21 @@ FIELDS: tuple[Field, ...] = (
     Field("OS-EXT-STS:task_state", "task_state", in_updates_since=LATER),
     Field("OS-EXT-STS:vm_state", "vm_state", in_updates_since=LATER),
     Field("OS-EXT-STS:power_state", "power_state", in_updates_since=LATER),
-    Field("os-extended-volumes:volumes_attached", lambda row, view: _NONE, in_updates_since=LATER),
+    Field(
+        "os-extended-volumes:volumes_attached",
+        lambda row, view: [{"id": one.volume_id} for one in view.volumes_of(row)],
+        until="2.2",
+        in_updates_since=LATER,
+    ),
+    Field(
+        "os-extended-volumes:volumes_attached",
+        lambda row, view: [
+            {"id": one.volume_id, "delete_on_termination": bool(one.delete_on_termination)}
+            for one in view.volumes_of(row)
+        ],
+        since="2.3",
+        in_updates_since=LATER,
+    ),
     Field("OS-EXT-SRV-ATTR:host", "host", rule=ATTRIBUTES, in_updates_since=LATER),
     Field(
         "OS-EXT-SRV-ATTR:instance_name",

@@ -156,6 +156,9 @@ def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
             "detach_interface",
             "attach_share",
             "detach_share",
+            "attach_volume",
+            "detach_volume",
+            "extend_volume",
         )
     ]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)

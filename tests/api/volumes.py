@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block storage service with the volumes that a test puts into it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from common import errors, ids
+from common.clients.volumes import Volume, VolumeSnapshot, VolumeType
+from common.store import schema
+from tests.api.conftest import Cloud
+
+VOLUME, OTHER, SHARED = (
+    "a07f71dc-8151-4e7d-a0cc-cd24a3f11113",
+    "227cc671-f30b-4488-96fd-7d0bf13648d8",
+    "3cdf5132-64f2-4584-876a-bd296ae7eabd",
+)
+SNAPSHOT, TYPE = "e8debdc0-447a-4376-a10a-4cd9122d7986", "70a599e0-31e7-49b7-b260-868f441e862b"
+
+
+class Volumes:
+    """A test changes what is ``held``, and how many volumes the quota lets be made: ``allowed``."""
+
+    def __init__(self) -> None:
+        self.there, self.allowed = True, 100
+        self.held = {
+            one: Volume(one, "available", 2, availability_zone="nova", bootable=True)
+            for one in (VOLUME, OTHER)
+        }
+        self.held[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
+        self.snapshots = {SNAPSHOT: VolumeSnapshot(SNAPSHOT, "available", 3, VOLUME)}
+        self.made: list[dict[str, Any]] = []
+        self.deleted: list[str] = []
+
+    def has_service(self) -> bool:
+        return self.there
+
+    def volume(self, token: str, volume_id: str) -> Volume:
+        if volume_id not in self.held or token == "stranger":
+            raise errors.NotFound(f"Volume {volume_id} could not be found.")
+        return self.held[volume_id]
+
+    def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
+        if snapshot_id not in self.snapshots:
+            raise errors.NotFound(f"Snapshot {snapshot_id} could not be found.")
+        return self.snapshots[snapshot_id]
+
+    def types(self, token: str) -> list[VolumeType]:
+        return [VolumeType(TYPE, "fast")]
+
+    def create(self, token: str, **wanted: Any) -> Volume:
+        if len(self.made) >= self.allowed:
+            raise errors.TooLarge("The block storage service says: VolumeLimitExceeded")
+        made = Volume(ids.new(), "creating", wanted["size_gb"])
+        self.made.append({**wanted, "id": made.id, "token": token})
+        self.held[made.id] = made
+        return made
+
+    def delete(self, token: str, volume_id: str) -> None:
+        self.deleted.append(volume_id)
+
+    def change(self, volume_id: str, **values: Any) -> None:
+        self.held[volume_id] = replace(self.held[volume_id], **values)
+
+
+def storing(cloud: Cloud) -> Volumes:
+    """Give this cloud such a service."""
+    made = Volumes()
+    cloud.services.volumes = made
+    return made
+
+
+def done(cloud: Cloud, server: str, status: str = "attached", **values: Any) -> None:
+    """The conductor has attached what was asked for."""
+    for row in cloud.rows(schema.block_devices):
+        if row.server_id == server:
+            cloud.change(
+                schema.block_devices,
+                schema.block_devices.c.uuid == row.uuid,
+                status=status,
+                attachment_id=row.attachment_id or ids.new(),
+            )
+    cloud.rest(server, **values)
