@@ -51,7 +51,7 @@ def of(
         project_id=project_id,
         resources=hardware.resources(flavor, properties),
         flavor=flavor,
-        image_id=image.id if image is not None else None,
+        image_id=(image.id or None) if image is not None else None,
         image_properties=dict(properties),
         required_traits=required,
         forbidden_traits=forbidden,

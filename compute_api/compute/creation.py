@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection, Store
-from common.store.servers import actions, server_groups, servers
+from common.store.servers import actions, server_groups, servers, volumes
 from common.store.tenants import quotas
 
 
@@ -29,6 +29,10 @@ def idempotency_conflict() -> errors.Conflict:
     return errors.Conflict(
         "This Idempotency-Key was used before with another request; use a new key."
     )
+
+
+def _no_volumes(count: int) -> list[JsonObject]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Creation:
     reservation_id: str
     #: rows of servers and of actions for this many; the same ids at every call
     rows: Callable[[int], tuple[list[JsonObject], list[JsonObject]]]
+    #: rows of the volumes of this many servers
+    volumes: Callable[[int], list[JsonObject]] = _no_volumes
     key: str | None = None  #: the Idempotency-Key
     digest: str = ""  #: of the body that came with the key
     group: str | None = None  #: the server group that they join
@@ -67,6 +73,7 @@ class Created:
     server_id: str
     reservation_id: str
     repeated: bool = False
+    count: int = 0  #: of servers that were made
 
 
 @dataclass(eq=False)
@@ -195,6 +202,7 @@ class _New:
 
     servers: list[JsonObject] = field(default_factory=list)
     actions: list[JsonObject] = field(default_factory=list)
+    volumes: list[JsonObject] = field(default_factory=list)
     keys: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, str]] = field(default_factory=list)
 
@@ -202,6 +210,7 @@ class _New:
         if self.servers:
             servers.insert(tx, self.servers)
             actions.insert(tx, self.actions)
+            volumes.insert(tx, self.volumes)
         if self.keys:
             servers.remember(tx, self.keys)
         server_groups.join(tx, self.members)
@@ -273,6 +282,7 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
     first = server_rows[0]["id"]
     new.servers += server_rows
     new.actions += action_rows
+    new.volumes += creation.volumes(count)
     book.promise(creation, count)
     if creation.group is not None:
         new.members += [{"group_id": creation.group, "server_id": row["id"]} for row in server_rows]
@@ -287,4 +297,4 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
                 "server_id": first,
             }
         )
-    return Created(first, creation.reservation_id)
+    return Created(first, creation.reservation_id, count=count)

@@ -170,7 +170,7 @@ def test_request_may_ask_for_others(
         (
             "both",
             [{"source_type": "blank", "volume_size": 1, "boot_index": -1}],
-            ": this cloud has no volume service; ",
+            ".destination_type: say whether a disk of source_type blank",
         ),
     ],
 )

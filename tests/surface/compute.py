@@ -243,21 +243,6 @@ class Compute:
                     "updated_at": 0,
                 },
             )
-            tx.execute(
-                sa.insert(schema.block_devices),
-                {
-                    "uuid": ids.new(),
-                    "server_id": server,
-                    "volume_id": (volume := ids.new()),
-                    "attachment_id": ids.new(),
-                    "status": "attached",
-                    "source_type": "volume",
-                    "size_gb": 1,
-                    "device_name": "/dev/vdb",
-                    "created_at": 0,
-                    "updated_at": 0,
-                },
-            )
             number = tx.execute(
                 sa.select(schema.migrations.c.id).where(schema.migrations.c.server_id == server)
             ).scalar_one()
@@ -273,9 +258,28 @@ class Compute:
             "os-instance-actions": action.request_id,
             "migrations": str(number),
             "shares": share,
-            "os-volume_attachments": volume,
+            "os-volume_attachments": self._volume(server),
             "os-console-auth-tokens": token,
         }
+
+    def _volume(self, server: str) -> str:
+        """A volume that a server has."""
+        volume = ids.new()
+        values = {
+            "uuid": ids.new(),
+            "server_id": server,
+            "volume_id": volume,
+            "attachment_id": ids.new(),
+            "status": "attached",
+            "source_type": "volume",
+            "size_gb": 1,
+            "device_name": "/dev/vdb",
+            "created_at": 0,
+            "updated_at": 0,
+        }
+        with self.cloud.store.begin() as tx:
+            tx.execute(sa.insert(schema.block_devices), values)
+        return volume
 
     def _floating(self, project: str, port: str, network: str, owner: str) -> dict[str, str]:
         public = self.networks.add_network(

@@ -3,11 +3,12 @@
 
 It reads what the request names (flavor, key, group, host; the image with the user's token), refuses
 what cannot be, lets ``creation`` commit the rows, and wakes a conductor. Everything is read before
-anything is written, and nothing outside the database happens before the commit.
+anything is written.
 
-What the cloud does not have is refused by the name of its field: volumes, trusted image
-certificates. Networks are in ``server_networks``. Personality files (up to 2.56) are on the config
-drive, which such a server always has. With an Idempotency-Key the same request may be repeated: it
+What the cloud does not have is refused by the name of its field: trusted image certificates.
+Networks are in ``server_networks``, volumes in ``server_volumes``: those that are made for the
+servers are made before the commit. Personality files (up to 2.56) are on the config drive, which
+such a server always has. With an Idempotency-Key the same request may be repeated: it
 is answered as the first time and nothing is made twice. With another body it is a 409."""
 
 from __future__ import annotations
@@ -15,30 +16,38 @@ from __future__ import annotations
 import hashlib
 import secrets
 import string
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from common import errors, hardware, ids, models, states
+from common import errors, hardware, ids, local_disks, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import server_groups, servers
-from common.store.tenants import flavors, keypairs
+from common.store.tenants import flavors, keypairs, quotas
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.creation import Created, Creation, idempotency_conflict
 from compute_api.compute.request import Request
-from compute_api.compute.resources import destinations, server_disks, server_networks
+from compute_api.compute.resources import (
+    block_devices,
+    destinations,
+    server_disks,
+    server_networks,
+    server_volumes,
+)
 from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.resources.destinations import Destination
+from compute_api.compute.resources.server_volumes import NewVolumes, ServerVolumes
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
+ROOT = "/dev/vda"  # of a server that boots from a disk of its host
 Password = Callable[[str], str]  # of the first server's id
 
 
@@ -56,6 +65,7 @@ class ServerRequest:
     args: JsonObject = field(default_factory=dict)  #: of each action
     group: str | None = None  #: the server group that they join
     files: list[dict[str, str]] = field(default_factory=list, repr=False)  #: personality
+    volumes: NewVolumes | None = None  #: None: they have none
 
 
 def create(request: Request) -> ApiResponse:
@@ -64,7 +74,7 @@ def create(request: Request) -> ApiResponse:
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
     password = _password(body, key)
-    created = _known(request, key, digest) or _commit(
+    created = _known(request, key, digest) or _made(
         request, _parsed(request, body), key, digest, password
     )
     if not created.repeated:
@@ -82,6 +92,40 @@ def _known(request: Request, key: str | None, digest: str) -> Created | None:
     if row.digest != digest:
         raise idempotency_conflict()
     return Created(row.server_id, row.reservation_id, repeated=True)
+
+
+def _made(
+    request: Request, order: ServerRequest, key: str | None, digest: str, password: Password
+) -> Created:
+    """Make the volumes, and the servers; what no server has in the end is deleted."""
+    new = order.volumes
+    if new is None:
+        return _commit(request, order, key, digest, password)
+    order.max_count = request.read(_room, request, order)
+    cross = request.services.settings.cross_az_attach
+    new.make(order.max_count, None if cross else order.columns["pinned_availability_zone"])
+    try:
+        created = _commit(request, order, key, digest, password)
+    except errors.Unavailable:
+        raise  # whether they are committed is not known: nobody's volume is deleted
+    except errors.Problem:
+        new.give_up(0)
+        raise
+    new.give_up(created.count)
+    return created
+
+
+def _room(tx: Connection, request: Request, order: ServerRequest) -> int:
+    """How many servers the project may have of these. Raises OverQuota: too few."""
+    limits = request.services.quota.source(request.context.project_id)(tx)
+    size = quotas.Size(
+        1,
+        order.flavor.vcpus,
+        order.flavor.memory_mb,
+        hardware.resources(order.flavor, order.image.ref.properties),
+    )
+    account = quotas.Account(tx, request.context.project_id, limits)
+    return account.room(request.context.user_id, size, order.min_count, order.max_count)
 
 
 def _commit(
@@ -108,6 +152,9 @@ def _commit(
             max_count=order.max_count,
             reservation_id=reservation_id,
             rows=rows,
+            volumes=lambda count: (
+                order.volumes.rows([server for server, _ in made[:count]]) if order.volumes else []
+            ),
             key=key,
             digest=digest,
             group=order.group,
@@ -148,8 +195,8 @@ def _password(body: JsonObject, key: str | None) -> Password:
 def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     """Everything that can be wrong with a create is found here."""
     min_count, max_count = parts.counts(body)
-    parts.refuse_unsupported(body)
-    image_id = server_disks.boot_image(body)
+    local, asked = block_devices.split(block_devices.read(body))
+    image_id = server_disks.boot_image(body, local, asked)
     files = parts.personality(body, request.limits)
     parts.check_metadata(body.get("metadata", {}), request.limits)
     hints = (
@@ -160,13 +207,19 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     parts.check_hints(hints)
     where = _destination(request, body)
     flavor, key, group, where = _named(request, body, hints, where)
-    image = request.services.images.show(image_id, request.context.token)
-    parts.check_image(image, flavor)
+    found = server_volumes.wanted(request, asked, max_count, bool(image_id))
+    image = found.image or request.services.images.show(image_id, request.context.token)
+    where = replace(where, zone=server_volumes.zone_of(request, found, where.zone))
+    if found.root is not None:
+        server_volumes.check_image(image, flavor, found.root)
+    else:
+        parts.check_image(image, flavor)
     parts.check_hardware(flavor, image.ref.properties)
     parts.check_signature(body, image)
-    if flavor.root_gb == 0:
+    if flavor.root_gb == 0 and found.root is None:
         request.require(_API + "servers:create:zero_disk_flavor")
-    disks = server_disks.requested_disks(body, flavor, request.services.settings.max_local_disks)
+    disks = server_disks.requested_disks(local, flavor, request.services.settings.max_local_disks)
+    volumes = _volumes(request, found, flavor, disks, image.ref.properties)
     interfaces = server_networks.choose_interfaces(request, body, min_count, max_count)
     config_drive = (
         is_true(body.get("config_drive", False))
@@ -175,8 +228,8 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     )
     columns = {
         "description": body.get("description"),
-        "image_id": image.ref.id,
-        "image": to_wire(image.ref),
+        "image_id": None if found.root else image.ref.id,
+        "image": to_wire(replace(image.ref, id="") if found.root else image.ref),
         "flavor": to_wire(flavor),
         "flavor_id": flavor.id,
         "vcpus": flavor.vcpus,
@@ -196,7 +249,8 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
         "disk_config": parts.disk_config(body),
-        "root_device_name": "/dev/vda",
+        "root_device_name": volumes.root_name if volumes else ROOT,
+        "volumes": len(asked),
         "disks": disks,
         "availability_zone": None,
         "pinned_availability_zone": where.zone,
@@ -212,7 +266,31 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         {**where.args, **interfaces.args, "roles": sorted(request.context.roles)},
         group,
         files,
+        volumes,
     )
+
+
+def _volumes(
+    request: Request,
+    found: ServerVolumes,
+    flavor: models.Flavor,
+    disks: JsonObject | None,
+    properties: Mapping[str, str],
+) -> NewVolumes | None:
+    """Those of the servers, with their names; the disks of a host are called after the root."""
+    if not found.mappings:
+        return None
+    found = replace(found, bus=properties.get("hw_disk_bus"))
+    root, rest = ROOT, [one for one in found.mappings if not one.is_root]
+    if found.root is not None:
+        [root] = block_devices.named([found.root], [], found.bus)
+    local = local_disks.devices(local_disks.of(flavor, disks), root).values()
+    names = block_devices.named(rest, [root, *local], found.bus)
+    ordered = replace(found, mappings=[*([found.root] if found.root else []), *rest])
+    service = request.services.volumes
+    assert service is not None  # there are mappings, which were looked at
+    called = [*([root] if found.root else []), *names]
+    return NewVolumes(service, request.context.token, ordered, called, root)
 
 
 def _destination(request: Request, body: JsonObject) -> Destination:

@@ -11,51 +11,55 @@ from collections.abc import Sequence
 from common import errors, local_disks
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor
-
-FIELD = "block_device_mapping_v2"
-_VOLUME = ("volume_id", "snapshot_id", "volume_type")
-_BOOT_ORDER = (
-    "Block Device Mapping is Invalid: Boot sequence for the instance and image/block device mapping "
-    "combination is not valid."
+from compute_api.compute.resources import block_devices
+from compute_api.compute.resources.block_devices import (
+    BLANK,
+    BOOT_ORDER,
+    FIELD,
+    IMAGE,
+    VolumeMapping,
 )
 
+_VOLUME = ("volume_id", "snapshot_id", "volume_type")
 
-def boot_image(body: JsonMapping) -> str:
-    """The image to boot from, which one mapping may repeat as the local boot disk. Mappings of
-    volumes are refused."""
-    image_id, mappings = str(body.get("imageRef") or ""), body.get(FIELD, ())
-    images = [mapping for mapping in mappings if not _is_blank(mapping)]
+
+def boot_image(
+    body: JsonMapping, local: Sequence[JsonMapping], volumes: Sequence[VolumeMapping]
+) -> str:
+    """The image to boot from, which one mapping may repeat as the local boot disk; empty: the
+    server boots from a volume."""
+    image_id = str(body.get("imageRef") or "")
+    images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
     for mapping in images:
-        if (
-            mapping.get("source_type") != "image"
-            or mapping.get("destination_type") != "local"
-            or {*_VOLUME, "volume_size"} & set(mapping)
-        ):
+        if given := sorted({*_VOLUME, "volume_size"} & set(mapping)):
             raise errors.BadRequest(
-                f"{FIELD}: this cloud has no volume service; a disk is the image as local boot "
-                "disk (source_type image, destination_type local), or a new one (source_type "
-                "blank, destination_type local)."
+                f"{FIELD}.{given[0]}: not for the image as local boot disk; leave it out."
             )
         if (
             str(mapping.get("boot_index", "")) != "0"
             or mapping.get("uuid", mapping.get("image_id")) != image_id
         ):
-            raise errors.BadRequest(_BOOT_ORDER)
-    if any(mapping.get("tag") for mapping in mappings):
-        raise errors.BadRequest(f"{FIELD}.tag: disks cannot be tagged in this cloud.")
+            raise errors.BadRequest(BOOT_ORDER)
+    if any(mapping.get("tag") for mapping in local):
+        raise errors.BadRequest(f"{FIELD}.tag: disks of hosts cannot be tagged in this cloud.")
     if len(images) > 1:
         raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
-    if mappings and not images:
-        raise errors.BadRequest(_BOOT_ORDER)
-    if not image_id:
+    indexes = [block_devices.boot_index(one) for one in images] + [
+        one.boot_index for one in volumes
+    ]
+    if body.get(FIELD):
+        block_devices.check_boot_order(indexes)
+    elif image_id and not images:  # which nothing of the first version says
+        block_devices.check_boot_order([0, *indexes])
+    if not image_id and 0 not in indexes:
         raise errors.BadRequest("Invalid imageRef provided.")
     return image_id
 
 
-def requested_disks(body: JsonMapping, flavor: Flavor, most: int) -> JsonObject | None:
+def requested_disks(local: Sequence[JsonMapping], flavor: Flavor, most: int) -> JsonObject | None:
     """What is asked for in place of the flavor's ephemeral and swap disks; None: nothing. ``most``:
     local disks that a server may have, its root disk among them."""
-    blanks = [mapping for mapping in body.get(FIELD, ()) if _is_blank(mapping)]
+    blanks = [mapping for mapping in local if mapping.get("source_type", BLANK) == BLANK]
     for mapping in blanks:
         _check(mapping)
     swaps = [mapping for mapping in blanks if _format(mapping) == local_disks.SWAP]
@@ -100,10 +104,6 @@ def _too_many(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
     return f"would have {_count(flavor, disks)} local disks, the root disk among them; at most {most} are allowed."
 
 
-def _is_blank(mapping: JsonMapping) -> bool:
-    return (mapping.get("source_type"), mapping.get("destination_type")) == ("blank", "local")
-
-
 def _check(mapping: JsonMapping) -> None:
     """Of a new disk its size and its file system can be chosen, and nothing else."""
     if mapping.get("uuid") or mapping.get("image_id"):
@@ -122,7 +122,7 @@ def _check(mapping: JsonMapping) -> None:
         )
     if int(-1 if mapping.get("boot_index") is None else mapping["boot_index"]) >= 0:
         raise errors.BadRequest(
-            _BOOT_ORDER + f" {FIELD}.boot_index: nothing can be booted from a disk of source_type "
+            BOOT_ORDER + f" {FIELD}.boot_index: nothing can be booted from a disk of source_type "
             "blank; give -1."
         )
     if _format(mapping) not in ("", local_disks.SWAP, *local_disks.FORMATS):

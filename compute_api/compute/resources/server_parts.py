@@ -48,14 +48,6 @@ def refuse_networks(body: JsonMapping) -> None:
         )
 
 
-def refuse_unsupported(body: JsonMapping) -> None:
-    """What no server of this cloud can have."""
-    if body.get("block_device_mapping"):
-        raise errors.BadRequest(
-            "block_device_mapping: this cloud has no volume service; boot from an image."
-        )
-
-
 def check_signature(body: JsonMapping, image: Image) -> None:
     """Certificates are kept and shown; an image whose signature they were given for is refused, not
     booted unseen."""

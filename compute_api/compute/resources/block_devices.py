@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block device mappings of a create request, of either version, in the words of the second.
+
+Pure; raises BadRequest as the API has it, or by the field's name. Which are disks of the host says
+``server_disks``; what becomes of volumes, ``server_volumes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common import device_names, errors, local_disks
+from common.json_types import JsonMapping, JsonObject
+from compute_api.edge.validation import is_true
+
+FIELD, OLD_FIELD = "block_device_mapping_v2", "block_device_mapping"
+VOLUME, LOCAL, IMAGE, SNAPSHOT, BLANK = "volume", "local", "image", "snapshot", "blank"
+INVALID = "Block Device Mapping is Invalid"
+BOOT_ORDER = (
+    f"{INVALID}: Boot sequence for the instance and image/block device mapping combination is not "
+    "valid."
+)
+BUSES = ("virtio", "scsi", "sata", "usb", "ide")
+DEVICE_TYPES = ("disk", "cdrom")
+_EPHEMERAL = re.compile("ephemeral[0-9]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeMapping:
+    """A volume that a new server is to have. source_id: of the volume itself, or of the image or
+    snapshot that it is made of; size_gb: 0, it was not given."""
+
+    source: str
+    source_id: str | None
+    size_gb: int = 0
+    boot_index: int | None = None
+    device: str | None = None
+    bus: str | None = None
+    device_type: str | None = None
+    tag: str | None = None
+    delete_on_termination: bool = False
+    volume_type: str | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Does the server boot from it?"""
+        return self.boot_index == 0
+
+
+def read(body: JsonMapping) -> list[JsonObject]:
+    """The mappings, as of the second version."""
+    if body.get(OLD_FIELD):
+        if body.get(FIELD):
+            raise errors.BadRequest(
+                "Using different block_device_mapping syntaxes is not allowed in the same request."
+            )
+        return _of_old(body[OLD_FIELD], bool(body.get("imageRef")))
+    return [dict(one) for one in body.get(FIELD, ())]
+
+
+def _of_old(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
+    """Those of the first version, which names no boot order: without an image it is the device
+    /dev/vda, or the first by name."""
+    found = [_from_old(one) for one in mappings if not one.get("no_device")]
+    volumes = sorted(
+        (one for one in found if one["destination_type"] == VOLUME),
+        key=lambda one: str(one.get("device_name") or "~"),
+    )
+    if has_image:
+        return found
+    for one in volumes[:1]:
+        one["boot_index"] = 0
+    return found
+
+
+def _from_old(one: JsonMapping) -> JsonObject:
+    made: JsonObject = {
+        name: one[name]
+        for name in ("device_name", "volume_size", "delete_on_termination")
+        if name in one
+    }
+    virtual = str(one.get("virtual_name") or "")
+    if virtual == local_disks.SWAP or _EPHEMERAL.fullmatch(virtual):
+        made |= {"source_type": BLANK, "destination_type": LOCAL}
+        return made | ({"guest_format": virtual} if virtual == local_disks.SWAP else {})
+    for source in (SNAPSHOT, VOLUME):
+        if one.get(f"{source}_id"):
+            return made | {
+                "source_type": source,
+                "destination_type": VOLUME,
+                "uuid": one[f"{source}_id"],
+            }
+    raise errors.BadRequest(f"{INVALID}: Unrecognized legacy format.")
+
+
+def split(mappings: Sequence[JsonObject]) -> tuple[list[JsonObject], list[VolumeMapping]]:
+    """The disks of the host, and the volumes."""
+    local = [one for one in mappings if _destination(one) == LOCAL]
+    return local, [_volume(one) for one in mappings if _destination(one) == VOLUME]
+
+
+def _destination(one: JsonMapping) -> str:
+    given = one.get("destination_type")
+    if given is None and one.get("source_type") in (VOLUME, SNAPSHOT):
+        return VOLUME
+    if given is None:
+        raise errors.BadRequest(
+            f"{FIELD}.destination_type: say whether a disk of source_type "
+            f"{one.get('source_type', 'blank')} is local or a volume."
+        )
+    if given == LOCAL and one.get("source_type") in (VOLUME, SNAPSHOT):
+        raise errors.BadRequest(
+            f"{FIELD}.destination_type: what is of source_type {one['source_type']} is a volume."
+        )
+    return str(given)
+
+
+def _volume(one: JsonMapping) -> VolumeMapping:
+    source = str(one.get("source_type") or BLANK)
+    source_id = one.get("uuid") or one.get(f"{source}_id")
+    if source == BLANK and source_id:
+        raise errors.BadRequest(f"{INVALID}: Invalid device UUID.")
+    if source != BLANK and not source_id:
+        raise errors.BadRequest(f"{INVALID}: Missing device UUID.")
+    if one.get("no_device"):
+        raise errors.BadRequest(f"{FIELD}.no_device: images name no disks here; leave it out.")
+    size = int(one.get("volume_size") or 0)
+    if source == IMAGE and not size:
+        raise errors.BadRequest(
+            "Images with destination_type 'volume' need to have a non-zero size specified"
+        )
+    if source == BLANK and not size:
+        raise errors.BadRequest(
+            "Blank volumes (source: 'blank', dest: 'volume') need to have non-zero size"
+        )
+    if source == VOLUME and one.get("volume_type"):
+        raise errors.BadRequest(
+            f"{INVALID}: Specifying volume type to existing volume is not supported."
+        )
+    if one.get("guest_format"):
+        raise errors.BadRequest(
+            f"{FIELD}.guest_format: a volume keeps what it holds; leave it out."
+        )
+    return VolumeMapping(
+        source=source,
+        source_id=source_id,
+        size_gb=size,
+        boot_index=boot_index(one),
+        device=device_names.canonical(one["device_name"]) if one.get("device_name") else None,
+        bus=_one_of(one, "disk_bus", BUSES),
+        device_type=_one_of(one, "device_type", DEVICE_TYPES),
+        tag=one.get("tag"),
+        delete_on_termination=is_true(one.get("delete_on_termination", False)),
+        volume_type=one.get("volume_type") or None,
+    )
+
+
+def boot_index(one: JsonMapping) -> int | None:
+    """The place in the boot order; None: nothing is booted from it."""
+    given = one.get("boot_index")
+    return None if given is None or int(given) < 0 else int(given)
+
+
+def _one_of(one: JsonMapping, name: str, known: Sequence[str]) -> str | None:
+    given = one.get(name) or None
+    if given is not None and given not in known:
+        raise errors.BadRequest(f"{FIELD}.{name}: {given[:40]!r} is not one of {', '.join(known)}.")
+    return given
+
+
+def check_boot_order(indexes: Sequence[int | None]) -> None:
+    """One disk is the first, and each has a place of its own, without gaps. Raises BadRequest."""
+    found = sorted(index for index in indexes if index is not None)
+    if found != list(range(len(found))) or not found:
+        raise errors.BadRequest(BOOT_ORDER)
+
+
+def named(volumes: Sequence[VolumeMapping], local: Sequence[str], bus: str | None) -> list[str]:
+    """What each volume is called. local: names of the host's disks. Raises BadRequest: two disks
+    would have one name."""
+    used = set(local)
+    for one in volumes:
+        if one.device is None:
+            continue
+        if one.device in used:
+            raise errors.BadRequest(
+                f"The volume cannot be assigned the same device name as the root device {one.device}"
+                if local and one.device == local[0]
+                else f"{FIELD}.device_name: two disks are called {one.device}."
+            )
+        used.add(one.device)
+    found = []
+    for one in volumes:
+        name = one.device or device_names.next_free(used, one.bus or bus)
+        used.add(name)
+        found.append(name)
+    return found

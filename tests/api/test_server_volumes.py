@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New servers with volumes: what stands in their rows, what is made at the block storage service,
+and every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common import errors, ids
+from common.models import Flavor
+from common.store import schema
+from compute_api.compute.resources import server_volumes
+from tests.api.conftest import IMAGE, Cloud
+from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
+
+FIELD = "block_device_mapping_v2"
+LOCAL = {"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local"}
+BOOT = {"uuid": VOLUME, "boot_index": 0, "source_type": "volume", "destination_type": "volume"}
+FROM_IMAGE = {**LOCAL, "destination_type": "volume", "volume_size": 3}
+FROM_SNAPSHOT = {**BOOT, "source_type": "snapshot", "uuid": SNAPSHOT}
+BLANK = {
+    "boot_index": -1,
+    "source_type": "blank",
+    "destination_type": "volume",
+    "volume_size": 5,
+}
+SWAP = {
+    "boot_index": -1,
+    "source_type": "blank",
+    "destination_type": "local",
+    "guest_format": "swap",
+    "volume_size": 64,
+}
+
+
+@pytest.fixture
+def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
+    made = make_cloud()
+    made.add_flavor(Flavor("swap", "m1.swap", 1, 512, 0, swap_mb=64))
+    return made
+
+
+@pytest.fixture
+def volumes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Volumes:
+    monkeypatch.setattr(server_volumes, "GIVE_UP_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(server_volumes, "GIVE_UP_SECONDS", 1)
+    return storing(cloud)
+
+
+def post(cloud: Cloud, *mappings: Any, mv: str = "2.1", image: str = "", **more: Any) -> Any:
+    body = {"name": "vm", "flavorRef": "1", "imageRef": image, FIELD: list(mappings), **more}
+    if mv != "2.1":
+        body.setdefault("networks", "none")
+    return cloud.call("POST", "/servers", {"server": body}, mv=mv)
+
+
+def made(cloud: Cloud, *mappings: Any, **more: Any) -> list[Any]:
+    """The rows of a new server's volumes."""
+    answer = post(cloud, *mappings, **more)
+    assert answer.status_code == 202, answer.text
+    rows = cloud.rows(schema.block_devices)
+    assert {row.server_id for row in rows} == {answer.json["server"]["id"]}
+    [server] = cloud.rows(schema.servers)
+    assert server.volumes == len(rows)
+    return sorted(rows, key=lambda row: str(row.device_name))
+
+
+def refused(cloud: Cloud, *mappings: Any, status: int = 400, **more: Any) -> str:
+    answer = post(cloud, *mappings, **more)
+    assert answer.status_code == status, answer.text
+    assert cloud.rows(schema.servers) == cloud.rows(schema.block_devices) == []
+    [problem] = answer.json.values()
+    return str(problem["message"])
+
+
+def test_a_server_boots_from_a_volume(cloud: Cloud, volumes: Volumes) -> None:
+    said = {"hw_video_model": "vga", "image_id": IMAGE, "min_ram": "64", "disk_format": "raw"}
+    volumes.change(VOLUME, image_metadata=said, read_only=True)
+    [row] = made(cloud, {**BOOT, "delete_on_termination": True})
+    assert (row.volume_id, row.status, row.boot_index) == (VOLUME, "reserved", 0)
+    assert (row.device_name, row.size_gb, row.source_type) == ("/dev/vda", 2, "volume")
+    assert (row.delete_on_termination, row.read_only, row.source_id) == (True, True, None)
+    [server] = cloud.rows(schema.servers)
+    assert (server.image_id, server.image["id"]) == (None, "")
+    assert server.image["properties"] == {"hw_video_model": "vga"}
+    done(cloud, server.id)
+    shown = cloud.call("GET", f"/servers/{server.id}", mv="2.3", token="admin").json["server"]
+    assert (shown["image"], shown["OS-EXT-SRV-ATTR:root_device_name"]) == ("", "/dev/vda")
+    assert shown["os-extended-volumes:volumes_attached"] == [
+        {"id": VOLUME, "delete_on_termination": True}
+    ]
+    assert volumes.made == []
+
+
+@pytest.mark.parametrize(
+    ("mapping", "size", "wanted"),
+    [
+        (FROM_IMAGE, 3, {"size_gb": 3, "image_id": IMAGE}),
+        (FROM_SNAPSHOT, 3, {"size_gb": 3, "snapshot_id": SNAPSHOT}),
+        ({**FROM_SNAPSHOT, "volume_size": 9}, 9, {"size_gb": 9, "snapshot_id": SNAPSHOT}),
+    ],
+)
+def test_a_volume_to_boot_from_is_made(
+    cloud: Cloud, volumes: Volumes, mapping: Any, size: int, wanted: Any
+) -> None:
+    [row] = made(cloud, {**mapping, "volume_type": "fast"}, mv="2.67")
+    [asked] = volumes.made
+    assert asked == {
+        "id": row.volume_id,
+        "token": "user",
+        "image_id": None,
+        "snapshot_id": None,
+        "zone": None,
+        "volume_type": "fast",
+        **wanted,
+    }
+    assert (row.status, row.size_gb, row.source_id) == ("creating", size, mapping["uuid"])
+    assert (row.source_type, row.volume_type) == (mapping["source_type"], "fast")
+    [server] = cloud.rows(schema.servers)
+    assert server.image_id is None
+
+
+def test_volumes_and_disks_have_names(cloud: Cloud, volumes: Volumes) -> None:
+    rows = made(
+        cloud,
+        {**BLANK, "device_name": "vdd", "tag": "data"},
+        {**BLANK, "disk_bus": "scsi", "device_type": "cdrom"},
+        {**BOOT, "disk_bus": "virtio"},
+        {**BOOT, "uuid": OTHER, "boot_index": "1"},
+        SWAP,
+        BLANK,
+        flavorRef="swap",
+        mv="2.42",
+    )
+    assert [(row.device_name, row.volume_id) for row in rows if row.source_type == "volume"] == [
+        ("/dev/vda", VOLUME),
+        ("/dev/vdc", OTHER),
+    ]
+    assert [row.device_name for row in rows] == [
+        "/dev/sda",
+        "/dev/vda",
+        "/dev/vdc",
+        "/dev/vdd",
+        "/dev/vde",
+    ]
+    assert [(row.tag, row.disk_bus, row.device_type, row.boot_index) for row in rows] == [
+        (None, "scsi", "cdrom", None),
+        (None, "virtio", None, 0),
+        (None, None, None, 1),
+        ("data", None, None, None),
+        (None, None, None, None),
+    ]
+
+
+def test_a_server_of_an_image_has_volumes_too(cloud: Cloud, volumes: Volumes) -> None:
+    rows = made(cloud, LOCAL, BLANK, {**BOOT, "boot_index": None}, image=IMAGE)
+    assert [row.device_name for row in rows] == ["/dev/vdb", "/dev/vdc"]
+    [server] = cloud.rows(schema.servers)
+    assert (server.image_id, server.root_device_name) == (IMAGE, "/dev/vda")
+
+
+def test_the_bus_of_the_image_is_that_of_its_volumes(cloud: Cloud, volumes: Volumes) -> None:
+    volumes.change(VOLUME, image_metadata={"hw_disk_bus": "scsi"})
+    rows = made(cloud, BOOT, BLANK)
+    assert [(row.device_name, row.disk_bus) for row in rows] == [
+        ("/dev/sda", "scsi"),
+        ("/dev/sdb", "scsi"),
+    ]
+    [server] = cloud.rows(schema.servers)
+    assert server.root_device_name == "/dev/sda"
+
+
+@pytest.mark.parametrize(
+    ("image", "mappings", "found"),
+    [
+        ("", [{"volume_id": VOLUME, "device_name": "/dev/vda"}], [("/dev/vda", VOLUME, 0)]),
+        (
+            "",
+            [
+                {"volume_id": OTHER, "device_name": "vdb"},
+                {"volume_id": VOLUME, "device_name": "vda", "delete_on_termination": "1"},
+            ],
+            [("/dev/vda", VOLUME, 0), ("/dev/vdb", OTHER, None)],
+        ),
+        (
+            IMAGE,
+            [{"volume_id": VOLUME, "device_name": "vdf"}, {"no_device": True}],
+            [("/dev/vdf", VOLUME, None)],
+        ),
+    ],
+)
+def test_mappings_of_the_first_version(
+    cloud: Cloud, volumes: Volumes, image: str, mappings: Any, found: Any
+) -> None:
+    body = {"name": "vm", "flavorRef": "1", "imageRef": image, "block_device_mapping": mappings}
+    assert cloud.call("POST", "/servers", {"server": body}).status_code == 202
+    rows = cloud.rows(schema.block_devices)
+    assert sorted((row.device_name, row.volume_id, row.boot_index) for row in rows) == found
+
+
+def test_a_snapshot_by_the_first_version(cloud: Cloud, volumes: Volumes) -> None:
+    mapping = {"snapshot_id": SNAPSHOT, "device_name": "vda", "volume_size": 7}
+    body = {"name": "vm", "flavorRef": "1", "block_device_mapping": [mapping]}
+    assert cloud.call("POST", "/servers", {"server": body}).status_code == 202
+    [asked] = volumes.made
+    assert (asked["snapshot_id"], asked["size_gb"]) == (SNAPSHOT, 7)
+
+
+def test_each_server_has_volumes_of_its_own(cloud: Cloud, volumes: Volumes) -> None:
+    assert post(cloud, FROM_IMAGE, BLANK, max_count=3).status_code == 202
+    rows = cloud.rows(schema.block_devices)
+    assert len({row.volume_id for row in rows}) == len(volumes.made) == 6
+    assert len({row.server_id for row in rows}) == 3 and volumes.deleted == []
+    assert {row.volumes for row in cloud.rows(schema.servers)} == {2}
+
+
+def test_no_more_is_made_than_fits(cloud: Cloud, volumes: Volumes) -> None:
+    assert post(cloud, FROM_IMAGE, min_count=1, max_count=20).status_code == 202
+    assert len(cloud.rows(schema.servers)) == len(volumes.made) == 10
+    assert post(cloud, FROM_IMAGE).status_code == 403
+    assert len(volumes.made) == 10
+
+
+def test_a_quota_of_the_service_refuses_the_request(cloud: Cloud, volumes: Volumes) -> None:
+    volumes.allowed = 2
+    assert "VolumeLimitExceeded" in refused(cloud, FROM_IMAGE, max_count=3, status=403)
+    assert volumes.deleted == [one["id"] for one in volumes.made]
+
+
+def test_what_nobody_has_is_deleted(
+    cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(creation: Any) -> None:
+        raise errors.OverQuota({"instances": (1, 10, 10)})
+
+    monkeypatch.setattr(cloud.services.creator, "create", refuse)
+    refused(cloud, FROM_IMAGE, BLANK, status=403)
+    assert volumes.deleted == [one["id"] for one in volumes.made] and len(volumes.made) == 2
+
+
+def test_what_may_be_had_is_kept(
+    cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsure(creation: Any) -> None:
+        raise errors.Unsure("The database did not answer the COMMIT.")
+
+    monkeypatch.setattr(cloud.services.creator, "create", unsure)
+    assert post(cloud, FROM_IMAGE).status_code == 503
+    assert len(volumes.made) == 1 and volumes.deleted == []
+
+
+def test_what_cannot_be_deleted_is_said(
+    cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def busy(token: str, volume_id: str) -> None:
+        raise errors.BadRequest("Invalid volume: Volume status must be available")
+
+    monkeypatch.setattr(volumes, "delete", busy)
+    volumes.allowed = 1
+    refused(cloud, FROM_IMAGE, BLANK, status=403)
+    [said] = [record.getMessage() for record in caplog.records if "was made" in record.message]
+    assert volumes.made[0]["id"] in said
+
+
+def test_a_repeated_request_makes_nothing_twice(cloud: Cloud, volumes: Volumes) -> None:
+    body = {"name": "vm", "flavorRef": "1", "imageRef": "", FIELD: [FROM_IMAGE]}
+    answers = [
+        cloud.call("POST", "/servers", {"server": body}, headers={"Idempotency-Key": "k"})
+        for _ in range(2)
+    ]
+    assert answers[0].json["server"]["id"] == answers[1].json["server"]["id"]
+    assert len(volumes.made) == len(cloud.rows(schema.block_devices)) == 1
+
+
+BLANK_BOOT = {**BLANK, "boot_index": 0}
+NOWHERE = ids.new()
+ORDER = "Block Device Mapping is Invalid: Boot sequence"
+
+
+@pytest.mark.parametrize(
+    ("mappings", "more", "text"),
+    [
+        ([BLANK], {}, ORDER),
+        ([BLANK], {"image": IMAGE}, ORDER),
+        ([BOOT, {**BOOT, "uuid": OTHER}], {}, ORDER),
+        ([BOOT, {**BLANK, "boot_index": 2}], {}, ORDER),
+        ([LOCAL, BOOT], {"image": IMAGE}, ORDER),
+        ([BLANK_BOOT], {}, "nothing can be booted from a disk of source_type blank"),
+        ([{**BOOT, "uuid": NOWHERE}], {}, f"Invalid: failed to get volume {NOWHERE}."),
+        ([{**FROM_SNAPSHOT, "uuid": NOWHERE}], {}, f"failed to get snapshot {NOWHERE}."),
+        ([{**FROM_IMAGE, "uuid": NOWHERE}], {}, f"failed to get image {NOWHERE}."),
+        ([{k: v for k, v in FROM_IMAGE.items() if k != "volume_size"}], {}, "non-zero size"),
+        ([BOOT, {k: v for k, v in BLANK.items() if k != "volume_size"}], {}, "non-zero size"),
+        ([BOOT, {**BLANK, "uuid": OTHER}], {}, "Invalid: Invalid device UUID."),
+        ([{k: v for k, v in BOOT.items() if k != "uuid"}], {}, "Missing device UUID."),
+        ([BOOT, {**BOOT, "boot_index": 1}], {}, "a server has a volume once"),
+        ([{**BOOT, "volume_type": "fast"}], {"mv": "2.67"}, "volume type to existing volume"),
+        ([{**FROM_IMAGE, "volume_type": "no"}], {"mv": "2.67"}, "Volume type no could not be"),
+        ([BOOT], {"max_count": 2}, "Cannot attach one or more volumes to multiple instances"),
+        ([{**BOOT, "uuid": SHARED}], {}, "only supported starting with compute API version 2.60"),
+        ([{**BOOT, "disk_bus": "pigeon"}], {}, ".disk_bus: 'pigeon' is not one of virtio, scsi"),
+        ([{**BOOT, "device_type": "lun"}], {}, ".device_type: 'lun' is not one of disk, cdrom"),
+        ([{**BOOT, "guest_format": "ext4"}], {}, ".guest_format: a volume keeps"),
+        ([{**BOOT, "no_device": True}], {}, ".no_device: "),
+        ([{**BOOT, "destination_type": "local"}], {}, ".destination_type: "),
+        ([{**BOOT, "device_name": "/dev/what"}], {}, "device path (/dev/what) is invalid"),
+        (
+            [LOCAL, {**BLANK, "device_name": "vda"}],
+            {"image": IMAGE},
+            "same device name as the root device /dev/vda",
+        ),
+        ([BOOT, *[{**BLANK, "device_name": "vdc"}] * 2], {}, "two disks are called /dev/vdc"),
+        ([{**SWAP, "tag": "t"}, BOOT], {"mv": "2.42", "flavorRef": "swap"}, ".tag: disks of"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    cloud: Cloud, volumes: Volumes, mappings: Any, more: Any, text: str
+) -> None:
+    assert text in refused(cloud, *mappings, **more)
+    assert volumes.made == []
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"bootable": False}, f"Block Device {VOLUME} is not bootable."),
+        ({"status": "in-use"}, "status must be 'available'"),
+        ({"encrypted": True}, "is encrypted"),
+        ({"image_metadata": {"min_ram": "2048"}}, "memory is too small"),
+        ({"image_metadata": {"min_disk": "3"}}, "Volume is smaller than the minimum size"),
+        ({"image_metadata": {"hw_disk_bus": "pigeon"}}, "hw_disk_bus"),
+    ],
+)
+def test_a_volume_that_cannot_be_booted_is_refused(
+    cloud: Cloud, volumes: Volumes, values: Any, text: str
+) -> None:
+    volumes.change(VOLUME, **values)
+    assert text in refused(cloud, BOOT)
+    if "bootable" in values:
+        assert text.split(VOLUME)[1] in refused(cloud, FROM_SNAPSHOT)
+
+
+def test_a_snapshot_that_is_not_whole_is_refused(cloud: Cloud, volumes: Volumes) -> None:
+    volumes.snapshots[SNAPSHOT] = replace(volumes.snapshots[SNAPSHOT], status="creating")
+    assert "is creating, not available" in refused(cloud, FROM_SNAPSHOT)
+
+
+def test_both_versions_at_once_are_refused(cloud: Cloud, volumes: Volumes) -> None:
+    old = [{"volume_id": OTHER, "device_name": "vdb"}]
+    assert "different block_device_mapping syntaxes" in refused(
+        cloud, BOOT, block_device_mapping=old
+    )
+
+
+def test_something_to_boot_from_is_needed(cloud: Cloud, volumes: Volumes) -> None:
+    old = [{"virtual_name": "swap", "device_name": "vdb"}]
+    body = {"name": "vm", "flavorRef": "1", "block_device_mapping": old}
+    answer = cloud.call("POST", "/servers", {"server": body})
+    assert answer.json["badRequest"]["message"] == "Invalid imageRef provided."
+    assert "Unrecognized legacy format" in str(
+        cloud.call(
+            "POST", "/servers", {"server": {**body, "block_device_mapping": [{"device_name": "a"}]}}
+        ).json
+    )
+
+
+def test_servers_stay_in_the_zone_of_their_volumes(make_cloud: Callable[..., Cloud]) -> None:
+    cloud = make_cloud(cross_az_attach=False)
+    volumes = storing(cloud)
+    volumes.change(OTHER, availability_zone="elsewhere")
+    both = BOOT, {**BOOT, "uuid": OTHER, "boot_index": 1}
+    assert "not in the same" in refused(cloud, *both)
+    rows = made(cloud, BOOT, BLANK)
+    [server] = cloud.rows(schema.servers)
+    assert server.pinned_availability_zone == "nova" and len(rows) == 2
+    [asked] = volumes.made
+    assert asked["zone"] == "nova"
+
+
+def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> None:
+    """A volume that is still being made is shown with its server."""
+    [row] = made(cloud, FROM_IMAGE)
+    path = f"/servers/{row.server_id}/os-volume_attachments"
+    [listed] = cloud.call("GET", path).json["volumeAttachments"]
+    assert listed["volumeId"] == row.volume_id
