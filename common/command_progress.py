@@ -18,9 +18,12 @@ class CommandPhase(StrEnum):
 
     QUEUED = "queued"
     ATTACHING_INTERFACE = "attaching the interface"
+    ATTACHING_VOLUME = "attaching the volume"
+    CONNECTING_VOLUMES = "connecting its volumes"
     COPYING_DISK = "copying disk"
     COPYING_FILES = "copying files"
     DETACHING_INTERFACE = "detaching the interface"
+    DETACHING_VOLUME = "detaching the volume"
     ENDING_MIGRATION = "ending an earlier migration"
     FETCHING_IMAGE = "fetching image"
     MAKING_DISKS = "making disks"

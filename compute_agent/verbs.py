@@ -16,6 +16,7 @@ from common import errors
 from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
+    AttachedVolume,
     Command,
     DomainState,
     FailureReason,
@@ -152,6 +153,30 @@ def _detach_share(tools: Tools, command: Command) -> None:
     tools.driver.detach_share(command.server, command.fence, share, tools.context)
 
 
+def _volume(command: Command) -> AttachedVolume:
+    return from_wire(AttachedVolume, command.args["volume"])
+
+
+def _attach_volume(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.attach_volume(
+        command.server, command.fence, _volume(command), tools.context
+    )
+
+
+def _detach_volume(tools: Tools, command: Command) -> DomainState | None:
+    return tools.driver.detach_volume(
+        command.server, command.fence, _volume(command), tools.context
+    )
+
+
+def _disconnect_volumes(tools: Tools, command: Command) -> None:
+    tools.driver.disconnect_volumes(command.server, command.fence)
+
+
+def _extend_volume(tools: Tools, command: Command) -> None:
+    tools.driver.extend_volume(command.server, _volume(command), tools.context)
+
+
 def _snapshot(tools: Tools, command: Command) -> JsonObject:
     writer = tools.write_image(command.args["image_id"])
     return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
@@ -240,6 +265,10 @@ HANDLERS: dict[str, Handler] = {
     "detach_interface": _detach_interface,
     "attach_share": _attach_share,
     "detach_share": _detach_share,
+    "attach_volume": _attach_volume,
+    "detach_volume": _detach_volume,
+    "disconnect_volumes": _disconnect_volumes,
+    "extend_volume": _extend_volume,
     "snapshot": _snapshot,
     "inject_nmi": _inject_nmi,
     "set_password": _set_password,

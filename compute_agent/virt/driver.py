@@ -23,6 +23,7 @@ from common.hardware import Hardware, hardware
 from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
+    AttachedVolume,
     Control,
     DomainState,
     FailureReason,
@@ -250,6 +251,28 @@ class Driver(Protocol):
     ) -> None:
         """Remove the share from the guest and unmount it. VerbFailed while the guest runs. A guest
         that is not here has no share. Repeatable."""
+
+    def attach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        """Connect the volume, verify that it is the one, and attach it to the running domain and to
+        its stored definition. VerbFailed: it is not there; what was connected is let go of.
+        Repeatable."""
+
+    def detach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        """Detach the volume from both, and let go of it. VerbFailed when the running guest does not
+        release it within 20 seconds: then it stays in both. Of a guest that is not here the host
+        lets go of the volume; None. Repeatable."""
+
+    def disconnect_volumes(self, server: str, fence: int) -> None:
+        """Let go of all volumes of the guest, which is off and goes elsewhere, and forget them.
+        VerbFailed while it runs. Repeatable."""
+
+    def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
+        """The volume has grown to ``volume.size_gb``: let the guest see it. VerbFailed when the
+        guest does not have it, or the host does not see the new size. Repeatable."""
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

@@ -31,6 +31,15 @@ COMMON = frozenset(
 OWN_TRAITS = frozenset({LOCAL_DISKS})
 #: What a guest with shares needs of its host.
 SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
+#: What every driver does with volumes.
+VOLUMES = frozenset(
+    {
+        "COMPUTE_VOLUME_ATTACH",
+        "COMPUTE_VOLUME_ATTACH_WITH_TAG",
+        "COMPUTE_VOLUME_EXTEND",
+        "COMPUTE_VOLUME_MULTI_ATTACH",
+    }
+)
 #: libvirt's name of a feature -> the ends of its traits, where they are called otherwise.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "aes": ("AESNI",),

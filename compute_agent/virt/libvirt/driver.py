@@ -24,10 +24,19 @@ from typing import TypeVar
 
 from common import errors
 from common.json_types import JsonObject
-from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
+from common.models import (
+    AttachedShare,
+    AttachedVolume,
+    DomainState,
+    GuestSpec,
+    HostInventory,
+    ImageRef,
+    Interface,
+)
 from common.server_facts import HostedServer
 from compute_agent.bridges import BridgeHelper
 from compute_agent.config_drive import ConfigDrives
+from compute_agent.virt import volumes
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
 from compute_agent.virt.driver import (
     RUNNING,
@@ -290,6 +299,25 @@ class LibvirtDriver:
             context,
             lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id),
         )
+
+    def attach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        self._guests.folder(server)
+        raise VerbFailed(f"This host cannot connect volume {volume.volume_id}.", retryable=True)
+
+    def detach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        self._guests.folder(server)
+        return None  # none was ever attached
+
+    def disconnect_volumes(self, server: str, fence: int) -> None:
+        self._guests.folder(server)  # there are none
+
+    def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
+        self._guests.folder(server)
+        raise volumes.unknown(volume.volume_id)
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

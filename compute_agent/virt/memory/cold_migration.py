@@ -72,7 +72,9 @@ def _offered(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
 def _contents(guest: MemoryGuest) -> dict[str, bytes]:
     """The parts of a guest; of an active one only what it cannot change."""
     bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
-    record = json.dumps(asdict(replace(guest, disk={}, local=bare, offered=""))).encode()
+    record = json.dumps(
+        asdict(replace(guest, disk={}, local=bare, offered="", volumes=[], connected=[]))
+    ).encode()
     if guest.is_active:
         return {RECORD: record}
     ephemeral = {name: json.dumps(disk["files"]).encode() for name, disk in guest.ephemeral.items()}
@@ -178,6 +180,7 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
         if not guest.is_active:
             guest.saved = False
             guest.dress(spec, host.spice)
+            guest.take_volumes(spec)
             guest.fence = spec.fence
             host.keep_guest(spec.server, guest)
     return power.run_or_stop(host, spec, guest, runs, context)
@@ -199,4 +202,4 @@ def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
             details=f"no disk of {server}",
             retryable=True,
         )
-    return replace(found, power_state=SHUTDOWN, saved=False, offered="")
+    return replace(found, power_state=SHUTDOWN, saved=False, offered="", volumes=[], connected=[])

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from common.json_types import JsonObject
-from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
+from common.models import (
+    AttachedShare,
+    AttachedVolume,
+    DomainState,
+    GuestSpec,
+    HostInventory,
+    ImageRef,
+    Interface,
+)
 from common.server_facts import HostedServer, ports_of
 from compute_agent.virt.driver import (
     SERIAL,
@@ -37,6 +45,7 @@ from compute_agent.virt.memory import (
     resizes,
     shares,
     snapshots,
+    volumes,
 )
 from compute_agent.virt.memory.host import MemoryHost, state_of
 
@@ -149,6 +158,26 @@ class MemoryDriver:
     ) -> None:
         with self.host.call("detach_share", server, context):
             shares.detach(self.host, server, fence, share)
+
+    def attach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        with self.host.call("attach_volume", server, context):
+            return volumes.attach(self.host, server, fence, volume, context)
+
+    def detach_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        with self.host.call("detach_volume", server, context):
+            return volumes.detach(self.host, server, fence, volume, context)
+
+    def disconnect_volumes(self, server: str, fence: int) -> None:
+        with self.host.call("disconnect_volumes", server):
+            volumes.disconnect(self.host, server, fence)
+
+    def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
+        with self.host.call("extend_volume", server, context):
+            volumes.extend(self.host, server, volume)
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

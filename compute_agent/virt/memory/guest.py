@@ -17,9 +17,17 @@ from dataclasses import dataclass, field
 
 from common import local_disks
 from common.json_types import JsonObject
-from common.models import AttachedShare, GuestSpec, HardwareAssignment, Interface, LocalDisk
+from common.models import (
+    AttachedShare,
+    AttachedVolume,
+    GuestSpec,
+    HardwareAssignment,
+    Interface,
+    LocalDisk,
+)
 from common.server_facts import HostedServer, facts_of
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, required_hardware
+from compute_agent.virt.volumes import EVERY_PROTOCOL, boots_from_volume, links
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
 HEADER = struct.pack(
@@ -35,8 +43,8 @@ STATES = {RUNNING: "running", PAUSED: "paused"}
 
 @dataclass(slots=True)
 class MemoryGuest:
-    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi`` and
-    ``holds_interfaces``."""
+    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi``,
+    ``holds_interfaces`` and ``holds_volumes``."""
 
     power_state: int
     fence: int
@@ -94,6 +102,11 @@ class MemoryGuest:
     shares: list[AttachedShare] = field(default_factory=list)
     #: The ids of the shares that the host has mounted for it.
     mounted: list[str] = field(default_factory=list)
+    volumes: list[AttachedVolume] = field(default_factory=list)
+    #: The ids of the volumes that the host has connected for it.
+    connected: list[str] = field(default_factory=list)
+    #: It lets go of no volume while it runs.
+    holds_volumes: bool = False
     #: What is remembered of its server, but for its ports, which ``interfaces`` have.
     facts: HostedServer = field(default_factory=HostedServer)
 
@@ -102,11 +115,23 @@ class MemoryGuest:
         grow."""
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
-        self.root_gb = max(self.root_gb, spec.flavor.root_gb)
+        if not boots_from_volume(spec.volumes):
+            self.root_gb = max(self.root_gb, spec.flavor.root_gb)
         self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
         self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
         self.facts = facts_of(spec)
+
+    def take_volumes(self, spec: GuestSpec) -> None:
+        """It has the volumes of ``spec`` and no others. VerbFailed when its host cannot reach
+        them."""
+        links(spec.volumes, EVERY_PROTOCOL)
+        self.volumes = list(spec.volumes)
+        self.connect()
+
+    def connect(self) -> None:
+        """Its host has connected its volumes, and no others."""
+        self.connected = [volume.volume_id for volume in self.volumes]
 
     def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
         """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which
@@ -130,8 +155,9 @@ class MemoryGuest:
 
     @property
     def num_disks(self) -> int:
-        """Those that it has now: a rescue disk has only the own one beside it."""
-        return 2 if self.rescue else 1 + len(self.local)
+        """Those that it has now: a rescue disk has only the own one and the volumes beside it."""
+        own = 0 if boots_from_volume(self.volumes) else 1
+        return own + len(self.volumes) + (1 if self.rescue else len(self.local))
 
     @property
     def ephemeral(self) -> dict[str, JsonObject]:
@@ -207,6 +233,7 @@ def made(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
         has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
     )
     guest.dress(spec, spice)
+    guest.take_volumes(spec)
     return guest
 
 

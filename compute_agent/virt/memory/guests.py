@@ -11,13 +11,15 @@ from compute_agent.virt.memory import images, power
 from compute_agent.virt.memory.guest import MemoryGuest, made
 from compute_agent.virt.memory.host import MemoryHost, state_of
 from compute_agent.virt.memory.script import wait
+from compute_agent.virt.volumes import EVERY_PROTOCOL, image_of, links
 
 
 def make(
     host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext
 ) -> DomainState:
     """The server's guest, started."""
-    disk = images.fetch(host, spec.image, read_image, context)
+    links(spec.volumes, EVERY_PROTOCOL)
+    disk = images.fetch(host, image_of(spec), read_image, context)
     context.phase(CommandPhase.STARTING)
     wait(0, context)
     power.require_start(host, spec.server, spec.interfaces, context)
@@ -25,6 +27,7 @@ def make(
         guest = host.guests.get(spec.server) or made(spec, disk, host.spice)
         host.keep_guest(spec.server, guest)
         guest.interfaces = list(spec.interfaces)
+        guest.take_volumes(spec)
         return power.boot(host, spec.server, guest, spec.fence, spec.paused)
 
 
@@ -40,7 +43,8 @@ def rebuild(
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
         plugs(spec.interfaces)
-        disk = images.fetch(host, spec.image, read_image, context)
+        links(spec.volumes, EVERY_PROTOCOL)
+        disk = images.fetch(host, image_of(spec), read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
         wait(0, context)
         with host.lock:
@@ -83,6 +87,7 @@ def rescue(
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:
         plugs(spec.interfaces)
+        links(spec.volumes, EVERY_PROTOCOL)
         images.fetch(host, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
         wait(0, context)
@@ -97,6 +102,7 @@ def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainS
         guest = host.guest(spec.server)
         if guest.rescue:
             plugs(spec.interfaces)
+            links(spec.volumes, EVERY_PROTOCOL)
             _set_rescue(guest, spec, 0, "")
     return power.start(host, spec.server, spec.fence, context)
 
@@ -104,6 +110,7 @@ def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainS
 def _set_rescue(guest: MemoryGuest, spec: GuestSpec, fence: int, image: str) -> None:
     guest.rescue, guest.rescue_image = fence, image
     guest.interfaces = list(spec.interfaces)
+    guest.take_volumes(spec)
     guest.power_state, guest.saved = SHUTDOWN, False
 
 

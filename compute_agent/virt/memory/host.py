@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 import os_traits
 
+from common.json_types import JsonObject
 from common.models import DomainState, HostInventory, NumaNode
 from common.wire import from_wire
 from compute_agent.cpu_sets import CpuSets
@@ -33,13 +34,15 @@ from compute_agent.virt.memory.guest import MemoryGuest, MemoryStorage
 from compute_agent.virt.memory.incoming import EMPTY, IncomingFolder, uri_of
 from compute_agent.virt.memory.script import QUIET, Fail, Slow, wait
 from compute_agent.virt.memory.state_file import BOOT_ID, FILES, HOST_ID, StateFile
-from compute_agent.virt.traits import COMMON, OWN_TRAITS, SHARES
+from compute_agent.virt.traits import COMMON, OWN_TRAITS, SHARES, VOLUMES
+from compute_agent.virt.volumes import EVERY_PROTOCOL
 
 ALL_SHARED = CpuSets()
 #: Guests in memory can have every device.
 TRAITS = COMMON.union(
     OWN_TRAITS,
     SHARES,
+    VOLUMES,
     *map(
         os_traits.get_traits,
         ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_", "COMPUTE_NET_VIF_MODEL_"),
@@ -118,8 +121,20 @@ class MemoryHost:
             self.size,
             facts=self.size.facts
             | {"storage": storage, "migration": {"uri": self.uri, "address": self.name}}
-            | {"spice": self.spice},
+            | {"spice": self.spice}
+            | {"connector": self._connector(), "volume_protocols": sorted(EVERY_PROTOCOL)},
         )
+
+    def _connector(self) -> JsonObject:
+        """Who the host is to the volume service."""
+        return {
+            "host": self.name,
+            "ip": self.size.host_ip or "127.0.0.1",
+            "platform": "x86_64",
+            "os_type": "linux",
+            "multipath": False,
+            "initiator": f"iqn.2004-10.memory:{self.name}",
+        }
 
     def close(self) -> None:
         self.watchers.clear()
@@ -155,7 +170,7 @@ class MemoryHost:
             if self._file is not None:
                 self._file.write(BOOT_ID, self.boot_id)
             for server, guest in self.guests.items():
-                guest.power_state, guest.mounted = SHUTDOWN, []
+                guest.power_state, guest.mounted, guest.connected = SHUTDOWN, [], []
                 self.consoles.end(server)
                 self.write(server, guest)
 
@@ -210,6 +225,8 @@ class MemoryHost:
         if not guest.is_active:
             self.consoles.end(server)
         guest.mounted = [share.share_id for share in guest.shares] if guest.is_active else []
+        if guest.is_active:
+            guest.connect()
         self.write(server, guest)
         return state_of(server, guest)
 
@@ -261,6 +278,8 @@ class MemoryHost:
                 if sent["shared"]:
                     guest.disk, guest.local = self.storage[server].disk, self.storage[server].local
                 guest.fence = guest.received = sent["fence"]
+                if (prepared := self.files.get(server)) is not None:
+                    guest.volumes, guest.connected = prepared.volumes, prepared.connected
                 self.guests[server] = guest
                 self.write(server, guest)
                 self.keep_guest(server, guest)

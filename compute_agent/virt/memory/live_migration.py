@@ -163,7 +163,7 @@ def _hand_over(
             f"The destination of server {spec.server}, {uri}, cannot be reached just now."
         )
     if incoming.get(spec.server) == EMPTY:
-        record = asdict(replace(guest, left="", offered=""))
+        record = asdict(replace(guest, left="", offered="", volumes=[], connected=[]))
         incoming[spec.server] = json.dumps(
             {"guest": record, "fence": spec.fence, "shared": shared}
         ).encode()

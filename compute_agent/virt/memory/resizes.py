@@ -24,6 +24,7 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
         guest = host.guest(spec.server)
         if guest.resized != spec.fence:
             power.refuse_active(guest, _BEFORE)
+            guest.take_volumes(spec)
             guest.aside = {
                 "disk": dict(guest.disk),
                 "root_gb": guest.root_gb,
@@ -41,6 +42,7 @@ def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> Domai
         guest = host.guest(spec.server)
         if back:
             power.refuse_active(guest, _BEFORE)
+            guest.take_volumes(spec)
             if guest.aside is not None and guest.aside["resized"] == resized:
                 guest.disk.clear()
                 guest.disk.update(guest.aside["disk"])

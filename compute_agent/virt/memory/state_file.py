@@ -43,6 +43,8 @@ class StateFile:
     def begin(self, content: Mapping[str, Value]) -> None:
         """Write the present content alone, and keep the file open for changes."""
         part = self._path.with_name(f"{self._path.name}.part")
+        part.unlink(missing_ok=True)
+        part.touch(0o600)  # connections of volumes may hold passwords
         part.write_bytes(b"".join(_line(key, value) for key, value in content.items()))
         os.replace(part, self._path)
         self._file = FileIO(self._path, "a")

@@ -30,6 +30,12 @@ FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
 INTERFACE = {"port": "p", "mac": "fa:16:3e:00:00:01", "vif_type": "bridge"}
 SHARE = {"share_id": "h", "tag": "t", "protocol": "NFS", "export_location": "192.0.2.9:/h"}
+VOLUME = {
+    "volume_id": "00000000-0000-4000-8000-000000000001",
+    "device": "/dev/vdb",
+    "size_gb": 1,
+    "connection": {"driver_volume_type": "local", "data": {"device_path": "/volume"}},
+}
 ARGS: dict[str, dict[str, Any]] = {
     "ensure_guest": {"guest": GUEST},
     "ensure_stopped": {"timeout": 0},
@@ -41,6 +47,9 @@ ARGS: dict[str, dict[str, Any]] = {
     "detach_interface": {"interface": INTERFACE},
     "attach_share": {"share": SHARE},
     "detach_share": {"share": SHARE},
+    "attach_volume": {"volume": VOLUME},
+    "detach_volume": {"volume": VOLUME},
+    "extend_volume": {"volume": VOLUME},
     "snapshot": {"image_id": "i"},
     "set_password": {"user": "root", "admin_pass": "x"},
 }
@@ -134,6 +143,24 @@ def test_shares_change_while_the_guest_is_off() -> None:
     assert rig.run("attach_share", "when it is gone").status == "failed"
 
 
+def test_volumes_change_while_the_guest_runs() -> None:
+    rig = Rig()
+    for verb, data in (
+        ("attach_volume", {"power_state": RUNNING}),
+        ("extend_volume", {}),
+        ("detach_volume", {"power_state": RUNNING}),
+    ):
+        for attempt in (1, 2):
+            ended = rig.run(verb, attempt=attempt)
+            assert (ended.status, ended.data) == ("done", data)
+    assert rig.run("disconnect_volumes", "while it runs").status == "failed"
+    rig.run("ensure_stopped")
+    assert rig.run("disconnect_volumes").status == "done"
+    rig.run("ensure_absent")
+    for verb, status in (("detach_volume", "done"), ("attach_volume", "failed")):
+        assert rig.run(verb, "when it is gone").status == status
+
+
 def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
     rig = Rig()
     ended = rig.run("snapshot")
@@ -160,6 +187,10 @@ def test_every_row_of_the_table_is_tried_above() -> None:
         "detach_interface",
         "attach_share",
         "detach_share",
+        "attach_volume",
+        "detach_volume",
+        "disconnect_volumes",
+        "extend_volume",
         "offer",
         "prepare",
         "receive",

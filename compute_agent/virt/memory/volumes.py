@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of guests in memory. Which the host has connected is written on the guest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.command_progress import CommandPhase
+from common.models import AttachedVolume, DomainState
+from compute_agent.virt import volumes
+from compute_agent.virt.driver import PAUSED, RUNNING, VerbContext
+from compute_agent.virt.memory.guest import MemoryGuest
+from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.power import refuse_active
+
+
+def attach(
+    host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+) -> DomainState:
+    volumes.link(volume, volumes.EVERY_PROTOCOL)
+    context.phase(CommandPhase.ATTACHING_VOLUME)
+    with host.lock:
+        guest = _changeable(host, server)
+        if volume.volume_id not in guest.connected:
+            volumes.refuse_cold_bus(volume, guest.power_state)
+        guest.volumes = [*_others(guest, volume.volume_id), volume]
+        guest.connect()
+        return _changed(host, server, guest, fence)
+
+
+def detach(
+    host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+) -> DomainState | None:
+    """A guest that is not here has no volume."""
+    volumes.check_id(volume.volume_id)
+    context.phase(CommandPhase.DETACHING_VOLUME)
+    with host.lock:
+        if server not in host.guests:
+            return None
+        guest = _changeable(host, server)
+        found = [one for one in guest.volumes if one.volume_id == volume.volume_id]
+        for one in found:
+            volumes.refuse_cold_bus(one, guest.power_state)
+            if guest.power_state == PAUSED or (
+                guest.power_state == RUNNING and guest.holds_volumes
+            ):
+                raise volumes.held(one.volume_id, guest.power_state)
+        guest.volumes = _others(guest, volume.volume_id)
+        guest.connect()
+        return _changed(host, server, guest, fence)
+
+
+def disconnect(host: MemoryHost, server: str, fence: int) -> None:
+    """The host lets go of all of them; a guest that is not here has none."""
+    with host.lock:
+        if server in host.guests:
+            guest = host.guest(server)
+            refuse_active(guest, "its volumes are disconnected")
+            guest.volumes, guest.connected = [], []
+            _changed(host, server, guest, fence)
+
+
+def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
+    with host.lock:
+        guest = _changeable(host, server)
+        if all(one.volume_id != volume.volume_id for one in guest.volumes):
+            raise volumes.unknown(volume.volume_id)
+        guest.volumes = [
+            replace(one, size_gb=max(one.size_gb, volume.size_gb))
+            if one.volume_id == volume.volume_id
+            else one
+            for one in guest.volumes
+        ]
+        host.write(server, guest)
+
+
+def _others(guest: MemoryGuest, volume_id: str) -> list[AttachedVolume]:
+    return [one for one in guest.volumes if one.volume_id != volume_id]
+
+
+def _changeable(host: MemoryHost, server: str) -> MemoryGuest:
+    guest = host.guest(server)
+    if guest.saved:
+        raise volumes.suspended()
+    return guest
+
+
+def _changed(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
+    guest.fence = fence
+    host.write(server, guest)
+    return state_of(server, guest)

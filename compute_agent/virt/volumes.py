@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's volumes on a host, for both drivers.
+
+``link`` says how a volume is reached, as the volume service told the conductor. What the service
+tells is not trusted further than that: ids are UUIDs, and a protocol is one of a table or refused
+by name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from common.json_types import JsonObject
+from common.models import AttachedVolume, GuestSpec, ImageRef
+from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
+
+#: Protocols that need nothing but QEMU.
+LOCAL, NBD, RBD = "local", "nbd", "rbd"
+#: All that the volume service may name.
+EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, "fibre_channel", "iscsi", "nfs", "nvmeof"})
+#: Where a disk can be, and which of these a running guest can get and give back.
+BUSES = ("virtio", "scsi", "sata", "ide", "usb")
+HOT_BUSES = ("virtio", "scsi", "usb")
+DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeLink:
+    """How a host reaches a volume. ``data``: what the protocol needs, which may hold passwords."""
+
+    protocol: str
+    data: JsonObject = field(default_factory=dict, repr=False)
+
+
+def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
+    """How the volume is reached here. VerbFailed when it is not, or cannot be a disk of a guest."""
+    check_id(volume.volume_id)
+    protocol = volume.connection.get("driver_volume_type")
+    if not protocol:
+        raise VerbFailed(
+            f"Volume {volume.volume_id} is not connected to this host; attach it again.",
+            details="the volume service gave no connection",
+        )
+    if protocol not in protocols:
+        raise VerbFailed(
+            f"This host cannot connect volume {volume.volume_id}: it is served by {protocol!s:.40}, and the "
+            f"host knows {', '.join(sorted(protocols))}.",
+            retryable=True,
+        )
+    data = volume.connection.get("data")
+    if not isinstance(data, dict):
+        raise VerbFailed(
+            f"What the volume service told of volume {volume.volume_id} cannot be read.",
+            details="the connection has no data",
+        )
+    if volume.bus not in BUSES or volume.device_type != DISK:
+        raise VerbFailed(
+            f"A volume cannot be a {volume.device_type} on {volume.bus} here; it can be a disk on one of "
+            f"{', '.join(BUSES)}."
+        )
+    return VolumeLink(str(protocol), data)
+
+
+def links(volumes: Iterable[AttachedVolume], protocols: Collection[str]) -> list[VolumeLink]:
+    """Before anything of a guest is made or given up: all of its volumes can be reached here."""
+    return [link(volume, protocols) for volume in volumes]
+
+
+def check_id(volume_id: str) -> None:
+    """VerbFailed when the id is no UUID: it becomes part of names and of the guest's XML."""
+    try:
+        if str(uuid.UUID(volume_id)) == volume_id:
+            return
+    except ValueError:
+        pass
+    raise VerbFailed("The volume's id is not a UUID.", details=f"id {volume_id[:80]!r}")
+
+
+def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
+    """Does a volume take the place of the root disk?"""
+    return any(volume.boot_index == 0 for volume in volumes)
+
+
+def image_of(spec: GuestSpec) -> ImageRef | None:
+    """What the root disk is made of; None where a volume takes its place."""
+    return None if boots_from_volume(spec.volumes) else spec.image
+
+
+def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
+    """VerbFailed for a volume on a bus that an active guest cannot change."""
+    if power_state in (RUNNING, PAUSED) and volume.bus not in HOT_BUSES:
+        raise VerbFailed(
+            f"A volume on {volume.bus} comes and goes only while the server is off; stop it first."
+        )
+
+
+def suspended() -> VerbFailed:
+    """Saved memory goes on with the disks that it was saved with."""
+    return VerbFailed("The server is suspended; resume it before its volumes are changed.")
+
+
+def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
+    """The failure of a detach that the guest did not answer."""
+    why = (
+        "it is paused; resume it first"
+        if power_state == PAUSED
+        else "unmount it there, and try again when it has booted"
+    )
+    return VerbFailed(
+        f"The guest did not let go of volume {volume_id}: {why}. The volume stays.", details=details
+    )
+
+
+def unknown(volume_id: str) -> VerbFailed:
+    """The guest does not have this volume."""
+    return VerbFailed(f"The server does not have volume {volume_id} on this host.")
