@@ -115,7 +115,7 @@ class MemoryGuest:
         grow."""
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
-        if not boots_from_volume(spec.volumes):
+        if not (spec.volumes and boots_from_volume(spec.volumes)):
             self.root_gb = max(self.root_gb, spec.flavor.root_gb)
         self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
@@ -125,7 +125,8 @@ class MemoryGuest:
     def take_volumes(self, spec: GuestSpec) -> None:
         """It has the volumes of ``spec`` and no others. VerbFailed when its host cannot reach
         them."""
-        links(spec.volumes, EVERY_PROTOCOL)
+        if spec.volumes:
+            links(spec.volumes, EVERY_PROTOCOL)
         self.volumes = list(spec.volumes)
         self.connect()
 
