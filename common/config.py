@@ -331,6 +331,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.BoolOpt("cross_az_attach", default=True,
                     help="Whether a server may have volumes of another availability zone. If not, volumes are made in "
                          "the server's zone."),
+        cfg.IntOpt("create_timeout", default=600, min=1, max=86400,
+                   help="Seconds in which it must make the volumes that a server is created with."),
     ),
     "metadata": (
         cfg.HostAddressOpt("host", default="127.0.0.1",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from common import errors, metrics, request_spec
@@ -27,6 +27,8 @@ from common.wire import from_wire, to_wire
 from conductor.saga import ActionData, Engine, Run, StepFailed, debt_command
 
 log = logging.getLogger(__name__)
+#: Of hosts whose agent attaches volumes: one of an earlier release would leave them out.
+VOLUMES = "COMPUTE_VOLUME_ATTACH"
 MAX_LOST_CLAIMS = 3  #: claims lost to others in a row before the next try waits
 MAX_PAUSE_MICROS = 4 * SECOND
 
@@ -81,7 +83,7 @@ def spec(
     flavor: another than its own."""
     server = run.server
     image = from_wire(ImageRef, server.image) if server.image else None
-    return request_spec.of(
+    made = request_spec.of(
         server.id,
         server.project_id,
         flavor or from_wire(Flavor, server.flavor),
@@ -93,6 +95,9 @@ def spec(
         is_rebuild=is_rebuild,
         excluded=[*run.data.failed_hosts, *run.data.hosts_with_debts],
     )
+    if server.volumes:
+        made = replace(made, required_traits=[*made.required_traits, VOLUMES])
+    return made
 
 
 def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> None:

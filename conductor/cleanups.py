@@ -15,7 +15,7 @@ from collections.abc import Callable
 from common import errors
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow, ServerRow
-from conductor import images, networks, shares
+from conductor import images, networks, shares, volumes
 from conductor.images import try_all
 from conductor.saga import Engine
 
@@ -120,6 +120,11 @@ def _share(engine: Engine, row: CleanupRow, look: Look) -> None:
     shares.reconcile_rule(engine, row.target, row.place)
 
 
+def _attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Of one volume; by now the server may have it again."""
+    volumes.reconcile(engine, row, look)
+
+
 Remedy = Callable[[Engine, CleanupRow, Look], None]
 REMEDIES: dict[str, Remedy] = {
     cleanups.PORT: _port,
@@ -128,4 +133,5 @@ REMEDIES: dict[str, Remedy] = {
     cleanups.IMAGE: _image,
     cleanups.BACKUPS: _backups,
     cleanups.SHARE: _share,
+    cleanups.ATTACHMENT: _attachment,
 }

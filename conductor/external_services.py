@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conductor asks of others: messages, images, networks, shares. The seams that
+"""What the conductor asks of others: messages, images, networks, shares, volumes. The seams that
 ``conductor.saga.Engine`` has.
 
 ``conductor.service_clients`` and ``conductor.service`` implement them for the process. Each call of
-the image, network and share service is made as Kilonova's own user. It raises Unavailable when the
-service does not answer, and another Problem when the service refuses for good.
+the image, network, share and volume service is made as Kilonova's own user. It raises Unavailable
+when the service does not answer, and another Problem when the service refuses for good.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.clients.volumes import Attachment, Volume
 from common.json_types import JsonObject
 from common.models import Command, ImageRef, Interface, RequestSpec, Selection
 
@@ -92,3 +93,38 @@ class ShareApi(Protocol):
 
     def deny(self, share_id: str, access_to: str) -> None:
         """Remove that rule; one that is gone is fine."""
+
+
+class VolumeApi(Protocol):
+    """The block storage service. Each call but ``attach`` may be repeated."""
+
+    def volume(self, volume_id: str) -> Volume:
+        """A volume as it is now; NotFound when it is gone."""
+
+    def delete(self, volume_id: str) -> None:
+        """Delete a volume that is attached to nothing; one that is gone is fine."""
+
+    def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
+        """A server's, or those that it has of one volume."""
+
+    def attach(
+        self,
+        volume_id: str,
+        server: str,
+        connector: JsonObject | None = None,
+        mountpoint: str | None = None,
+        mode: str | None = None,
+    ) -> Attachment:
+        """Reserve a volume for a server, or let the host of the connector have it at once. Not
+        repeatable: look first whether it is reserved."""
+
+    def connect(
+        self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
+    ) -> Attachment:
+        """Let the host of the connector have the volume; NotFound when the attachment is gone."""
+
+    def complete(self, attachment_id: str) -> None:
+        """The server has the volume: it is in use; NotFound when the attachment is gone."""
+
+    def detach(self, attachment_id: str) -> None:
+        """End an attachment; one that is gone is fine."""

@@ -23,7 +23,7 @@ from common.store.hosts import hosts
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.placement import allocations
-from common.store.servers import actions, migrations
+from common.store.servers import actions, block_devices, migrations
 from conductor import notifications
 from conductor.lanes import LANE_OF
 from conductor.saga import AnyRun, Engine, Lane, journal
@@ -55,6 +55,8 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     migrated = {run.args.migration: run.migration_changes for run in runs if run.migration_changes}
     if migrated:
         migrations.update(tx, migrated)
+    if changed := {key: one for run in runs for key, one in run.volume_changes.items()}:
+        block_devices.change(tx, changed)
     cleanups.add(tx, [row for run in runs for row in run.cleanups])
     allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
     if settings := notification_settings(tx):

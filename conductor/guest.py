@@ -18,7 +18,7 @@ from common.instance_data import guest_spec
 from common.models import GuestSpec, ImageRef, Result
 from common.store.engine import Connection
 from common.store.servers import guests
-from conductor import networks
+from conductor import networks, volumes
 from conductor.saga import AnyRun, Engine, Verb
 
 
@@ -44,6 +44,7 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         interfaces=networks.interfaces_of(run),
         paused=networks.starts_paused(run),
         assignment=run.assignment,
+        volumes=volumes.described(engine, run) if run.volumes else [],
         record={
             "user_id": run.server.user_id,
             "created_at": run.server.created_at,

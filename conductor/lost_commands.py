@@ -11,12 +11,12 @@ report until the migration has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from common.models import UNDO, Command
 from common.store.engine import Connection
-from common.store.rows import ActionRow, PlacedServerRow
-from common.store.servers import actions, guests, migrations
+from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
+from common.store.servers import actions, block_devices, guests, migrations
 from conductor import runner
 from conductor.saga import DEBT, Engine, debt_command
 from conductor.workflows import WORKFLOWS, is_known
@@ -34,11 +34,15 @@ def resend(
     µs."""
     rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _commands(known))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
+    having = [row for row in servers.values() if row.volumes]
+    volumes = block_devices.of_servers(tx, having) if having else {}
     commands, failed = [], []
     for row in rows:
         try:
             command = (
-                _made_again(engine, row, servers[row.server_id], session)
+                _made_again(
+                    engine, row, servers[row.server_id], volumes.get(row.server_id, ()), session
+                )
                 if row.server_id in servers
                 else None
             )
@@ -89,13 +93,17 @@ def _is_key(parts: list[str]) -> bool:
 
 
 def _made_again(
-    engine: Engine, row: ActionRow, server: PlacedServerRow, session: int
+    engine: Engine,
+    row: ActionRow,
+    server: PlacedServerRow,
+    volumes: Sequence[BlockDeviceRow],
+    session: int,
 ) -> Command | None:
     """The command that a waiting action has at its host."""
     if not is_known(row):
         return None
     workflow = WORKFLOWS[row.workflow]
-    run = workflow.run(row, server)
+    run = workflow.run(row, server, volumes)
     step = workflow.steps[workflow.index(row.step)]
     command = step.undo_command if run.is_undoing else step.command
     assert command is not None

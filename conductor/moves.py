@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from common import errors, local_disks, states
 from common.action_args import MoveArgs
@@ -23,10 +23,11 @@ from common.store.hosts import hosts, zones
 from common.store.placement import allocations
 from common.store.servers import guests
 from common.wire import from_wire, to_wire
-from conductor import claims, guest
+from conductor import claims, guest, volumes
 from conductor.claims import ClaimedHost, PlacementData
 from conductor.networks import PortData
-from conductor.saga import Engine, Run, StepFailed, Verb
+from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb
+from conductor.volumes import ArrivingData
 
 RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
 
@@ -34,7 +35,7 @@ NO_HOST_EVENTS = ("compute_task.migrate_server.error",)  #: no destination was f
 
 
 @dataclass(kw_only=True)
-class MoveData(PlacementData, PortData):
+class MoveData(PlacementData, PortData, ArrivingData):
     """What the steps of a move leave."""
 
     placed: bool = False  #: a destination is claimed: ``dest``, ``zone``, ``assignment``
@@ -229,6 +230,9 @@ def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
         interfaces=[from_wire(Interface, one) for one in found]
         if found is not None
         else made.interfaces,
+        volumes=volumes.described_arriving(engine, run)
+        if run.data.volumes_arriving and not run.data.switched
+        else made.volumes,
     )
 
 
@@ -324,6 +328,38 @@ def flavor_columns(flavor: Flavor) -> JsonObject:
 def quota_columns(flavor: Flavor) -> dict[str, int]:
     """What the quota counts of a server of this flavor; of one that moves, the larger of both."""
     return {"vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb}
+
+
+# --- volumes of a server that moves while it is off ---
+def disconnect(engine: Engine, run: MoveRun) -> Verb:
+    """Have a host let go of the volumes of a guest that is off."""
+    return "disconnect_volumes", {}
+
+
+def install_old(engine: Engine, run: MoveRun) -> Verb:
+    """Have the source have the guest again, off, with its volumes."""
+    return "install", {"guest": to_wire(old_guest_spec(engine, run)), "runs": False}
+
+
+def _move_volumes(engine: Engine, run: MoveRun) -> None:
+    volumes.move_to(engine, run, claimed_destination(run))
+
+
+def _return_volumes(engine: Engine, run: MoveRun) -> None:
+    volumes.move_to(engine, run, source(run))
+
+
+MOVE_VOLUMES: Step[Any, Any] = Step(
+    "move_volumes",
+    "when the host that the server leaves has none of them any more, and before the other one has the guest",
+    call=_move_volumes,
+    undo_call=_return_volumes,
+    lane=Lane.VOLUME,
+    condition=Run.has_volumes,
+)
+RETURN_VOLUMES: Step[Any, Any] = replace(
+    MOVE_VOLUMES, call=_return_volumes, undo_call=_move_volumes
+)
 
 
 # --- the end ---

@@ -30,8 +30,8 @@ from common.models import UNDO, Result
 from common.states import BY_WORKFLOW
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
-from common.store.rows import ActionRow, ServerRow
-from common.store.servers import actions
+from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
+from common.store.servers import actions, block_devices
 from conductor import flush, retries
 from conductor.lanes import LANES, STEPS_WITH_CALLS
 from conductor.saga import (
@@ -94,11 +94,13 @@ def _burst(
 ) -> None:
     """Advance actions that stand at the same step: what is done outside the transaction, then one
     transaction, then send."""
-    servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
+    servers, volumes = engine.store.read(
+        lambda tx: _with_volumes(tx, actions.servers_of(tx, (row.server_id for row in rows)))
+    )
     runs = []
     for row in rows:
         try:
-            runs.append(workflow.run(row, servers[row.server_id]))
+            runs.append(workflow.run(row, servers[row.server_id], volumes.get(row.server_id, ())))
         except (LookupError, TypeError, ValueError) as problem:
             log.error("action %s has no server, or no data: %s", row.id, problem)
             retries.count_exception(engine, row, problem)
@@ -111,6 +113,13 @@ def _burst(
         engine.fault_point(workflow.name, step.name, "called")
     if runs or aborted:
         _commit(engine, workflow, index, [*runs, *aborted], lane)
+
+
+def _with_volumes(
+    tx: Connection, servers: dict[str, PlacedServerRow]
+) -> tuple[dict[str, PlacedServerRow], dict[str, list[BlockDeviceRow]]]:
+    having = [row for row in servers.values() if row.volumes]
+    return servers, block_devices.of_servers(tx, having) if having else {}
 
 
 def _prepare(
@@ -139,7 +148,7 @@ def _prepare_together(
 ) -> list[AnyRun]:
     """In one call for all, or for each where that fails."""
     assert step.prepare is not None
-    asking = [workflow.run(run.action, run.server) for run in runs]
+    asking = [workflow.run(run.action, run.server, run.volumes) for run in runs]
     try:
         if wanted := [run for run in asking if not step.is_skipped(run)]:
             step.prepare(engine, wanted)
@@ -257,7 +266,9 @@ def _write(
 ) -> flush.Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor or
     another lane took, drop out."""
-    servers = actions.lock_servers(tx, (run.server.id for run in planned))
+    servers, volumes = _with_volumes(
+        tx, actions.lock_servers(tx, (run.server.id for run in planned))
+    )
     heads = actions.lock(tx, (run.action.id for run in planned))
     runs, lost = [], []
     for plan in planned:
@@ -273,9 +284,11 @@ def _write(
             run = workflow.run(
                 head,
                 server,
+                volumes.get(server.id, ()),
                 selection=plan.selection,
                 problem=plan.problem,
                 cleanups=plan.cleanups,
+                volume_changes=dict(plan.volume_changes),
                 began=plan.began,
                 woken=head.due_at != plan.action.due_at,
             )
@@ -358,7 +371,7 @@ def _is_through(
     tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun
 ) -> bool:
     if run.paused:
-        run.head["step"] = step.name
+        run.head.setdefault("step", step.name)
         return False
     if run.problem:
         fail(tx, engine, workflow, index, run)

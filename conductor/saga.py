@@ -11,7 +11,7 @@ collects what is to be written; ``conductor.runner`` writes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -25,11 +25,11 @@ from common.json_types import JsonMapping, JsonObject
 from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
 from common.store.engine import Connection, Store, moment, now
 from common.store.placement.allocations import FailedBuildLimit
-from common.store.rows import ActionRow, LockedActionRow, PlacedServerRow
+from common.store.rows import ActionRow, BlockDeviceRow, LockedActionRow, PlacedServerRow
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from conductor.automatic_evacuation import EvacuationPolicy
-from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi
+from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi, VolumeApi
 from conductor.heartbeats import Heartbeats
 
 MAX_CLEANING_TRIES = (
@@ -46,6 +46,7 @@ class Lane(StrEnum):
     IMAGE = "image"
     NETWORK = "network"
     SHARE = "share"
+    VOLUME = "volume"
     FENCING = "fencing"
 
 
@@ -91,6 +92,8 @@ class Engine:
     networks: NetworkApi | None = None
     shares: ShareApi | None = None
     share_timeout: int = 60  #: seconds for the rule that lets a host mount a share
+    volumes: VolumeApi | None = None
+    volume_timeout: int = 600  #: seconds for the volumes that a server is made with
     vif_plugging_timeout: int = 300  #: seconds for the ports of a guest that starts
     vif_plugging_is_fatal: bool = True
     call_pool: CallPool = one_by_one  #: makes the calls of a lane
@@ -101,13 +104,11 @@ class Engine:
     reclaim_interval: int = 0  #: seconds after which soft-deleted servers are deleted
     resize_confirm_window: int = 0  #: seconds after which resizes are confirmed
     allow_resize_to_same_host: bool = False
-    fence_host: Callable[[str], None] | None = (
-        None  #: makes sure that a host's guests are dead; raises a Problem
-    )
+    #: Makes sure that a host's guests are dead; raises a Problem.
+    fence_host: Callable[[str], None] | None = None
     evacuation: EvacuationPolicy | None = None  #: hosts that went down are evacuated by themselves
-    lease_micros: Mapping[str, int] = field(
-        default_factory=dict
-    )  #: by lane, where a call takes longer
+    #: By lane, where a call takes longer.
+    lease_micros: Mapping[str, int] = field(default_factory=dict)
     locked_servers: dict[str, float] = field(
         default_factory=dict
     )  #: whose rows are locked -> until, see retries
@@ -214,6 +215,7 @@ class Known(TypedDict, total=False):
     selection: Selection | None
     problem: StepFailed | None
     cleanups: list[JsonObject]
+    volume_changes: dict[str, JsonObject | None]
     woken: bool
     began: float
 
@@ -226,6 +228,7 @@ class Run(Generic[Args, Data]):
     server: PlacedServerRow
     args: Args
     data: Data
+    volumes: Sequence[BlockDeviceRow] = ()  #: the server's, as they were read; see ``volumes.of``
     selection: Selection | None = None  #: the scheduler's proposal
     problem: StepFailed | None = None  #: the present step has failed
     paused: bool = False  #: the present step is not over
@@ -242,6 +245,8 @@ class Run(Generic[Args, Data]):
     cleanups: list[JsonObject] = field(
         default_factory=list
     )  #: for external services, see ``store.cleanups``
+    #: Of rows of ``volumes``, by uuid; None: it is removed.
+    volume_changes: dict[str, JsonObject | None] = field(default_factory=dict)
     is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too
     began: float = field(default_factory=time.monotonic)  #: with this step; seconds
     ignored_refusal: str = ""  #: what a service said when it refused this step, which fails nothing
@@ -282,6 +287,20 @@ class Run(Generic[Args, Data]):
         """Change the server."""
         self.changes.update(values)
 
+    def has_volumes(self) -> bool:
+        """Has the server any?"""
+        return bool(self.volumes)
+
+    def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
+        """Change one of the server's volumes; a call may do that too."""
+        self.volume_changes[row.uuid] = {**(self.volume_changes.get(row.uuid) or {}), **values}
+
+    def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
+        """The server does not have these volumes any more."""
+        self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
+        kept = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
+        self.set(volumes=sum(kept))
+
     def set_migration(self, **values: object) -> None:
         """Change the record of the migration."""
         self.migration_changes.update(values)
@@ -314,6 +333,11 @@ class Run(Generic[Args, Data]):
     def continue_at(self, step: str | None, **head: object) -> None:
         """A conductor should go on at this step, at once."""
         self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, **head)
+
+    def go_to(self, step: str) -> None:
+        """Leave the step as it is; this one comes first."""
+        self.paused = True
+        self.continue_at(step)
 
     def switch_workflow(self, workflow: str) -> None:
         """Another workflow goes on from here: one that has a step of the same name."""
@@ -500,6 +524,8 @@ class Step(Generic[StepArgs, StepData]):
     undo_starts_guest: bool = False
     #: There is no way back from here.
     pivot: bool = False
+    #: An action begins behind it, and comes to it by ``Run.go_to`` alone.
+    by_name: bool = False
     #: What is told of it, beside what is told of the whole action
     #: (``common.notifications.events``).
     events: StepEvents = StepEvents()
@@ -546,14 +572,18 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             LookupError: there is no such step in this release.
         """
         for number, known in enumerate(self.steps):
-            if step in (None, known.name):
+            if step == known.name or step is None and not known.by_name:
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
 
     def run(
-        self, action: ActionRow, server: PlacedServerRow, **more: Unpack[Known]
+        self,
+        action: ActionRow,
+        server: PlacedServerRow,
+        volumes: Sequence[BlockDeviceRow],
+        **more: Unpack[Known],
     ) -> Run[WorkflowArgs, WorkflowData]:
-        """An action of this workflow, as its row has it.
+        """An action of this workflow, as its row has it; ``volumes``: of the server.
 
         Raises:
             TypeError, ValueError: the row has no arguments, or no data, of this workflow.
@@ -565,5 +595,6 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             server,
             from_wire(self.args, action.args),
             from_wire(self.data, action.data),
+            volumes,
             **more,
         )

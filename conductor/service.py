@@ -66,7 +66,12 @@ from conductor.host_actions import HostActions
 from conductor.host_certificates import HostCertificates
 from conductor.notification_sender import NotificationSender
 from conductor.saga import AnyRun, Engine, Lane, one_by_one
-from conductor.service_clients import ImageService, NetworkService, ShareService
+from conductor.service_clients import (
+    BlockStorageService,
+    ImageService,
+    NetworkService,
+    ShareService,
+)
 from conductor.sweep import Watch, sweep
 from conductor.sync_cookies import SyncCookies
 
@@ -95,6 +100,7 @@ LIVE = (
     ),
     "agent.shutdown_timeout",
     "share.apply_timeout",
+    "volume.create_timeout",
     "network.vif_plugging_*",
     "scheduler.build_failure_limit",
     "scheduler.build_failure_pause",
@@ -426,6 +432,7 @@ def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
         "shutdown_timeout": conf.agent.shutdown_timeout,
         "host_silence": own.host_silence,
         "share_timeout": conf.share.apply_timeout,
+        "volume_timeout": conf.volume.create_timeout,
         "vif_plugging_timeout": conf.network.vif_plugging_timeout,
         "vif_plugging_is_fatal": conf.network.vif_plugging_is_fatal,
         "failed_build_limit": FailedBuildLimit(
@@ -476,6 +483,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         call_pool=calls,
         networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),
         shares=ShareService(identity, conf.share.timeout),
+        volumes=BlockStorageService(identity, conf.volume.timeout),
         vault=Vault(conf.secret_key),
         **_engine_options(conf),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image, network and share service as the conductor uses them
+"""The image, network, share and volume service as the conductor uses them
 (``conductor.external_services``).
 
 Each is made after the process has forked. Only the lane of the service and the pending cleanups
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from common.clients import shares, volumes
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clients.own_images import OwnImages
-from common.clients.shares import NAME, ShareClient
+from common.clients.shares import ShareClient
+from common.clients.volumes import Attachment, Volume, VolumeClient
 from common.json_types import JsonObject
 from common.models import ImageRef, Interface
 
@@ -89,10 +91,54 @@ class ShareService:
 
     def allow(self, share_id: str, access_to: str) -> str:
         return self._identity.with_token(
-            lambda token: self._client.allow(token, share_id, access_to), f"The {NAME}"
+            lambda token: self._client.allow(token, share_id, access_to), f"The {shares.NAME}"
         )
 
     def deny(self, share_id: str, access_to: str) -> None:
         self._identity.with_token(
-            lambda token: self._client.deny(token, share_id, access_to), f"The {NAME}"
+            lambda token: self._client.deny(token, share_id, access_to), f"The {shares.NAME}"
         )
+
+
+class BlockStorageService:
+    """The volume service. ``timeout``: seconds for an answer to begin."""
+
+    def __init__(self, identity: IdentityClient, timeout: float) -> None:
+        self._identity, self._client = identity, VolumeClient(identity.volume_url, timeout)
+
+    def volume(self, volume_id: str) -> Volume:
+        return self._ask(lambda token: self._client.volume(token, volume_id))
+
+    def delete(self, volume_id: str) -> None:
+        self._ask(lambda token: self._client.delete(token, volume_id))
+
+    def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
+        return self._ask(lambda token: self._client.attachments(token, server, volume_id))
+
+    def attach(
+        self,
+        volume_id: str,
+        server: str,
+        connector: JsonObject | None = None,
+        mountpoint: str | None = None,
+        mode: str | None = None,
+    ) -> Attachment:
+        return self._ask(
+            lambda token: self._client.attach(token, volume_id, server, connector, mountpoint, mode)
+        )
+
+    def connect(
+        self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
+    ) -> Attachment:
+        return self._ask(
+            lambda token: self._client.connect(token, attachment_id, connector, mountpoint, mode)
+        )
+
+    def complete(self, attachment_id: str) -> None:
+        self._ask(lambda token: self._client.complete(token, attachment_id))
+
+    def detach(self, attachment_id: str) -> None:
+        self._ask(lambda token: self._client.detach(token, attachment_id))
+
+    def _ask(self, call: Callable[[str], T]) -> T:
+        return self._identity.with_token(call, f"The {volumes.NAME}")

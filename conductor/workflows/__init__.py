@@ -21,6 +21,7 @@ from conductor.workflows import (
     shares,
     shelve,
     snapshot,
+    volumes,
 )
 
 WORKFLOWS: dict[str, Workflow[Any, Any]] = {
@@ -52,6 +53,9 @@ WORKFLOWS: dict[str, Workflow[Any, Any]] = {
         interfaces.REMOVE_SECURITY_GROUP,
         shares.ATTACH_SHARE,
         shares.DETACH_SHARE,
+        volumes.ATTACH_VOLUME,
+        volumes.DETACH_VOLUME,
+        volumes.EXTEND_VOLUME,
         resize.RESIZE,
         resize.MIGRATE,
         resize.CONFIRM_RESIZE,

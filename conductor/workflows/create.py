@@ -17,14 +17,15 @@ from common.action_args import CreateArgs
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import claims, guest, networks
+from conductor import claims, guest, networks, volumes
 from conductor.claims import PlacementData
 from conductor.networks import PortData
 from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.volumes import VolumesData
 
 
 @dataclass(kw_only=True)
-class CreateData(PlacementData, PortData):
+class CreateData(PlacementData, PortData, VolumesData):
     """What the steps leave."""
 
 
@@ -36,12 +37,17 @@ def _spec(run: CreateRun) -> RequestSpec:
 
 
 def _propose(engine: Engine, runs: Sequence[CreateRun]) -> None:
-    claims.propose(engine, runs, _spec)
+    if ready := [run for run in runs if not run.volumes or volumes.are_reserved(run)]:
+        claims.propose(engine, ready, _spec)
 
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
-    claims.claim_and_place(tx, engine, runs, _spec)
     for run in runs:
+        if run.volumes and not volumes.are_reserved(run):
+            run.go_to("volumes")
+    ready = [run for run in runs if not run.paused]
+    claims.claim_and_place(tx, engine, ready, _spec)
+    for run in ready:
         if not run.paused and not run.problem:
             run.set(
                 task_state=states.NETWORKING if networks.asks_for_networks(run) else states.SPAWNING
@@ -83,6 +89,14 @@ CREATE = Workflow(
     failed=_failed,
     steps=(
         Step(
+            "volumes",
+            "before a host is claimed, because some are made first; where it has any",
+            call=volumes.make_ready,
+            apply=volumes.await_volumes,
+            lane=Lane.VOLUME,
+            by_name=True,
+        ),
+        Step(
             "place",
             "first, because everything after it costs something on a host",
             prepare=_propose,
@@ -100,6 +114,7 @@ CREATE = Workflow(
             lane=Lane.NETWORK,
             condition=networks.asks_for_networks,
         ),
+        volumes.CONNECT,
         Step(
             "build",
             "one command, because each message costs more than all that it saves",

@@ -24,18 +24,19 @@ from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
 from common.wire import from_wire
-from conductor import debts, guest, images, networks, shares
+from conductor import debts, guest, images, networks, shares, volumes
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
 from conductor.shares import SharesData
+from conductor.volumes import LeavingData
 
 #: Longer than a call to a service may take there after it was given up here.
 LATE_CALL_MICROS = 20 * SECOND
 #: Steps of superseded actions whose call makes what is to be removed.
-_CREATING_CALLS = ("networks", "allow")
+_CREATING_CALLS = ("networks", "allow", *volumes.CALLS)
 
 
 @dataclass(kw_only=True)
-class DeleteData(SharesData):
+class DeleteData(SharesData, LeavingData):
     """What the steps leave."""
 
     images: list[str] | None = None  #: that nobody will want; None: not known yet
@@ -62,6 +63,8 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.moves = run.args.was == states.RESIZED or superseded is not None
         begun = superseded.args.get("image_id") if superseded is not None else None
         run.data.images = sorted({image for image in (run.server.shelved_image_id, begun) if image})
+        if run.volumes:
+            volumes.leaving(run)
         run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
 
 
@@ -135,6 +138,14 @@ DELETE = Workflow(
             condition=shares.has_shares,
         ),
         Step(
+            "release_volumes",
+            "after the guest, before its user may think that nothing of it is left",
+            call=volumes.release_all,
+            apply=volumes.forget_all,
+            lane=Lane.VOLUME,
+            condition=volumes.had_volumes,
+        ),
+        Step(
             "gone",
             "its user sees it gone when nothing of it is in their way",
             apply=_gone,
@@ -159,6 +170,13 @@ DELETE = Workflow(
             call=shares.remove_rules,
             lane=Lane.SHARE,
             condition=lambda run: run.data.late and shares.has_shares(run),
+        ),
+        Step(
+            "release_volumes_late",
+            "the same of volumes",
+            call=volumes.release_all,
+            lane=Lane.VOLUME,
+            condition=lambda run: run.data.late and volumes.had_volumes(run),
         ),
         Step(
             "forget",

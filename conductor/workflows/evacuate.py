@@ -149,6 +149,13 @@ def _has_returned(run: EvacuateRun) -> bool:
     return run.data.returned and run.args.was == states.ACTIVE
 
 
+def _revive(engine: Engine, run: EvacuateRun) -> Verb:
+    """As it was there; with volumes from the record, because they have other attachments now."""
+    if run.has_volumes():
+        return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": True}
+    return guest.start(engine, run)
+
+
 def _keep_old(tx: Connection, run: EvacuateRun) -> None:
     """The guest where the server was is kept; what an earlier move has left elsewhere is a debt."""
     old = {"zone": run.server.availability_zone}
@@ -249,7 +256,7 @@ EVACUATE = Workflow(
             "revive",
             "only on the way back: its host has returned meanwhile, and runs it again",
             undo=_look_back,
-            undo_command=guest.start,
+            undo_command=_revive,
             undo_starts_guest=True,
             host_of=moves.source,
             condition=_has_returned,
@@ -278,6 +285,7 @@ EVACUATE = Workflow(
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
+        moves.MOVE_VOLUMES,
         Step(
             "build",
             "as a new server, or of the files that are there",

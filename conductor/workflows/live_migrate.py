@@ -19,7 +19,7 @@ from common.models import Control, FailureReason, Result
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
 from common.wire import to_wire
-from conductor import claims, debts, moves, networks
+from conductor import claims, debts, moves, networks, volumes
 from conductor.moves import MoveData
 from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow
 
@@ -63,6 +63,10 @@ def _check(run: LiveMigrateRun) -> None:
         run.fail(
             "The hosts share no storage; ask for a block migration, or leave that to Kilonova."
         )
+
+
+def _connect_there(engine: Engine, run: LiveMigrateRun) -> None:
+    volumes.connect_also(engine, run, moves.claimed_destination(run))
 
 
 def _prepare(engine: Engine, run: LiveMigrateRun) -> Verb:
@@ -134,6 +138,8 @@ def _start_again(engine: Engine, run: LiveMigrateRun) -> Verb:
 def _switch(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
         moves.switch_to_destination(tx, run, runs=True)
+        if run.volumes:
+            volumes.exchange(run)
         claims.record_successful_build(run)
 
 
@@ -194,6 +200,14 @@ LIVE_MIGRATE = Workflow(
             undo_call=networks.unbind_destination,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
+        ),
+        Step(
+            "connect_there",
+            "the same of its volumes: both hosts have them while it moves",
+            call=_connect_there,
+            undo_call=volumes.disconnect_arriving,
+            lane=Lane.VOLUME,
+            condition=Run.has_volumes,
         ),
         Step(
             "prepare",
@@ -264,6 +278,13 @@ LIVE_MIGRATE = Workflow(
             call=networks.unbind_source,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
+        ),
+        Step(
+            "disconnect_source",
+            "the source's attachments of its volumes, when it has let go of them",
+            call=volumes.disconnect_arriving,
+            lane=Lane.VOLUME,
+            condition=Run.has_volumes,
         ),
         Step("finish", "last", apply=_finish),
     ),

@@ -181,6 +181,16 @@ RESIZE = Workflow(
             fails_on_any_host=True,
         ),
         Step(
+            "disconnect",
+            "before the destination may have them; on the way back it is as it was, and off",
+            command=moves.disconnect,
+            undo_command=moves.install_old,
+            host_of=moves.source,
+            condition=Run.has_volumes,
+            fails_on_any_host=True,
+        ),
+        moves.MOVE_VOLUMES,
+        Step(
             "copy",
             "the destination fetches, because it knows what it has",
             command=_receive,
@@ -348,6 +358,10 @@ def _install_back(engine: Engine, run: MoveEndRun) -> Verb:
     return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": ran_before(run)}
 
 
+def _install_resized(engine: Engine, run: MoveEndRun) -> Verb:
+    return "install", {"guest": to_wire(moves.guest_spec(engine, run)), "runs": False}
+
+
 def _leave(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in debts.collect(tx, runs, moves.claimed_destination, moves.shares_storage):
         run.set(vm_state=states.ACTIVE if ran_before(run) else states.STOPPED)
@@ -397,6 +411,23 @@ REVERT_RESIZE = Workflow(
             host_of=moves.destination,
             on_result=guest.record_stopped,
             done_when_host_dead=True,
+        ),
+        Step(
+            "disconnect",
+            "as for the way there",
+            command=moves.disconnect,
+            undo_command=_install_resized,
+            host_of=moves.destination,
+            done_when_host_dead=True,
+            condition=Run.has_volumes,
+        ),
+        moves.RETURN_VOLUMES,
+        Step(
+            "let_go",
+            "only on the way back: the source may have begun to connect them",
+            undo_command=moves.disconnect,
+            host_of=moves.source,
+            condition=Run.has_volumes,
         ),
         Step(
             "bind",

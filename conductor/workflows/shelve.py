@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from common import states
 from common.action_args import ActionArgs, ImageArgs, UnshelveArgs
@@ -19,7 +20,7 @@ from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
 from common.wire import to_wire
-from conductor import claims, debts, guest, images, networks
+from conductor import claims, debts, guest, images, networks, volumes
 from conductor.claims import PlacementData
 from conductor.images import ImageData
 from conductor.networks import PortData
@@ -39,9 +40,10 @@ ShelveRun = Run[ImageArgs, ShelveData]
 
 def _keep(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> None:
     for run in runs:
-        run.data.offloads = engine.shelved_offload_time == 0
+        has_disk = _has_disk(run)
+        run.data.offloads = engine.shelved_offload_time == 0 or not has_disk
         run.set(
-            shelved_image_id=run.args.image_id,
+            shelved_image_id=run.args.image_id if has_disk else None,
             shelved_at=now(),
             task_state=states.SHELVING_OFFLOADING if run.data.offloads else states.SHELVING,
         )
@@ -72,12 +74,31 @@ _UNBIND = Step(
 )
 
 
+_RESERVE: Step[Any, Any] = Step(
+    "reserve_volumes",
+    "its volumes stay the server's, on no host",
+    call=volumes.reserve_again,
+    apply=_unbound,
+    lane=Lane.VOLUME,
+    condition=Run.has_volumes,
+)
+
+
 def _offloads(run: ShelveRun) -> bool:
     return run.data.offloads
 
 
 def _offloads_with_ports(run: ShelveRun) -> bool:
     return run.data.offloads and networks.has_ports(run)
+
+
+def _offloads_with_volumes(run: ShelveRun) -> bool:
+    return run.data.offloads and run.has_volumes()
+
+
+def _has_disk(run: AnyRun) -> bool:
+    """Has it a disk of its own, that an image is made of?"""
+    return not volumes.boots_from_volume(run)
 
 
 def _was_running(run: ShelveRun) -> bool:
@@ -111,8 +132,8 @@ SHELVE = Workflow(
             undo_command=guest.start,
             condition=_was_running,
         ),
-        images.RECORD,
-        images.UPLOAD,
+        replace(images.RECORD, condition=_has_disk),
+        replace(images.UPLOAD, condition=_has_disk),
         Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
         Step(
             "offload",
@@ -121,6 +142,7 @@ SHELVE = Workflow(
             condition=_offloads,
         ),
         replace(_UNBIND, condition=_offloads_with_ports),
+        replace(_RESERVE, condition=_offloads_with_volumes),
     ),
 )
 
@@ -136,6 +158,7 @@ OFFLOAD = Workflow(
             pivot=True,
         ),
         _UNBIND,
+        _RESERVE,
     ),
 )
 
@@ -201,7 +224,10 @@ def _delete_image(engine: Engine, run: UnshelveRun) -> None:
 
 _BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
 _FORGET = Step(
-    "forget", "last: the server runs, and its disk is the truth again", call=_delete_image
+    "forget",
+    "last: the server runs, and its disk is the truth again",
+    call=_delete_image,
+    condition=_has_disk,
 )
 
 UNSHELVE = Workflow(
@@ -210,7 +236,7 @@ UNSHELVE = Workflow(
     data=UnshelveData,
     failed=_unshelve_failed,
     steps=(
-        Step("look", "before a host is claimed for it", call=_look),
+        Step("look", "before a host is claimed for it", call=_look, condition=_has_disk),
         Step(
             "place", "as for a new server", prepare=_propose, apply=_claim, undo=claims.release_host
         ),
@@ -223,6 +249,7 @@ UNSHELVE = Workflow(
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
+        volumes.CONNECT,
         Step("build", "the guest is made of the shelved image", command=_build, on_result=_built),
         networks.PLUG,
         Step(

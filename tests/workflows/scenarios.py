@@ -12,6 +12,7 @@ from common import states
 from common.models import Flavor
 from common.store import doctor
 from common.wire import from_wire
+from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import Frozen, is_new
 from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
@@ -26,7 +27,8 @@ class Scenario:
 
     ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts
     share. ``alone``: its host is the only one. ``ports``: has it any? ``brief``: a variant of
-    another scenario, which is not tried with everything that can happen."""
+    another scenario, which is not tried with everything that can happen. ``volumes``: it is created
+    with one that stays; ``boots``: and boots from one that is made for it, and goes with it."""
 
     ask: str
     ends: str
@@ -43,6 +45,8 @@ class Scenario:
     alone: bool = False
     ports: bool = True
     brief: bool = False
+    volumes: bool = False
+    boots: bool = False
 
 
 KILL = "kill"  #: its host dies, and an admin says so
@@ -129,6 +133,13 @@ SCENARIOS = {
         before=("os-stop", "attach_share"),
         fails_as=states.STOPPED,
         verbs=("detach_share",),
+    ),
+    "attach_volume": Scenario("attach_volume", states.ACTIVE, verbs=("attach_volume",)),
+    "detach_volume": Scenario(
+        "detach_volume", states.ACTIVE, before=("attach_volume",), verbs=("detach_volume",)
+    ),
+    "extend_volume": Scenario(
+        "extend_volume", states.ACTIVE, before=("attach_volume",), verbs=("extend_volume",)
     ),
     "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
     "remove_security_group": Scenario(
@@ -239,6 +250,43 @@ SCENARIOS |= {
         verbs=("rebuild",),
     ),
 }
+#: Servers with volumes.
+SCENARIOS |= {
+    f"{name}:volumes": replace(SCENARIOS[name], brief=True, volumes=True)
+    for name in (
+        "create",
+        "delete",
+        "stop",
+        "rebuild",
+        "rescue",
+        "shelve",
+        "offload",
+        "unshelve",
+        "resize",
+        "confirm_resize",
+        "revert_resize",
+        "resize_here",
+        "live_migrate",
+        "evacuate",
+    )
+}
+SCENARIOS |= {
+    f"{name}:boots": replace(SCENARIOS[name], brief=True, volumes=True, boots=True, **changes)
+    for name, changes in (
+        ("create", {}),
+        ("delete", {}),
+        ("resize", {"verbs": ("prepare", "disconnect_volumes", "receive")}),
+        (
+            "shelve",
+            {"ends": states.SHELVED_OFFLOADED, "domains": 0, "images": 0, "verbs": ()},
+        ),
+        ("unshelve", {"before": ("shelve",), "fails_images": 0}),
+    )
+}
+SCENARIOS |= {
+    name: replace(SCENARIOS[name], verbs=("ensure_stopped", "disconnect_volumes"))
+    for name in ("resize:volumes", "revert_resize:volumes")
+}
 PINNED = replace(FLAVOR, vcpus=2, extra_specs={"hw:cpu_policy": "dedicated"})
 
 #: What the API freezes of a request, by the action's key.
@@ -282,6 +330,15 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     if key == "detach_share":
         cloud.detach_share(server, SHARE)
         return
+    if key == "attach_volume":
+        volume_service.attach(cloud, server, cloud.volumes.make())
+        return
+    if key in ("detach_volume", "extend_volume"):
+        [volume] = volume_service.of(cloud, server)
+        (volume_service.detach if key == "detach_volume" else volume_service.extend)(
+            cloud, server, volume
+        )
+        return
     if key == "detach_interface":
         args = {"port": cloud.show(server).interfaces[0]["port"]}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
@@ -299,6 +356,14 @@ def create(cloud: Cloud, scenario: Scenario) -> str:
     """The scenario's server."""
     networks = None if scenario.ports else []
     where = {"host": "h1"} if scenario.keeps is not None else {}  # the same way each time
+    if scenario.volumes:
+        volumes = [cloud.volumes.wanted(cloud.volumes.make(size_gb=2), device="/dev/vdb")]
+        if scenario.boots:
+            made = cloud.volumes.make(looks=2)
+            more = {"boot_index": 0, "status": "creating", "source_type": "image"}
+            wish = {"device": "/dev/vda", "delete_on_termination": True, "more": more}
+            volumes.append(cloud.volumes.wanted(made, **wish))
+        return cloud.create(networks=networks, volumes=volumes, **where)[0]
     if not scenario.placed:
         return cloud.create(networks=networks, **where)[0]
     return cloud.create(
@@ -382,6 +447,7 @@ class Trial:
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
         self._has_its_shares()
+        self._has_its_volumes()
         if (
             domains and server.host and ends != states.ERROR
         ):  # a scripted failure comes before any effect
@@ -415,6 +481,23 @@ class Trial:
         for host in self.cloud.domains(self.server):
             guest = self.cloud.hosts[host].driver.host.guests[self.server]
             assert attached <= {one.share_id for one in guest.shares} <= set(shares)
+
+    def _has_its_volumes(self) -> None:
+        """Those that are attached are connected where the server is, by one attachment each; none
+        is held that its server does not know."""
+        volumes, server = volume_service.of(self.cloud, self.server), self.cloud.show(self.server)
+        assert server.volumes == len(volumes)
+        wanted = "attached" if server.host else "reserved"
+        assert set(volumes.values()) <= {wanted}, volumes
+        held = self.cloud.volumes.state.held.values()
+        assert sorted(one.attachment.volume_id for one in held) == sorted(volumes)
+        for volume in self.cloud.volumes.state.volumes:
+            hosts = {server.host} if volume in volumes and server.host else set()
+            assert self.cloud.volumes.hosts_of(volume) == hosts
+        for name, host in self.cloud.hosts.items():
+            guest = host.driver.host.guests.get(self.server)
+            having = set(guest.connected) if guest is not None else set()
+            assert having == (set(volumes) if name == server.host else set()), name
 
     def is_as_before(self) -> None:
         """Nothing that its user sees of it has changed."""

@@ -9,7 +9,7 @@ Each round of ``settle`` is what the threads of the services would do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -37,6 +37,7 @@ from common.store.hosts import services
 from common.store.neighbours import cleanups as store_cleanups
 from common.store.servers import actions, migrations, server_groups
 from common.store.servers import shares as mappings
+from common.store.servers.volumes import WantedVolume
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_agent import verbs
@@ -55,9 +56,11 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 from scheduler.service import options
 from tests import evidence, failures
+from tests.workflows import volumes as volume_service
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
 from tests.workflows.shares import Shares
+from tests.workflows.volumes import Volumes
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
@@ -196,6 +199,7 @@ class Cloud:
     def __init__(self, store: Store, time: Time, hosts: int = 2, storage: str = "") -> None:
         self.store, self.time = store, time
         self.images, self.networks, self.shares = Images(), Networks(), Shares()
+        self.volumes = Volumes()
         self.cut: set[str] = set()
         self.equip(hosts, storage)
         self.scheduler = Proposals(Hosts(store, time), choosing())
@@ -207,6 +211,7 @@ class Cloud:
             "images": self.images,
             "networks": self.networks,
             "shares": self.shares,
+            "volumes": self.volumes,
             "vault": Vault("key"),
             "shelved_offload_time": -1,
         }
@@ -353,10 +358,11 @@ class Cloud:
         flavor: Flavor = FLAVOR,
         group: str | None = None,
         disks: dict[str, Any] | None = None,
+        volumes: Sequence[WantedVolume] = (),
         **args: Any,
     ) -> list[str]:
         """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in
-        place of the flavor's; ``args``: what else the API freezes."""
+        place of the flavor's; ``volumes``: of the only one; ``args``: what else the API freezes."""
         servers, wishes = [], [{"network": "n1"}] if networks is None else networks
         with self.store.begin() as tx:
             for _ in range(count):
@@ -384,6 +390,7 @@ class Cloud:
                         interfaces=[] if wishes else None,
                         reservation_id="r",
                         disks=disks,
+                        volumes=len(volumes),
                         created_at=now(),
                         updated_at=now(),
                     )
@@ -404,6 +411,7 @@ class Cloud:
                         }
                     ],
                 )
+                volume_service.insert(tx, server, volumes)
                 server_groups.join(tx, [{"group_id": group, "server_id": server}] if group else [])
                 servers.append(server)
         return servers
@@ -470,6 +478,7 @@ class Cloud:
             "os-migrateLive": migrations.LIVE,
             "evacuate": migrations.EVACUATION,
         }
+        self.volumes.moving = {server} if key == "os-migrateLive" else set()
         return self.store.write(
             lambda tx: migrations.begin(
                 tx,

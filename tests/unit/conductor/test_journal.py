@@ -55,7 +55,7 @@ class Row:
 
 
 def test_journal_of_the_release_before_is_understood() -> None:
-    data = MIGRATE.run(Row(MOVE, OLD), None).data  # type: ignore[arg-type]
+    data = MIGRATE.run(Row(MOVE, OLD), None, ()).data  # type: ignore[arg-type]
     assert (data.after, data.dest, data.polls, data.paused, data.shared) == (
         "a0",
         "h2",
@@ -69,7 +69,7 @@ def test_journal_of_the_release_before_is_understood() -> None:
 
 
 def test_journal_is_written_as_the_release_before_reads_it() -> None:
-    run = MIGRATE.run(Row(MOVE, OLD), None)  # type: ignore[arg-type]
+    run = MIGRATE.run(Row(MOVE, OLD), None, ())  # type: ignore[arg-type]
     run.data.add_undo_failure("install", "No disk.")
     run.data.assignment, run.data.placed = HardwareAssignment(devices=["0000:81:00.1"]), False
     written = journal(run.data, OLD)
@@ -85,7 +85,7 @@ def test_journal_is_written_as_the_release_before_reads_it() -> None:
 
 
 def test_failed_undos_that_were_dealt_with_are_gone() -> None:
-    run = REVERT_RESIZE.run(Row({**MOVE, "before": "active", "resized": 2}, OLD), None)  # type: ignore[arg-type]
+    run = REVERT_RESIZE.run(Row({**MOVE, "before": "active", "resized": 2}, OLD), None, ())  # type: ignore[arg-type]
     run.data.clear_undo_failures()
     written = journal(run.data, OLD)
     assert not written.keys() & {"undo_failed", "undo_failures"}
@@ -107,7 +107,7 @@ def test_row_that_is_none_of_its_workflow_is_refused(args: Any, data: Any) -> No
 
 def test_what_prepare_changes_is_set_in_the_transaction_alone() -> None:
     row: Any = Row(MOVE, {"polls": 3})
-    plan, run = MIGRATE.run(row, row), MIGRATE.run(row, row)
+    plan, run = MIGRATE.run(row, row, ()), MIGRATE.run(row, row, ())
     plan.data.hosts_with_debts, run.data.polls = ["h3"], 4
     plan.copy_data_to(run)
     assert (run.data.hosts_with_debts, run.data.polls) == (["h3"], 4)

@@ -18,17 +18,27 @@ from conductor.workflows import WORKFLOWS
 #: The calls to neighbours that stand after the point of no return, and so can fail nothing.
 AFTER_THE_PIVOT = {
     "backup": ["rotate"],
-    "shelve": ["unbind"],
-    "offload": ["unbind"],
+    "shelve": ["unbind", "reserve_volumes"],
+    "offload": ["unbind", "reserve_volumes"],
     "unshelve": ["forget"],
     "unshelve_here": ["forget"],
     "detach_interface": ["unplug"],
     "detach_share": ["deny"],
+    "attach_volume": ["complete"],
+    "detach_volume": ["release"],
     "resize": ["plug"],
     "migrate": ["plug"],
     "revert_resize": ["plug"],
-    "live_migrate": ["activate", "let_go"],
-    "delete": ["unplug", "unshare", "release", "unshare_late", "forget"],
+    "live_migrate": ["activate", "let_go", "disconnect_source"],
+    "delete": [
+        "unplug",
+        "unshare",
+        "release_volumes",
+        "release",
+        "unshare_late",
+        "release_volumes_late",
+        "forget",
+    ],
 }
 
 

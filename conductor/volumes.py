@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volumes of servers at the block storage service: the steps that attach, detach, create,
+delete and moves share.
+
+An attachment is the permission to have a volume. It is made before a host may connect and ends
+after the host has let go. A call that is repeated finds the attachment that it has made by server
+and volume. A server that changes its host gets a new attachment before its old one ends, so that
+nobody else can take the volume in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from common import errors
+from common.action_args import ActionArgs
+from common.clients.volumes import CREATING as BEING_CREATED
+from common.clients.volumes import Attachment
+from common.clock import SECOND
+from common.json_types import JsonObject
+from common.models import AttachedVolume
+from common.store.engine import Connection
+from common.store.hosts import hosts, services
+from common.store.neighbours.cleanups import ATTACHMENT
+from common.store.rows import BlockDeviceRow, CleanupRow, ServerRow
+from common.store.servers import block_devices, guests
+from common.store.servers.volumes import (
+    ATTACHED,
+    CREATING,
+    DETACHING,
+    RESERVED,
+)
+from common.wire import to_wire
+from conductor.external_services import VolumeApi
+from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
+
+FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
+#: Steps whose call makes attachments.
+CALLS = ("reserve", "connect", "volumes", "connect_volumes", "move_volumes", "reserve_volumes")
+BEING_MADE = (BEING_CREATED, "downloading")  #: statuses of a volume that is not there yet
+COMPLETE = "attached"  #: status of an attachment whose server has the volume
+
+
+@dataclass(kw_only=True)
+class VolumesData(ActionData):
+    """What the steps of a server that is made with volumes leave."""
+
+    volumes_since: int | None = None  #: when the action first looked whether they are there, µs
+
+
+@dataclass(kw_only=True)
+class ArrivingData(ActionData):
+    """What a move leaves that needs two attachments at a time."""
+
+    volumes_arriving: dict[str, JsonObject] = field(
+        default_factory=dict
+    )  #: uuid of the row -> attachment and sealed connection of the host where the server is not
+
+
+@dataclass(kw_only=True)
+class LeftVolume:
+    """A volume that a deleted server had."""
+
+    volume_id: str
+    attachment_id: str | None = None
+    delete: bool = False  #: it goes with its server
+
+
+@dataclass(kw_only=True)
+class LeavingData(ActionData):
+    """What deleting a server with volumes leaves."""
+
+    volumes: list[LeftVolume] = field(default_factory=list)  #: that the server had
+
+
+LeavingRun = Run[ActionArgs, LeavingData]
+ReadyRun = Run[ActionArgs, VolumesData]
+ArrivingRun = Run[ActionArgs, ArrivingData]
+
+
+def service(engine: Engine) -> VolumeApi:
+    """The block storage service.
+
+    Raises:
+        Unavailable: this conductor knows of none.
+    """
+    if engine.volumes is None:
+        raise errors.Unavailable("This conductor has no block storage service.")
+    return engine.volumes
+
+
+# --- what a server has ---
+def of(run: AnyRun) -> list[BlockDeviceRow]:
+    """The server's volumes, counting what this action is about to write, as the guest counts its
+    disks."""
+    rows = [
+        _changed(row, values)
+        for row in run.volumes
+        if (values := run.volume_changes.get(row.uuid, {})) is not None
+    ]
+    return sorted(rows, key=lambda row: (len(row.device_name), row.device_name))
+
+
+def _changed(row: BlockDeviceRow, values: JsonObject) -> BlockDeviceRow:
+    if not values:
+        return row
+    kept = {name: getattr(row, name) for name in BlockDeviceRow.__annotations__}
+    return cast(BlockDeviceRow, SimpleNamespace(**{**kept, **values}))
+
+
+def boots_from_volume(run: AnyRun) -> bool:
+    """Does a volume take the place of its root disk?"""
+    return any(row.boot_index == 0 for row in run.volumes)
+
+
+def described(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
+    """The connected volumes, as the server's host needs to know them."""
+    return [_as_attached(engine, row, row.connection) for row in of(run) if row.connection]
+
+
+def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]:
+    """The same for the host where the server is not, which has attachments of its own."""
+    there = run.data.volumes_arriving
+    return [
+        _as_attached(engine, row, there[row.uuid]["connection"])
+        for row in of(run)
+        if row.uuid in there
+    ]
+
+
+def describe(engine: Engine, row: BlockDeviceRow) -> JsonObject:
+    """One as commands about it carry it."""
+    made: JsonObject = to_wire(_as_attached(engine, row, row.connection))
+    return made
+
+
+def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> AttachedVolume:
+    return AttachedVolume(
+        str(row.volume_id),
+        row.device_name,
+        row.size_gb or 0,
+        connection=engine.vault.open(sealed) if sealed else {},
+        boot_index=row.boot_index,
+        bus=row.disk_bus or "virtio",
+        device_type=row.device_type or "disk",
+        tag=row.tag or "",
+        read_only=bool(row.read_only),
+        multiattach=bool(row.multiattach),
+    )
+
+
+# --- attachments ---
+def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
+    """Nobody else can have the volume from here on."""
+    found = _found(engine, run, row) if run.is_repeated else []
+    made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
+    run.set_volume(row, attachment_id=made.id)
+
+
+def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]:
+    """The attachments that the server has of the volume; those that let no host connect first."""
+    found = service(engine).attachments(run.server.id, row.volume_id)
+    return sorted(found, key=lambda one: bool(one.connection))
+
+
+def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
+    """Let the host of this connector have the volume that is reserved. A reservation that somebody
+    has removed is made anew."""
+    try:
+        made = _connected(engine, row, str(row.attachment_id), connector)
+    except errors.NotFound:
+        fresh = service(engine).attach(str(row.volume_id), run.server.id)
+        made = _connected(engine, row, fresh.id, connector)
+    run.set_volume(row, attachment_id=made.id, connection=engine.vault.seal(made.connection))
+
+
+def _connected(
+    engine: Engine, row: BlockDeviceRow, attachment_id: str, connector: JsonObject
+) -> Attachment:
+    return service(engine).connect(attachment_id, connector, row.device_name, _mode(row))
+
+
+def _mode(row: BlockDeviceRow) -> str:
+    return "ro" if row.read_only else "rw"
+
+
+def connector_of(engine: Engine, host: str) -> JsonObject:
+    """Who the host is to the service.
+
+    Raises:
+        Conflict: its agent does not say.
+    """
+    facts = engine.store.read(lambda tx: hosts.facts_of(tx, [host])).get(host, {})
+    if not facts.get("connector"):
+        raise errors.Conflict(
+            f"Host {host} connects no volumes: its agent reports no connector. Upgrade the agent, or use "
+            "another host."
+        )
+    return dict(facts["connector"])
+
+
+def _renew(
+    engine: Engine,
+    run: AnyRun,
+    row: BlockDeviceRow,
+    connector: JsonObject | None,
+    holding: Sequence[str],
+) -> None:
+    """Another attachment in place of the present one, which ends when none of the hosts ``holding``
+    the volume is left; for the host of the connector, or for none. The service has no second one
+    beside one that is not complete: that one ends first."""
+    found = _found(engine, run, row)
+    fresh = next((one for one in found if one.id != row.attachment_id and not one.connection), None)
+    old = [one for one in found if one is not fresh]
+    incomplete = [one for one in old if one.status != COMPLETE and not holding]
+    _end(engine, run, row, incomplete, holding)
+    if fresh is None:
+        fresh = service(engine).attach(str(row.volume_id), run.server.id)
+    _end(engine, run, row, [one for one in old if one not in incomplete], holding)
+    run.set_volume(row, attachment_id=fresh.id, connection=None, status=RESERVED)
+    if connector is not None:
+        _connect_and_complete(engine, run, _changed(row, {"attachment_id": fresh.id}), connector)
+
+
+def _end(
+    engine: Engine,
+    run: AnyRun,
+    row: BlockDeviceRow,
+    attachments: Sequence[Attachment],
+    holding: Sequence[str],
+) -> None:
+    for one in attachments:
+        if holding:
+            run.add_cleanup(ATTACHMENT, one.id, _holds(holding), str(row.volume_id))
+            continue
+        with _tolerantly(run, one.id, row):
+            service(engine).detach(one.id)
+
+
+def _connect_and_complete(
+    engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject
+) -> None:
+    connect(engine, run, row, connector)
+    made = run.volume_changes[row.uuid] or {}
+    service(engine).complete(made["attachment_id"])
+    run.set_volume(row, status=ATTACHED)
+
+
+def _tolerantly(run: AnyRun, attachment: str, row: BlockDeviceRow) -> AbstractContextManager[None]:
+    """On the way back what may not end holds nobody up."""
+    if run.is_undoing:
+        return run.cleanup_on_failure(ATTACHMENT, attachment, str(row.volume_id))
+    return nullcontext()
+
+
+def holding(engine: Engine, server_id: str) -> list[str]:
+    """Hosts that may have volumes of the server connected which it has not there any more: they owe
+    the removal of its guest, and there is no proof that they are dead."""
+
+    def look(tx: Connection) -> list[str]:
+        owing = {debt.host for debt in guests.debts_of(tx, [server_id])}
+        return sorted(host for host in owing if not services.are_dead(tx, host))
+
+    return engine.store.read(look)
+
+
+def _holds(found: Sequence[str]) -> str:
+    return (
+        f"Host {', '.join(found)} has not let go of it yet. When it never will: force it down, or "
+        "have it back."
+    )
+
+
+# --- a server that is made, or comes back ---
+def are_reserved(run: AnyRun) -> bool:
+    """Is there nothing left to wait for, and to reserve?"""
+    return all(row.attachment_id for row in run.volumes)
+
+
+def make_ready(engine: Engine, run: ReadyRun) -> None:
+    """Look whether the volumes that are made for it are there, and reserve those that are."""
+    for row in of(run):
+        if row.status == CREATING and not _is_made(engine, run, row):
+            continue
+        if not row.attachment_id:
+            reserve(engine, run, row)
+
+
+def _is_made(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
+    found = service(engine).volume(str(row.volume_id))
+    if found.status.startswith("error"):
+        run.fail(
+            f"Volume {row.volume_id} could not be made: the block storage service shows it as {found.status}."
+        )
+    if found.status in BEING_MADE or found.status.startswith("error"):
+        return False
+    run.set_volume(row, status=RESERVED, size_gb=found.size_gb)
+    return True
+
+
+def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> None:
+    """Go on when all are reserved; else look again, until it has taken too long."""
+    for run in runs:
+        if run.data.volumes_since is None:
+            run.data.volumes_since = run.locked_at
+        missing = [str(row.volume_id) for row in of(run) if row.status == CREATING]
+        if not missing:
+            continue
+        if run.locked_at - run.data.volumes_since >= engine.volume_timeout * SECOND:
+            run.fail(
+                f"Volume {', '.join(missing)} was not made within {engine.volume_timeout} seconds; make it "
+                "first, and create the server with it."
+            )
+        else:
+            run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
+            run.data.polls += 1
+
+
+def connect_all(engine: Engine, run: AnyRun) -> None:
+    """Let the server's host have all of its volumes."""
+    assert run.host is not None, "it is placed"
+    connector = connector_of(engine, run.host)
+    for row in of(run):
+        if row.connection:  # it could not be ended when the server left its host
+            _renew(engine, run, row, connector, [])
+        else:
+            _connect_and_complete(engine, run, row, connector)
+
+
+def reserve_again(engine: Engine, run: AnyRun) -> None:
+    """The server has no host any more, and keeps its volumes: on the way back when its host has let
+    go of them, or had time to."""
+    left = _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    for row in of(run):
+        if row.connection or run.is_undoing:
+            _renew(engine, run, row, None, left)
+
+
+def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
+    """On the way back: nobody, since no guest may run where an action has failed; a host that
+    answers is waited for.
+
+    Raises:
+        Unavailable: it has not let go yet.
+    """
+    found = holding(engine, run.server.id)
+    if found and run.action.sends < MAX_CLEANING_TRIES:
+        raise errors.Unavailable(_holds(found))
+    return []
+
+
+CONNECT: Step[Any, Any] = Step(
+    "connect_volumes",
+    "when the host is known, and before it makes the guest",
+    call=connect_all,
+    undo_call=reserve_again,
+    lane=Lane.VOLUME,
+    condition=Run.has_volumes,
+)
+
+
+# --- a server that moves ---
+def move_to(engine: Engine, run: AnyRun, host: str) -> None:
+    """The server's volumes are for this host, when no other one has them connected any more."""
+    connector = connector_of(engine, host)
+    left = _still_holding(engine, run) if run.is_undoing else []
+    for row in of(run):
+        _renew(engine, run, row, connector, left)
+
+
+def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
+    """Let this host have the volumes too: the server moves there while it runs."""
+    connector, arriving = connector_of(engine, host), {}
+    for row in of(run):
+        for one in _found(engine, run, row) if run.is_repeated else ():
+            if one.id != row.attachment_id:  # of an earlier try; nobody was told of it
+                service(engine).detach(one.id)
+        made = service(engine).attach(
+            str(row.volume_id), run.server.id, connector, row.device_name, _mode(row)
+        )
+        arriving[row.uuid] = {
+            "attachment": made.id,
+            "connection": engine.vault.seal(made.connection),
+        }
+    run.data.volumes_arriving = arriving
+
+
+def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
+    """The other host must not have them any more: the destination on the way back, the source
+    after the move."""
+    left = _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    for row in of(run):
+        known = str(run.data.volumes_arriving.get(row.uuid, {}).get("attachment") or row.uuid)
+        with run.cleanup_on_failure(ATTACHMENT, known, str(row.volume_id)):
+            if left:
+                raise errors.Conflict(_holds(left))
+            for one in _found(engine, run, row):
+                if one.id != row.attachment_id:
+                    service(engine).detach(one.id)
+                elif not run.is_undoing and one.status != COMPLETE:
+                    service(engine).complete(one.id)
+
+
+def exchange(run: ArrivingRun) -> None:
+    """The server has changed places: its rows have the attachments of its new host, the action's
+    data those of the other one."""
+    arriving = run.data.volumes_arriving
+    left = {}
+    for row in of(run):
+        if row.uuid in arriving:
+            left[row.uuid] = {"attachment": row.attachment_id, "connection": None}
+            made = arriving[row.uuid]
+            run.set_volume(row, attachment_id=made["attachment"], connection=made["connection"])
+    run.data.volumes_arriving = left
+
+
+# --- delete ---
+def leaving(run: LeavingRun) -> None:
+    """All volumes of a server that is deleted are on their way out."""
+    rows = [row for row in of(run) if row.volume_id]
+    run.data.volumes = [
+        LeftVolume(
+            volume_id=str(row.volume_id),
+            attachment_id=row.attachment_id,
+            delete=bool(row.delete_on_termination),
+        )
+        for row in rows
+    ]
+    for row in rows:
+        run.set_volume(row, status=DETACHING)
+
+
+def had_volumes(run: LeavingRun) -> bool:
+    """Had the server that is deleted any?"""
+    return bool(run.data.volumes)
+
+
+def release_all(engine: Engine, run: LeavingRun) -> None:
+    """The attachments end, and the volumes that go with their server are deleted. What a silent
+    host may have still is left to pending cleanups."""
+    left = holding(engine, run.server.id)
+    for one in run.data.volumes:
+        target = one.attachment_id or one.volume_id
+        with run.cleanup_on_failure(ATTACHMENT, target, one.volume_id, delete=one.delete):
+            if left:
+                raise errors.Conflict(_holds(left))
+            for attachment in service(engine).attachments(run.server.id, one.volume_id):
+                service(engine).detach(attachment.id)
+            if one.delete:
+                service(engine).delete(one.volume_id)
+
+
+def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
+    """A server that is deleted has none."""
+    for run in runs:
+        run.remove_volumes(of(run))
+
+
+# --- a pending cleanup ---
+def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
+    """Of the volume that is the cleanup's place the server has the attachment that its row names,
+    and no other; one that was to be deleted is, when no row of the server names it.
+
+    Raises:
+        Unavailable: a host may have it still, or the service does not answer. Other Problems: it
+        refuses.
+    """
+    found = service(engine).attachments(row.server_id, row.place)
+    server = look()
+    if left := holding(engine, row.server_id):
+        raise errors.Unavailable(_holds(left))
+    rows = engine.store.read(
+        lambda tx: block_devices.of_servers(tx, [server] if server is not None else []).get(
+            row.server_id, []
+        )
+    )
+    mine = [one for one in rows if one.volume_id == row.place]
+    for one in found:
+        if all(one.id != known.attachment_id for known in mine):
+            service(engine).detach(one.id)
+        elif one.connection and one.status != COMPLETE:
+            service(engine).complete(one.id)
+    if row.args.get("delete") and not mine:
+        service(engine).delete(row.place)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of a server that exists: attach, detach, extend.
+
+The volume is reserved and connected before the host is told, and its attachment ends after the host
+has let go of it. An attach that fails leaves nothing. A server that is on no host only reserves the
+volume: its host connects it when the server comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.action_args import VolumeActionArgs
+from common.models import Result
+from common.store.engine import Connection
+from common.store.neighbours.cleanups import ATTACHMENT
+from common.store.rows import BlockDeviceRow
+from common.store.servers.volumes import ATTACHED, ERROR, RESERVED
+from conductor import volumes
+from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+
+VolumeRun = Run[VolumeActionArgs, ActionData]
+ATTACH_STEP = "attach"
+
+
+def _row(run: VolumeRun) -> BlockDeviceRow:
+    """The volume that the action is about."""
+    return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
+
+
+def _has_host(run: VolumeRun) -> bool:
+    return run.host is not None
+
+
+# --- attach ---
+def _reserve(engine: Engine, run: VolumeRun) -> None:
+    volumes.reserve(engine, run, _row(run))
+
+
+def _reserved(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
+    for run in runs:
+        if run.host is None:
+            run.set_volume(_row(run), status=RESERVED)
+
+
+def _release(engine: Engine, run: VolumeRun) -> None:
+    """The server has no attachment of the volume; unless its guest may have the volume still."""
+    row = _row(run)
+    if ATTACH_STEP in run.data.undo_failures:
+        return
+    target = row.attachment_id or str(row.volume_id)
+    with run.cleanup_on_failure(ATTACHMENT, target, str(row.volume_id)):
+        for one in volumes.service(engine).attachments(run.server.id, row.volume_id):
+            volumes.service(engine).detach(one.id)
+
+
+def _connect(engine: Engine, run: VolumeRun) -> None:
+    assert run.host is not None, "the step is for servers with a host"
+    volumes.connect(engine, run, _row(run), volumes.connector_of(engine, run.host))
+
+
+def _attach(engine: Engine, run: VolumeRun) -> Verb:
+    return "attach_volume", {"volume": volumes.describe(engine, _row(run))}
+
+
+def _detach(engine: Engine, run: VolumeRun) -> Verb:
+    return "detach_volume", {"volume": volumes.describe(engine, _row(run))}
+
+
+def _attached(tx: Connection, run: VolumeRun, result: Result) -> None:
+    run.set_volume(_row(run), status=ATTACHED)
+
+
+def _complete(engine: Engine, run: VolumeRun) -> None:
+    row = _row(run)
+    assert row.attachment_id is not None, "it was reserved"
+    with run.cleanup_on_failure(ATTACHMENT, row.attachment_id, str(row.volume_id)):
+        volumes.service(engine).complete(row.attachment_id)
+
+
+def _attach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
+    """The server does not have it; or, where the guest did not give it back, may have it."""
+    if ATTACH_STEP in run.data.undo_failures:
+        run.set_volume(_row(run), status=ERROR)
+    else:
+        run.remove_volumes([_row(run)])
+
+
+ATTACH_VOLUME = Workflow(
+    "attach_volume",
+    args=VolumeActionArgs,
+    data=ActionData,
+    failed=_attach_failed,
+    steps=(
+        Step(
+            "reserve",
+            "first: from here on nobody else can have the volume, and the API waits for this",
+            call=_reserve,
+            apply=_reserved,
+            undo_call=_release,
+            lane=Lane.VOLUME,
+        ),
+        Step(
+            "connect",
+            "before the host is told, so that it may",
+            call=_connect,
+            lane=Lane.VOLUME,
+            condition=_has_host,
+        ),
+        Step(
+            ATTACH_STEP,
+            "the host connects and verifies it before the guest sees it",
+            command=_attach,
+            on_result=_attached,
+            undo_command=_detach,
+            condition=_has_host,
+            pivot=True,
+        ),
+        Step(
+            "complete",
+            "when the guest has it: the volume is shown as in use",
+            call=_complete,
+            lane=Lane.VOLUME,
+            condition=_has_host,
+        ),
+    ),
+)
+
+
+# --- detach ---
+def _detach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
+    """The guest did not let go of it: the server has it as before."""
+    run.set_volume(_row(run), status=ATTACHED)
+
+
+def _forget(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
+    for run in runs:
+        run.remove_volumes([_row(run)])
+
+
+DETACH_VOLUME = Workflow(
+    "detach_volume",
+    args=VolumeActionArgs,
+    data=ActionData,
+    failed=_detach_failed,
+    steps=(
+        Step(
+            "detach",
+            "first: while the guest has it, its attachment stays; of a host whose guests are dead none has",
+            command=_detach,
+            condition=_has_host,
+            done_when_host_dead=True,
+            pivot=True,
+        ),
+        Step(
+            "release",
+            "after the host: from here on others can have the volume",
+            call=_release,
+            apply=_forget,
+            lane=Lane.VOLUME,
+        ),
+    ),
+)
+
+
+# --- extend ---
+def _look(engine: Engine, run: VolumeRun) -> None:
+    row = _row(run)
+    found = volumes.service(engine).volume(str(row.volume_id))
+    run.set_volume(row, size_gb=found.size_gb)
+
+
+def _extend(engine: Engine, run: VolumeRun) -> Verb:
+    return "extend_volume", {"volume": volumes.describe(engine, _row(run))}
+
+
+EXTEND_VOLUME = Workflow(
+    "extend_volume",
+    args=VolumeActionArgs,
+    data=ActionData,
+    steps=(
+        Step(
+            "look",
+            "the service says how large it is by now",
+            call=_look,
+            lane=Lane.VOLUME,
+        ),
+        Step("extend", "the guest sees it", command=_extend, condition=_has_host),
+    ),
+)

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of servers: attach, detach, boot, move with them; a service that is silent, refuses, or
+does what it has not answered; kills at each step that concerns them. After each, exactly the
+server's host may have its volumes, by one attachment each, and nobody else has any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, states
+from common.store.neighbours import cleanups
+from common.store.servers import actions
+from compute_agent.virt.memory.script import Fail
+from conductor.lanes import LANES, Lane
+from deploy.testing.plan import Slice
+from tests.schemas import memory_store
+from tests.workflows import volumes as volume_service
+from tests.workflows.neighbours import Answer
+from tests.workflows.scenarios import SCENARIOS, bigger, trial_of
+from tests.workflows.simulator import Cloud, Time
+
+WITH_VOLUMES = [
+    name
+    for name, scenario in SCENARIOS.items()
+    if scenario.volumes or name in ("attach_volume", "detach_volume", "extend_volume")
+]
+#: Steps and verbs that concern volumes.
+STEPS = {*LANES[Lane.VOLUME], "attach_volume", "detach_volume", "disconnect", "disconnect_volumes"}
+
+
+@pytest.fixture
+def server(cloud: Cloud) -> str:
+    cloud.round()
+    [server] = cloud.create(host="h1")
+    cloud.settle()
+    return server
+
+
+def attached(cloud: Cloud, server: str, **more: Any) -> str:
+    """A volume that the server has."""
+    volume = cloud.volumes.make(**more)
+    volume_service.attach(cloud, server, volume)
+    cloud.settle()
+    return volume
+
+
+def connected(cloud: Cloud, server: str) -> list[str]:
+    """What the server's host has connected for it."""
+    return cloud.hosts[cloud.show(server).host].driver.host.guests[server].connected
+
+
+def last(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
+    row = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    return row.name, row.state, row.message
+
+
+def bootable(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, str]:
+    """A server that boots from a volume which is made for it, and the volume."""
+    cloud.round()
+    volume = cloud.volumes.make(looks=looks)
+    more = {"boot_index": 0, "status": "creating", "source_type": "image"}
+    wish = {"device": "/dev/vda", "delete_on_termination": delete, "more": more}
+    [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **wish)])
+    return server, volume
+
+
+# --- attach and detach ---
+def test_the_host_has_it_from_attach_to_detach(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    assert volume_service.of(cloud, server) == {volume: "attached"}
+    assert connected(cloud, server) == [volume]
+    assert cloud.volumes.state.volumes[volume].status == "in-use"
+    volume_service.detach(cloud, server, volume)
+    cloud.settle()
+    assert volume_service.of(cloud, server) == {} and connected(cloud, server) == []
+    assert cloud.volumes.state.volumes[volume].status == "available"
+
+
+def test_the_passwords_of_connections_are_sealed(cloud: Cloud, server: str) -> None:
+    attached(cloud, server)
+    with cloud.store.engine.connect() as database:
+        kept = "".join(database.connection.dbapi_connection.iterdump())  # type: ignore[union-attr]
+    assert "auth_password" not in kept and cloud.volumes.state.held
+
+
+@pytest.mark.parametrize("method", ["attach", "connect"])
+def test_a_refusal_is_told_in_its_words(cloud: Cloud, server: str, method: str) -> None:
+    volume = cloud.volumes.make()
+    cloud.volumes.refusing[method, volume] = errors.BadRequest("It is in maintenance.")
+    volume_service.attach(cloud, server, volume)
+    cloud.settle()
+    assert last(cloud, server) == ("attach_volume", "failed", "It is in maintenance.")
+    assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
+
+
+def test_a_guest_that_keeps_it_keeps_its_attachment(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    guest = cloud.hosts["h1"].driver.host.guests[server]
+    guest.holds_volumes = True
+    volume_service.detach(cloud, server, volume)
+    cloud.settle()
+    assert last(cloud, server)[:2] == ("detach_volume", "failed")
+    assert volume_service.of(cloud, server) == {volume: "attached"}
+    assert cloud.volumes.hosts_of(volume) == {"h1"}
+
+
+def test_what_the_guest_may_have_after_a_failed_attach_stays_attached(
+    cloud: Cloud, server: str
+) -> None:
+    """The host says that it failed, and cannot take it back either."""
+    volume = cloud.volumes.make()
+    script = cloud.hosts["h1"].driver.host.script
+    script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")]
+    volume_service.attach(cloud, server, volume)
+    cloud.settle()
+    assert volume_service.of(cloud, server) == {volume: "error"}
+    assert cloud.volumes.hosts_of(volume) == {"h1"}
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.volumes.state.held == {} and cloud.findings() == []
+
+
+def test_a_dead_host_has_let_go_of_it(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    cloud.kill("h1")
+    volume_service.detach(cloud, server, volume)
+    cloud.settle()
+    assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
+
+
+def test_a_server_without_a_host_reserves_it(cloud: Cloud, server: str) -> None:
+    for wanted in ("shelve", "shelveOffload"):
+        cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
+        cloud.settle()
+    volume = attached(cloud, server)
+    assert volume_service.of(cloud, server) == {volume: "reserved"}
+    cloud.ask(server, "unshelve")
+    cloud.settle()
+    assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
+        cloud, server
+    ) == [volume]
+
+
+def test_a_volume_that_grew_is_seen_by_the_guest(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    found = cloud.volumes.state.volumes
+    found[volume] = replace(found[volume], size_gb=7)
+    volume_service.extend(cloud, server, volume)
+    cloud.settle()
+    [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
+    assert one.size_gb == 7
+
+
+# --- create and delete ---
+def test_a_server_waits_for_the_volume_that_it_boots_from(cloud: Cloud) -> None:
+    server, volume = bootable(cloud, looks=4)
+    cloud.advance()
+    assert cloud.show(server).host is None, "no host is claimed before the volume is there"
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
+        cloud, server
+    ) == [volume]
+
+
+def test_a_volume_that_is_never_made_fails_the_create(cloud: Cloud) -> None:
+    cloud.engine.volume_timeout = 5
+    server, volume = bootable(cloud, looks=1000)
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ERROR
+    assert f"{volume} was not made within 5 seconds" in cloud.show(server).fault["message"]
+    assert cloud.volumes.state.held == {}
+
+
+def test_delete_ends_the_wait(cloud: Cloud) -> None:
+    server, volume = bootable(cloud, looks=6)
+    for _ in range(2):
+        cloud.round()
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).deleted and volume_service.of(cloud, server) == {}
+    cloud.volumes.finish()
+    cloud.clean_up()
+    assert cloud.volumes.deleted == [volume]
+
+
+@pytest.mark.parametrize("delete", [True, False])
+def test_a_deleted_server_takes_along_what_goes_with_it(cloud: Cloud, delete: bool) -> None:
+    server, volume = bootable(cloud, delete=delete)
+    cloud.settle()
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.volumes.deleted == ([volume] if delete else [])
+    assert cloud.volumes.state.held == {} and volume_service.of(cloud, server) == {}
+
+
+def test_a_failed_create_keeps_its_volumes_for_its_delete(cloud: Cloud) -> None:
+    for host in cloud.hosts.values():
+        host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
+    server, volume = bootable(cloud)
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ERROR
+    assert volume_service.of(cloud, server) == {volume: "reserved"} and not cloud.volumes.hosts_of(
+        volume
+    )
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.volumes.deleted == [volume] and cloud.volumes.state.held == {}
+
+
+def test_another_host_gets_the_volumes_when_the_first_has_let_go(cloud: Cloud) -> None:
+    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)] * 2
+    cloud.hosts["h2"].driver.host.script["ensure_guest"] = []
+    server, volume = bootable(cloud)
+    cloud.settle()
+    assert cloud.show(server).host == "h2" and cloud.volumes.hosts_of(volume) == {"h2"}
+
+
+def test_a_host_that_knows_no_volumes_gets_none(cloud: Cloud) -> None:
+    for host in cloud.hosts.values():
+        size = host.driver.host.size
+        host.driver.host.size.traits[:] = [
+            trait for trait in size.traits if trait != "COMPUTE_VOLUME_ATTACH"
+        ]
+    server, _ = bootable(cloud)
+    cloud.settle()
+    assert "without the trait COMPUTE_VOLUME_ATTACH" in (last(cloud, server)[2] or "")
+
+
+def test_a_silent_host_keeps_the_volume_of_a_deleted_server(cloud: Cloud, server: str) -> None:
+    """Its guest may still write to it: nobody else gets it before there is proof that it does
+    not."""
+    volume = attached(cloud, server)
+    cloud.hosts["h1"].power_cut()
+    cloud.until_down("h1")
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).deleted and volume_service.of(cloud, server) == {}
+    assert cloud.volumes.hosts_of(volume) == {"h1"}
+    assert [kind for kind, _ in cloud.pending()] == [cleanups.ATTACHMENT]
+    cloud.force_down("h1")
+    cloud.clean_up()
+    assert cloud.volumes.state.held == {}
+
+
+# --- moves ---
+def test_the_way_back_of_a_move_has_its_volumes(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    cloud.hosts["h2"].driver.host.script["install"] = [Fail("It broke.")]
+    cloud.move(server, "resize", bigger(cloud, server))
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
+    assert cloud.volumes.hosts_of(volume) == {"h1"} and connected(cloud, server) == [volume]
+    assert cloud.hosts["h1"].driver.host.guests[server].power_state == states.RUNNING
+
+
+def test_the_way_back_of_a_revert_has_its_volumes(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    cloud.move(server, "resize", bigger(cloud, server))
+    cloud.settle()
+    cloud.hosts["h1"].driver.host.script["install"] = [Fail("It broke.")]
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.RESIZED, "h2")
+    assert cloud.volumes.hosts_of(volume) == {"h2"} and connected(cloud, server) == [volume]
+
+
+@pytest.mark.parametrize("verb", ["prepare_arrival", "live_migrate"])
+def test_a_live_migration_that_fails_ends_the_second_attachment(
+    cloud: Cloud, server: str, verb: str
+) -> None:
+    volume = attached(cloud, server)
+    for host in cloud.hosts.values():
+        host.driver.host.script[verb] = [Fail("It broke.")]
+    cloud.move(server, "os-migrateLive")
+    cloud.settle()
+    assert cloud.show(server).host == "h1" and cloud.volumes.hosts_of(volume) == {"h1"}
+    assert len(cloud.volumes.state.held) == 1 and connected(cloud, server) == [volume]
+
+
+# --- whatever the service does ---
+def calls_of(workflow: str) -> int:
+    """How many calls of the service it makes."""
+    time = Time()
+    cloud = Cloud(memory_store(time), time)
+    trial = trial_of(cloud, workflow)
+    before = cloud.volumes.calls
+    trial.begin()
+    cloud.settle()
+    cloud.store.close()
+    return cloud.volumes.calls - before
+
+
+CALLS = [
+    pytest.param(name, number, marks=pytest.mark.slice((Slice.GUESTS, Slice.MOVES)[number % 2]))
+    for name in WITH_VOLUMES
+    for number in range(1, calls_of(name) + 1)
+]
+
+
+@pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
+@pytest.mark.parametrize(("workflow", "number"), CALLS)
+def test_a_silent_service_makes_it_late(
+    cloud: Cloud, workflow: str, number: int, answer: Answer
+) -> None:
+    trial = trial_of(cloud, workflow)
+    at = cloud.volumes.calls + number
+    cloud.volumes.script = dict.fromkeys(range(at, at + 3), answer)
+    trial.begin()
+    cloud.settle()
+    trial.has_ended()
+
+
+@pytest.mark.parametrize("answer", [Answer.FORBIDDEN, Answer.CONFLICT])
+@pytest.mark.parametrize(("workflow", "number"), CALLS)
+def test_a_refusal_leaves_nothing_for_ever(
+    cloud: Cloud, workflow: str, number: int, answer: Answer
+) -> None:
+    """The action ends, done or failed; when the service is well and the server is deleted, nobody
+    has anything."""
+    trial = trial_of(cloud, workflow)
+    cloud.volumes.script = {cloud.volumes.calls + number: answer}
+    trial.begin()
+    cloud.settle()
+    cloud.volumes.well()
+    cloud.volumes.finish()
+    cloud.clean_up()
+    assert cloud.findings() == []
+    if not cloud.show(trial.server).deleted:
+        cloud.ask(trial.server, "delete")
+    cloud.settle()
+    cloud.clean_up()
+    for host in cloud.hosts.values():
+        assert host.is_on is False or trial.server not in host.driver.host.guests
+    assert cloud.volumes.state.held == {}
+
+
+@pytest.mark.slice("moves")
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("workflow", [name for name in WITH_VOLUMES if "delete" not in name])
+def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int) -> None:
+    trial = trial_of(cloud, workflow)
+    trial.begin()
+    for _ in range(rounds):
+        cloud.advance()
+        cloud.time.pass_by(1)
+    cloud.ask(trial.server, "delete")
+    cloud.settle()
+    cloud.volumes.finish()
+    cloud.clean_up()
+    trial.is_right(states.DELETED, 0)
+    assert cloud.volumes.state.held == {}
+
+
+# --- kills ---
+def fault_points(workflow: str) -> list[int]:
+    """Those at steps and verbs that concern volumes."""
+    time = Time()
+    cloud = Cloud(memory_store(time), time)
+    trial = trial_of(cloud, workflow)
+    trial.crash_at(-1)
+    trial.begin()
+    cloud.settle()
+    cloud.store.close()
+    return [number for number, hit in enumerate(trial.hits) if STEPS & set(hit[1:])]
+
+
+CRASHES = [
+    pytest.param(name, number, marks=pytest.mark.slice((Slice.GUESTS, Slice.MOVES)[number % 2]))
+    for name in WITH_VOLUMES
+    for number in fault_points(name)
+]
+
+
+@pytest.mark.parametrize(("workflow", "number"), CRASHES)
+def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
+    trial = trial_of(cloud, workflow)
+    trial.crash_at(number)
+    trial.begin()
+    trial.run_through_crashes()
+    assert len(trial.hits) > number, "the fault point was not reached"
+    trial.has_ended()
+
+
+# --- what it costs the others ---
+def test_servers_without_volumes_ask_nobody(cloud: Cloud) -> None:
+    statements: list[str] = []
+    cloud.round()
+    sa.event.listen(
+        cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    [server] = cloud.create(host="h1")
+    cloud.advance()
+    for host in cloud.hosts.values():
+        host.work()
+        cloud.sync(host)
+    for wanted in ("os-stop", "delete"):
+        cloud.ask(server, wanted)
+        cloud.advance()
+    assert statements and not any("block_devices" in one for one in statements)
+    assert cloud.volumes.asked == []

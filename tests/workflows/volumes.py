@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block storage service in memory, as the conductor uses it; see ``neighbours`` for what can go
+wrong. It keeps the rules itself: a volume is never let to two servers, nor to two hosts unless one
+server moves while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from common import errors, ids, states
+from common.clients.volumes import AVAILABLE, CREATING, IN_USE, Attachment, Volume
+from common.context import RequestContext
+from common.json_types import JsonObject
+from common.store.engine import Connection
+from common.store.servers import volumes
+from common.store.servers.volumes import WantedVolume
+from tests.workflows.neighbours import Neighbour
+
+if TYPE_CHECKING:
+    from tests.workflows.simulator import Cloud
+
+USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
+
+
+@dataclass
+class HeldVolume:
+    """An attachment, and the host that may connect by it."""
+
+    attachment: Attachment
+    host: str | None = None
+
+
+@dataclass
+class VolumeRecords:
+    """What it remembers. ``creating``: volume -> looks until it is there."""
+
+    volumes: dict[str, Volume] = field(default_factory=dict)
+    held: dict[str, HeldVolume] = field(default_factory=dict)
+    creating: dict[str, int] = field(default_factory=dict)
+
+
+def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
+    """Ask for a volume as the API does."""
+    wanted = cloud.volumes.wanted(volume_id, **more)
+    row = states.row("attach_volume")
+    return cloud.store.write(
+        lambda tx: volumes.attach(
+            tx, row, server, context=USER, project_id="project", volume=wanted
+        )
+    )
+
+
+def detach(cloud: Cloud, server: str, volume_id: str) -> str:
+    """Ask for the end of it."""
+    row = states.row("detach_volume")
+    return cloud.store.write(
+        lambda tx: volumes.detach(
+            tx, row, server, context=USER, project_id="project", volume_id=volume_id
+        )
+    )
+
+
+def extend(cloud: Cloud, server: str, volume_id: str) -> str:
+    """The block storage service says that one has grown."""
+    row = cloud.store.read(lambda tx: volumes.show(tx, server, volume_id))
+    return cloud.ask(
+        server, "extend_volume", args={"block_device": row.uuid, "volume_id": volume_id}
+    )
+
+
+def of(cloud: Cloud, server: str) -> dict[str, str]:
+    """The status of each volume of a server."""
+    rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
+    return {str(row.volume_id): row.status for row in rows}
+
+
+def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
+    """The volumes that a server is created with."""
+    volumes.insert(
+        tx,
+        [
+            {
+                "uuid": ids.new(),
+                "server_id": server,
+                "volume_id": one.volume_id,
+                "status": volumes.RESERVED,
+                "size_gb": one.size_gb,
+                "device_name": one.device,
+                "delete_on_termination": one.delete_on_termination,
+                "multiattach": one.multiattach,
+                **one.more,
+            }
+            for one in wanted
+        ],
+    )
+
+
+class Volumes(Neighbour):
+    """Implements ``conductor.external_services.VolumeApi``. ``moving``: servers that may be
+    connected at two hosts just now, which whoever tests says."""
+
+    def __init__(self) -> None:
+        super().__init__("block storage service")
+        self.state = VolumeRecords()
+        self.moving: set[str] = set()
+        self.deleted: list[str] = []
+
+    # --- what users do ---
+    def make(self, looks: int = 0, size_gb: int = 1, multiattach: bool = False) -> str:
+        """A volume that is there after so many looks."""
+        volume_id = ids.new()
+        self.state.volumes[volume_id] = Volume(
+            volume_id, CREATING if looks else AVAILABLE, size_gb, multiattach=multiattach
+        )
+        self.state.creating[volume_id] = looks
+        return volume_id
+
+    def wanted(self, volume_id: str, **more: Any) -> WantedVolume:
+        """What the API freezes of a volume that a server is to get."""
+        found = self.state.volumes[volume_id]
+        return WantedVolume(
+            volume_id=volume_id, size_gb=found.size_gb, multiattach=found.multiattach, **more
+        )
+
+    def finish(self) -> None:
+        """All volumes are there."""
+        for volume_id, found in self.state.volumes.items():
+            if found.status == CREATING:
+                self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
+
+    # --- what the conductor asks ---
+    def volume(self, volume_id: str) -> Volume:
+        self._speak("volume", volume_id)
+        found = self._known(volume_id)
+        if found.status == CREATING:
+            left = self.state.creating[volume_id] = self.state.creating[volume_id] - 1
+            if left <= 0:
+                found = self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
+        return self._answer(found)
+
+    def delete(self, volume_id: str) -> None:
+        self._speak("delete", volume_id)
+        found = self.state.volumes.get(volume_id)
+        if found is not None:
+            if found.status != AVAILABLE:
+                raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
+            del self.state.volumes[volume_id]
+            self.deleted.append(volume_id)
+        self._answer(None)
+
+    def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
+        self._speak("attachments", volume_id or server)
+        return self._answer(
+            [
+                held.attachment
+                for held in self.state.held.values()
+                if held.attachment.server_id == server
+                and volume_id in (None, held.attachment.volume_id)
+            ]
+        )
+
+    def attach(
+        self,
+        volume_id: str,
+        server: str,
+        connector: JsonObject | None = None,
+        mountpoint: str | None = None,
+        mode: str | None = None,
+    ) -> Attachment:
+        self._speak("attach", volume_id)
+        found = self._known(volume_id)
+        users = {held.attachment.server_id for held in self._of(volume_id)}
+        free = found.status == AVAILABLE or (
+            found.status == IN_USE and (users == {server} or found.multiattach)
+        )
+        if not free:
+            raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
+        made = Attachment(ids.new(), volume_id, server, "reserved")
+        self.state.held[made.id] = HeldVolume(made)
+        if connector is not None:
+            made = self._connected(made.id, connector, mountpoint or "", mode or "")
+        self._judge(volume_id)
+        return self._answer(made)
+
+    def connect(
+        self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
+    ) -> Attachment:
+        self._speak("connect", self._about(attachment_id))
+        held = self._held(attachment_id)
+        others = self._of(held.attachment.volume_id)
+        if any(other.host is not None and other is not held for other in others) and not (
+            self._known(held.attachment.volume_id).multiattach
+        ):
+            raise errors.Conflict("Duplicate connectors detected.")
+        return self._answer(self._connected(attachment_id, connector, mountpoint, mode))
+
+    def _connected(
+        self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
+    ) -> Attachment:
+        held = self._held(attachment_id)
+        host, volume = connector["host"], self._known(held.attachment.volume_id)
+        others = self.hosts_of(volume.id) - {host}
+        if others and not volume.multiattach and held.attachment.server_id not in self.moving:
+            raise AssertionError(f"{volume.id} would be at {host} beside {', '.join(others)}")
+        if held.host not in (None, host):
+            raise AssertionError(f"{attachment_id} of {held.host} would go to {host}")
+        data = {"export": f"{volume.id}@{host}", "auth_password": "secret", "mode": mode}
+        made = replace(
+            held.attachment,
+            status="attaching",
+            connection={"driver_volume_type": "nbd", "data": {**data, "mountpoint": mountpoint}},
+        )
+        self.state.held[attachment_id] = HeldVolume(made, host)
+        self._judge(volume.id)
+        return made
+
+    def complete(self, attachment_id: str) -> None:
+        self._speak("complete", self._about(attachment_id))
+        held = self._held(attachment_id)
+        assert held.host is not None, "nobody is connected by it"
+        held.attachment = replace(held.attachment, status="attached")
+        self._judge(held.attachment.volume_id)
+        self._answer(None)
+
+    def detach(self, attachment_id: str) -> None:
+        self._speak("detach", self._about(attachment_id))
+        held = self.state.held.pop(attachment_id, None)
+        if held is not None:
+            self._judge(held.attachment.volume_id)
+        self._answer(None)
+
+    # --- what it is like ---
+    def hosts_of(self, volume_id: str) -> set[str]:
+        """Hosts that may have it."""
+        return {held.host for held in self._of(volume_id) if held.host is not None}
+
+    def _of(self, volume_id: str) -> list[HeldVolume]:
+        return [held for held in self.state.held.values() if held.attachment.volume_id == volume_id]
+
+    def _about(self, attachment_id: str) -> str:
+        held = self.state.held.get(attachment_id)
+        return held.attachment.volume_id if held is not None else attachment_id
+
+    def _known(self, volume_id: str) -> Volume:
+        found = self.state.volumes.get(volume_id)
+        if found is None:
+            raise errors.NotFound(f"Volume {volume_id} could not be found.")
+        return found
+
+    def _held(self, attachment_id: str) -> HeldVolume:
+        held = self.state.held.get(attachment_id)
+        if held is None:
+            raise errors.NotFound(f"Attachment {attachment_id} could not be found.")
+        return held
+
+    def _judge(self, volume_id: str) -> None:
+        """What its status is by its attachments."""
+        found, held = self.state.volumes[volume_id], self._of(volume_id)
+        status = (
+            IN_USE
+            if any(one.attachment.status == "attached" for one in held)
+            else "attaching"
+            if any(one.host is not None for one in held)
+            else "reserved"
+            if held
+            else AVAILABLE
+        )
+        self.state.volumes[volume_id] = replace(found, status=status)
