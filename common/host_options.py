@@ -141,6 +141,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
             help="Address from which this host mounts shares, as the share service's "
             "rules are to name it; default: its own.",
         ),
+        cfg.ListOpt(
+            "volume_folders",
+            default=[],
+            help="Folders of this host, separated by commas, whose files and devices may be volumes of servers, "
+            "as a volume service on this host names them; default: none, only volumes that are served over "
+            "a network.",
+        ),
         cfg.StrOpt(
             "config_drive_format",
             default="iso9660",

@@ -72,6 +72,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from common.clients import vendor_data
     from compute_agent import config_drive
     from compute_agent.sandbox import client
+    from compute_agent.virt.libvirt import connectors
     from compute_agent.virt.libvirt.driver import LibvirtDriver
     from compute_agent.virt.libvirt.host import HostOptions
     from compute_agent.virt.libvirt.live_migration import MigrationOptions
@@ -119,6 +120,12 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         local_disks=LocalDisks(conf.default_ephemeral_format),
         config_drives=config_drive.opened(
             options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
+        ),
+        connectors=connectors.of_host(
+            options.volume_folders,
+            tls.of(conf),
+            conf.tls.allow_plain_text,
+            connectors.describe_host(conf.host, own_address(conf)),
         ),
         spice=conf.spice.enabled,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.json_types import JsonObject
 from common.models import AttachedVolume, GuestSpec, ImageRef
@@ -22,8 +22,10 @@ LOCAL, NBD, RBD = "local", "nbd", "rbd"
 EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, "fibre_channel", "iscsi", "nfs", "nvmeof"})
 #: Where a disk can be, and which of these a running guest can get and give back.
 BUSES = ("virtio", "scsi", "sata", "ide", "usb")
-HOT_BUSES = ("virtio", "scsi", "usb")
+HOT_BUSES = ("virtio", "scsi")
 DISK = "disk"
+#: What of a connection is not the protocol's own.
+PROTOCOL_KEYS = ("driver_volume_type", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,26 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
             f"host knows {', '.join(sorted(protocols))}.",
             retryable=True,
         )
-    data = volume.connection.get("data")
-    if not isinstance(data, dict):
-        raise VerbFailed(
-            f"What the volume service told of volume {volume.volume_id} cannot be read.",
-            details="the connection has no data",
-        )
+    # The service's attachments have the data beside the protocol, os-brick's connectors below it.
+    rest = {name: value for name, value in volume.connection.items() if name not in PROTOCOL_KEYS}
+    data = volume.connection.get("data", rest)
+    if not isinstance(data, dict) or not data:
+        raise unreadable(volume.volume_id, "the connection has no data")
     if volume.bus not in BUSES or volume.device_type != DISK:
         raise VerbFailed(
             f"A volume cannot be a {volume.device_type} on {volume.bus} here; it can be a disk on one of "
             f"{', '.join(BUSES)}."
         )
     return VolumeLink(str(protocol), data)
+
+
+def unreadable(volume_id: str, details: str) -> VerbFailed:
+    """The failure of a volume whose connection says too little, or what it must not."""
+    return VerbFailed(
+        f"What the volume service told of volume {volume_id} cannot be used on this host; attach it again, "
+        "or see the host's log.",
+        details=details,
+    )
 
 
 def links(volumes: Iterable[AttachedVolume], protocols: Collection[str]) -> list[VolumeLink]:
@@ -86,6 +96,11 @@ def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
 def image_of(spec: GuestSpec) -> ImageRef | None:
     """What the root disk is made of; None where a volume takes its place."""
     return None if boots_from_volume(spec.volumes) else spec.image
+
+
+def grown(volume: AttachedVolume, size_gb: int) -> AttachedVolume:
+    """The volume, at least so large."""
+    return replace(volume, size_gb=max(volume.size_gb, size_gb))
 
 
 def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:

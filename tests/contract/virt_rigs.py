@@ -189,6 +189,13 @@ class Rig:
         if self.real:
             subprocess.run(["ip", "link", "add", "name", name, "up", "type", "bridge"], check=True)
 
+    def describe(self, server: str, stored: bool = False) -> str:
+        """The server's domain, as libvirt has it."""
+        from compute_agent.virt.libvirt.driver import LibvirtDriver
+
+        assert isinstance(self.driver, LibvirtDriver)
+        return self.driver._libvirt.describe(server, stored)
+
     def nics(self, server: str) -> list[str]:
         """The MAC addresses of the active guest, as its hypervisor tells."""
         return [nic["mac_address"] for nic in self.driver.diagnostics(server)["nic_details"]]
@@ -377,25 +384,25 @@ def memory_rig(folder: Path) -> Rig:
     )
 
 
-def libvirt_test_rig(folder: Path) -> Rig:
+def libvirt_test_rig(folder: Path, **options: Any) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
     return Rig(
         "test",
         folder,
-        lambda: LibvirtDriver("test:///default", folder, "test"),
+        lambda: LibvirtDriver("test:///default", folder, "test", **options),
         b"image" * 1000,
         "raw",
     )
 
 
-def qemu_rig(folder: Path, daemon: Path, image: Path) -> Rig:
+def qemu_rig(folder: Path, daemon: Path, image: Path, **always: Any) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
     return Rig(
         "qemu",
         folder,
-        lambda **options: LibvirtDriver(libvirtd.uri(daemon), folder, **options),
+        lambda **options: LibvirtDriver(libvirtd.uri(daemon), folder, **always, **options),
         image.read_bytes(),
         "qcow2",
         daemon,

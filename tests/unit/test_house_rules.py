@@ -121,7 +121,7 @@ THREADS = {
     "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
     "compute_agent/virt/libvirt/live_migration.py": "looks how far a migration is, while libvirt is at it",
     "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
-    "compute_agent/virt/libvirt/interfaces.py": "looks again whether a guest has let go of an interface",
+    "compute_agent/virt/libvirt/unplugging.py": "looks again whether a guest has let go of an interface",
     "compute_agent/virt/interfaces.py": "tries again while a bridge is not there yet",
     "compute_agent/virt/libvirt/images.py": "writes to the network from a thread of its own, to notice a cancel",
     "compute_agent/virt/libvirt/background_reads.py": "reads from the network in a thread, to notice a cancel",

@@ -37,14 +37,14 @@ from compute_agent.virt.libvirt import (
     local_disks,
     power,
     running_domain,
-    snapshots,
 )
 from compute_agent.virt.libvirt.background_reads import read_in_background
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.guests import open_folder
+from compute_agent.virt.libvirt.guests import open_folder, root_disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, CachedImage, ImageCache, ImageMissing
 from compute_agent.virt.libvirt.local_disks import LocalDisks
+from compute_agent.virt.volumes import boots_from_volume
 
 LOG = logging.getLogger(__name__)
 OFFER, CONFIG, DISK = "offer", "config", disks.ROOT_DISK
@@ -116,8 +116,11 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     if not is_right or found is None or found.fence > offer_record["fence"]:
         raise errors.Forbidden("Nothing of the server is offered under this secret.")
     described = libvirt.describe(server, stored=True)
-    _, disk = snapshots.own_disk(described, folder / DISK)
-    files = {CONFIG: folder / CONFIG, **({} if found.active else {DISK: disk.path})}
+    # One that boots from a volume has none of its own.
+    disk = next(
+        (one for one in running_domain.disks(described).values() if one.path == folder / DISK), None
+    )
+    files = {CONFIG: folder / CONFIG, **({DISK: disk.path} if disk and not found.active else {})}
     # One that is lost is offered too, and refused there: it must not be taken for one that never
     # was.
     ephemeral = (
@@ -132,7 +135,11 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     return {
         **{name: path for name, path in files.items() if path.exists()},
         **ephemeral,
-        **({backing_files.part_name(disk.base, disk.base_format): disk.base} if disk.base else {}),
+        **(
+            {backing_files.part_name(disk.base, disk.base_format): disk.base}
+            if disk and disk.base
+            else {}
+        ),
     }
 
 
@@ -162,10 +169,12 @@ def prepare(
     """Space, and what lies under the disk; ``peer`` None: storage is shared, and the files are
     here."""
     if peer is None:
-        disks.verify(disks.existing(folder), context)
+        if (own := root_disk(folder, spec)) is not None:
+            disks.verify(own, context)
         return
     disks.require_space(folder, local_disks.room(spec))
-    fetch_base(images, spec, Copy(peer, spec.server, context, ()), read_image)
+    if not boots_from_volume(spec.volumes):
+        fetch_base(images, spec, Copy(peer, spec.server, context, ()), read_image)
 
 
 def receive(
@@ -179,34 +188,37 @@ def receive(
 ) -> JsonObject:
     """The server's files here, whole; nobody has them open."""
     if peer is None:
-        disk = disks.existing(folder)
-        disks.verify(disk, context)
-        disks.grow(disk, spec.flavor.root_gb)
+        if (here := root_disk(folder, spec)) is not None:
+            disks.verify(here, context)
+            disks.grow(here, spec.flavor.root_gb)
+        open_folder(folder)
         local.fit(folder, spec, new=True)
         return {"bytes": 0}
+    has_disk = not boots_from_volume(spec.volumes)
     copy = Copy(
         peer,
         spec.server,
         context,
-        (CONFIG, DISK) if spec.config_drive else (DISK,),
+        (*((CONFIG,) if spec.config_drive else ()), *((DISK,) if has_disk else ())),
         tuple(one.name for one in spec.disks if local_disks.is_ephemeral(one.name)),
     )
     disks.require_space(folder, copy.left)
     open_folder(folder)
     drive = folder / CONFIG
     try:
-        image = fetch_base(images, spec, copy, read_image)
+        image = fetch_base(images, spec, copy, read_image) if has_disk else None
         if spec.config_drive:
             copy.fetch(CONFIG, disks.aside(drive))
         disk = disks.planned(folder, image)
-        copy.fetch(DISK, disks.aside(disk.path))
-        disks.take_in(disk, image, spec.flavor.root_gb)
+        if has_disk:
+            copy.fetch(DISK, disks.aside(disk.path))
+            disks.take_in(disk, image, spec.flavor.root_gb)
         beside = _beside(folder, spec, copy, local)
         if context.cancelled():
             raise Cancelled
         if spec.config_drive:
             os.replace(disks.aside(drive), drive)
-        for one in (disk, *beside):
+        for one in (*([disk] if has_disk else []), *beside):
             disks.adopt(one)
     finally:
         disks.abandon(folder)

@@ -20,10 +20,12 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from common.hardware import Hardware
+from common.models import AttachedVolume
 from compute_agent.virt.driver import SPICE, VNC
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import hardware_xml, interface_xml
+from compute_agent.virt.libvirt import hardware_xml, interface_xml, volume_xml
 from compute_agent.virt.libvirt.hardware_xml import RATES, HostPlacement
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
@@ -101,8 +103,9 @@ class Rescue:
 @dataclass(frozen=True, slots=True)
 class Domain:
     """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own
-    mock-up). ``addresses``: where on the PCI bus interfaces have been so far, by MAC address.
-    ``local``: the disks beside the own one. ``spice``: the screen speaks SPICE beside VNC."""
+    mock-up). ``disk``: None where a volume takes its place. ``addresses``: where on the PCI bus
+    interfaces and volumes have been so far, by MAC address or id. ``local``: the disks beside the
+    own one. ``spice``: the screen speaks SPICE beside VNC. ``volumes``: each with its place."""
 
     server: str
     fence: int
@@ -110,7 +113,7 @@ class Domain:
     vcpus: int
     memory_mb: int
     virt_type: str
-    disk: Disk
+    disk: Disk | None
     console_log: Path
     config_drive: Path | None = None
     made: int = 0
@@ -123,6 +126,16 @@ class Domain:
     local: tuple[Disk, ...] = ()
     facts: str = ""
     spice: bool = False
+    volumes: tuple[tuple[AttachedVolume, VolumeSource], ...] = ()
+
+    @property
+    def orders_disks(self) -> bool:
+        """Do the disks themselves say which is booted, because it is not just the first?"""
+        return bool(
+            self.rescue
+            and (self.rescue.bus or self.volumes)
+            or any(boots(volume) for volume, _ in self.volumes)
+        )
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -211,7 +224,7 @@ def _machine(root: Element, domain: Domain) -> None:
         _text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
     _text(boot, "type", "hvm", arch=ARCH, machine=domain.options.get("machine_type", MACHINE))
-    if not (domain.rescue and domain.rescue.bus):  # then the disks themselves say which is booted
+    if not domain.orders_disks:
         SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
     if "boot_menu" in domain.options:
@@ -262,36 +275,80 @@ def _consoles(devices: Element, log: Path, *, spice: bool) -> None:
 
 
 def _disks(devices: Element, domain: Domain) -> set[str]:
-    """The own disk, those beside it, the rescue disk, the config drive; the buses that they are on.
-    The own disk is always described in full, so that a snapshot of it can be taken from any state;
-    a rescue disk that takes its place has no other beside it."""
+    """The own disk or the volume in its place, local disks and volumes beside it, the rescue disk,
+    the config drive; the buses that they are on. The own disk is always described in full, so that
+    a snapshot of it can be taken from any state; a rescue disk that takes its place has no other
+    local one beside it."""
     options, rescue = domain.options, domain.rescue
     bus = options.get("disk_bus", "virtio")
     taken: set[str] = set()
+    booted: list[Element] = []
     if rescue and not rescue.bus:
-        _overlay(devices, rescue.disk, _free(bus, taken), bus, options)
-    own = _overlay(devices, domain.disk, _free(bus, taken), bus, options)
+        booted.append(_overlay(devices, rescue.disk, _free(bus, taken), bus, options))
+    if domain.disk:
+        booted.append(_overlay(devices, domain.disk, _free(bus, taken), bus, options))
+    beside = sorted(domain.volumes, key=lambda one: one[0].boot_index != 0)
+    if not domain.disk:
+        booted += [_volume(devices, domain, one, taken) for one in beside[:1]]
+        beside = beside[1:]
     for disk in domain.local if rescue is None or rescue.bus else ():
         _overlay(devices, disk, _free(bus, taken), bus, options)
     drive = _config_drive(domain, bus, taken) if domain.config_drive else None
     buses = {bus} if drive is None else {bus, drive[1]}
+    buses.update(volume.bus for volume, _ in domain.volumes)
+    made = [(one[0], _volume(devices, domain, one, taken)) for one in beside]
+    later = [(volume.boot_index or 0, disk) for volume, disk in made if boots(volume)]
+    booted += [disk for _, disk in sorted(later, key=lambda one: one[0])]
     if rescue and rescue.bus:
-        SubElement(own, "boot", order="2")
-        added = _overlay(
-            devices,
-            rescue.disk,
-            _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
-            rescue.bus,
-            options,
-            rescue.device,
-        )
-        SubElement(added, "boot", order="1")
-        if rescue.device == "cdrom":
-            SubElement(added, "readonly")
+        booted.insert(0, _added_rescue(devices, rescue, taken, options))
         buses.add(rescue.bus)
+    if domain.orders_disks:
+        for order, first in enumerate(booted, 1):
+            SubElement(first, "boot", order=str(order))
     if drive is not None:
         devices.append(drive[0])
     return buses
+
+
+def boots(volume: AttachedVolume) -> bool:
+    """May the guest be booted from it?"""
+    return volume.boot_index is not None and volume.boot_index >= 0
+
+
+def _volume(
+    devices: Element, domain: Domain, volume: tuple[AttachedVolume, VolumeSource], taken: set[str]
+) -> Element:
+    """A volume, by the name that its user gave it unless another disk has that."""
+    about, source = volume
+    address = domain.addresses.get(about.volume_id)
+    made = volume_xml.element(about, source, volume_name(about, taken), address)
+    devices.append(made)
+    return made
+
+
+def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
+    """What the domain calls a volume, where these names are taken."""
+    name = volume_xml.wanted_name(volume)
+    if not name or name in taken:
+        return _free(volume.bus, taken)
+    taken.add(name)
+    return name
+
+
+def _added_rescue(
+    devices: Element, rescue: Rescue, taken: set[str], options: Mapping[str, str]
+) -> Element:
+    added = _overlay(
+        devices,
+        rescue.disk,
+        _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
+        rescue.bus,
+        options,
+        rescue.device,
+    )
+    if rescue.device == "cdrom":
+        SubElement(added, "readonly")
+    return added
 
 
 def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
@@ -316,12 +373,13 @@ def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Eleme
 
 
 def _free(bus: str, taken: set[str], begin: str = "a") -> str:
-    """The next name on a bus, from this letter on."""
-    name = next(
-        name
-        for letter in ascii_lowercase[ascii_lowercase.index(begin) :]
-        if (name := DEVICE_PREFIXES[bus] + letter) not in taken
-    )
+    """The next name on a bus, from this letter on; after z comes aa."""
+    ends: list[str] = [
+        *ascii_lowercase[ascii_lowercase.index(begin) :],
+        *(first + second for first in ascii_lowercase for second in ascii_lowercase),
+    ]
+    names = (DEVICE_PREFIXES[bus] + end for end in ends)
+    name = next(one for one in names if one not in taken)
     taken.add(name)
     return name
 

@@ -36,7 +36,6 @@ from common.models import (
 from common.server_facts import HostedServer
 from compute_agent.bridges import BridgeHelper
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt import volumes
 from compute_agent.virt.download_limit import MAX_DOWNLOADS
 from compute_agent.virt.driver import (
     RUNNING,
@@ -67,12 +66,14 @@ from compute_agent.virt.libvirt import (
     snapshots,
 )
 from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.connectors import Connectors
 from compute_agent.virt.libvirt.guests import LibvirtGuests
 from compute_agent.virt.libvirt.images import ImageCache
 from compute_agent.virt.libvirt.incoming import records
 from compute_agent.virt.libvirt.incoming.records import Incoming
 from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.shares import GuestShares
+from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.mounts import Mounts, host_mounts
 
 LOG = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class LibvirtDriver:
         migration: live_migration.MigrationOptions | None = None,
         local_disks: LocalDisks | None = None,
         mounts: Mounts | None = None,
+        connectors: Connectors | None = None,
         spice: bool = False,
         bridges: BridgeHelper | None = None,
     ) -> None:
@@ -133,6 +135,7 @@ class LibvirtDriver:
         )
         if virt_type != "test":
             consoles.check_length(instances)
+        self._connectors = connectors or Connectors()
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri, bridges)
         self._guests = LibvirtGuests(
@@ -144,6 +147,7 @@ class LibvirtDriver:
             config_drives or ConfigDrives(),
             local_disks or LocalDisks(),
             GuestShares(instances, self._state_dir / "shares", mounts or host_mounts()),
+            GuestVolumes(instances, self._connectors),
             spice=spice,
         )
 
@@ -167,6 +171,8 @@ class LibvirtDriver:
                 "spice": self._guests.spice,
                 "migration": self._migration.facts,
                 "storage": host.storage_id(self._state_dir / "instances"),
+                "connector": dict(self._connectors.about),
+                "volume_protocols": sorted(self._connectors.table),
             },
         )
 
@@ -192,6 +198,7 @@ class LibvirtDriver:
     def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
         def work() -> DomainState:
             self._guests.shares.mount(server, context)
+            self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)
 
         self._guests.folder(server)
@@ -220,6 +227,7 @@ class LibvirtDriver:
             context.require_lease()  # one that may not be started again is left as it is
             power.off(self._libvirt, server, timeout, context)
             self._guests.shares.mount(server, context)
+            self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)
 
         self._guests.folder(server)
@@ -304,20 +312,31 @@ class LibvirtDriver:
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
         self._guests.folder(server)
-        raise VerbFailed(f"This host cannot connect volume {volume.volume_id}.", retryable=True)
+        return self._patiently(
+            context,
+            lambda: self._guests.volumes.attach(self._libvirt, server, fence, volume, context),
+        )
 
     def detach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
         self._guests.folder(server)
-        return None  # none was ever attached
+        return self._patiently(
+            context,
+            lambda: self._guests.volumes.detach(
+                self._libvirt, server, fence, volume.volume_id, context
+            ),
+        )
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
-        self._guests.folder(server)  # there are none
+        self._guests.folder(server)
+        self._patiently(
+            QUIET, lambda: self._guests.volumes.disconnect(self._libvirt, server, fence)
+        )
 
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
         self._guests.folder(server)
-        raise volumes.unknown(volume.volume_id)
+        self._patiently(context, lambda: self._guests.volumes.extend(self._libvirt, server, volume))
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
@@ -369,7 +388,7 @@ class LibvirtDriver:
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
         folder = self._guests.folder(spec.server)
-        self._patiently(context, lambda: self._guests.check(spec))
+        self._patiently(context, lambda: self._guests.check(replace(spec, volumes=[])))
         cold_migration.prepare(self._images, folder, spec, peer, read_image, context)
         return {}
 

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from common import errors
 from common.command_progress import CommandPhase
 from common.hardware import Hardware
-from common.models import DomainState, GuestSpec, HardwareAssignment, ImageRef
+from common.models import AttachedVolume, DomainState, GuestSpec, HardwareAssignment, ImageRef
 from common.server_facts import HostedServer, facts_of
 from common.wire import from_wire, to_wire
 from compute_agent.config_drive import ConfigDrives
@@ -35,7 +35,14 @@ from compute_agent.virt.driver import (
     required_hardware,
 )
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.libvirt import disks, interface_xml, interfaces, local_disks, power
+from compute_agent.virt.libvirt import (
+    disks,
+    interface_xml,
+    interfaces,
+    local_disks,
+    power,
+    volume_xml,
+)
 from compute_agent.virt.libvirt.connection import Connection, GuestDomain
 from compute_agent.virt.libvirt.domain_xml import (
     RESCUE_BUSES,
@@ -49,6 +56,9 @@ from compute_agent.virt.libvirt.hardware_xml import HostPlacement
 from compute_agent.virt.libvirt.images import GIBIBYTE, CachedImage, ImageCache
 from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.shares import GuestShares
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from compute_agent.virt.libvirt.volumes import GuestVolumes
+from compute_agent.virt.volumes import boots_from_volume
 
 RESCUE = "rescue"
 #: libvirt's name of the format of QEMU's command line.
@@ -58,13 +68,15 @@ COMMAND_LINE = "qemu-argv"
 @dataclass(frozen=True, slots=True)
 class HostDetails:
     """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts
-    of the host, whether config drives are disks, and whether screens speak SPICE."""
+    of the host, whether config drives are disks, whether screens speak SPICE, and where its volumes
+    are."""
 
     folder: Path
     virt_type: str
     place: HostPlacement = HostPlacement()
     config_drive_is_disk: bool = False
     spice: bool = False
+    volumes: tuple[tuple[AttachedVolume, VolumeSource], ...] = ()
 
 
 class LibvirtGuests:
@@ -81,6 +93,7 @@ class LibvirtGuests:
         config_drives: ConfigDrives,
         local: LocalDisks,
         shares: GuestShares,
+        volumes: GuestVolumes,
         *,
         spice: bool = False,
     ) -> None:
@@ -92,6 +105,7 @@ class LibvirtGuests:
         self._config_drives = config_drives
         self.local = local
         self.shares = shares
+        self.volumes = volumes
         self.spice = spice
 
     def folder(self, server: str) -> Path:
@@ -114,7 +128,8 @@ class LibvirtGuests:
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain with the files that are here. After VerbFailed nothing of it runs."""
         required_hardware(spec)
-        disks.verify(disks.existing(self.folder(spec.server)), context)
+        if (disk := root_disk(self.folder(spec.server), spec)) is not None:
+            disks.verify(disk, context)
         found = self._libvirt.find(spec.server)
         if found and found.active and found.fence != spec.fence:
             raise VerbFailed(
@@ -127,7 +142,8 @@ class LibvirtGuests:
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
         """VerbFailed when this host cannot make the server's hardware; nothing is made."""
         home = self.home(spec)
-        xml = described(spec, home, Disk(home.folder / disks.ROOT_DISK), made=0, rescue=rescue)
+        planned = None if boots_from_volume(spec.volumes) else Disk(home.folder / disks.ROOT_DISK)
+        xml = described(spec, home, planned, made=0, rescue=rescue)
         if self._virt_type() == "test":
             return  # libvirt's mock-up has no command line of QEMU
         try:
@@ -155,11 +171,12 @@ class LibvirtGuests:
         if found is None or found.marks.made != spec.fence:
             required_hardware(spec)
             plugs(spec.interfaces)
+            self.volumes.placed(spec.volumes)
             open_folder(folder)
             drive = folder / "config.new"
             try:
                 made = [
-                    self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context),
+                    *self._prepare_root(spec, read_image, context),
                     *self.local.prepare(
                         folder,
                         spec,
@@ -187,6 +204,7 @@ class LibvirtGuests:
             self._define(spec, made=spec.fence)
             disks.discard(folder, RESCUE)
         if runs:
+            self.volumes.connect(spec.server, context)
             return power.start(self._libvirt, spec.server, spec.fence, context)
         return power.state(power.find(self._libvirt, spec.server))
 
@@ -209,6 +227,7 @@ class LibvirtGuests:
                 disks.abandon(folder, RESCUE)
             self._define(spec, made=marks.made, rescue=Rescue(disk, device, bus))
         self.shares.mount(spec.server, context)
+        self.volumes.connect(spec.server, context)
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
@@ -217,12 +236,14 @@ class LibvirtGuests:
         if marks.rescue:
             required_hardware(spec)
             plugs(spec.interfaces)
+            self.volumes.placed(spec.volumes)
             if context.cancelled():
                 raise Cancelled
             self._end(spec.server)
             self._define(spec, made=marks.made)
         disks.discard(self.folder(spec.server), RESCUE)
         self.shares.mount(spec.server, context)
+        self.volumes.connect(spec.server, context)
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def facts(self, server: str) -> HostedServer:
@@ -261,10 +282,16 @@ class LibvirtGuests:
         folder = self.folder(spec.server)
         found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
         if found is None or not (found.active or found.saved):
+            self.volumes.placed(spec.volumes)
             open_folder(folder)
-            image = self._fetch(spec, spec.image, read_image, context)
-            context.phase(CommandPhase.MAKING_DISKS)
-            disks.make(folder, image, spec.flavor.root_gb)
+            self.volumes.keep(spec.server, spec.volumes)
+            self.volumes.connect(spec.server, context)
+            if boots_from_volume(spec.volumes):
+                context.phase(CommandPhase.MAKING_DISKS)
+            else:
+                image = self._fetch(spec, spec.image, read_image, context)
+                context.phase(CommandPhase.MAKING_DISKS)
+                disks.make(folder, image, spec.flavor.root_gb)
             self.local.make(folder, spec)
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
@@ -287,8 +314,17 @@ class LibvirtGuests:
         elif runs:
             interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
         if runs:
+            self.volumes.connect(spec.server, context)
             return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
         return power.state(power.find(self._libvirt, spec.server))
+
+    def _prepare_root(
+        self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+    ) -> list[Disk]:
+        """The root disk, aside; none where a volume takes its place."""
+        if boots_from_volume(spec.volumes):
+            return []
+        return [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context)]
 
     def _prepare(
         self,
@@ -325,12 +361,15 @@ class LibvirtGuests:
             self._place(spec.assignment or HardwareAssignment()),
             self._config_drives.is_disk,
             self.spice,
+            self.volumes.placed(spec.volumes),
         )
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
-        known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
+        before = self._libvirt.describe(spec.server, stored=True)
+        known = {**interface_xml.addresses(before), **volume_xml.addresses(before)}
         home = self.home(spec)
-        xml = described(spec, home, disks.existing(home.folder), made, rescue, known)
+        self.volumes.keep(spec.server, spec.volumes)
+        xml = described(spec, home, root_disk(home.folder, spec), made, rescue, known)
         self._libvirt.define(self.shares.dress(spec.server, xml))
 
     def _end(self, server: str) -> None:
@@ -362,6 +401,11 @@ class LibvirtGuests:
             ) from error
 
 
+def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
+    """The server's own disk, which is here; None where a volume takes its place."""
+    return None if boots_from_volume(spec.volumes) else disks.existing(folder)
+
+
 def open_folder(folder: Path) -> None:
     """Make a server's folder, which QEMU may enter whichever user it runs as."""
     folder.mkdir(exist_ok=True)
@@ -371,7 +415,7 @@ def open_folder(folder: Path) -> None:
 def described(
     spec: GuestSpec,
     home: HostDetails,
-    disk: Disk,
+    disk: Disk | None,
     made: int,
     rescue: Rescue | None = None,
     addresses: Mapping[str, Mapping[str, str]] | None = None,
@@ -399,6 +443,7 @@ def described(
             tuple(Disk(folder / one.name) for one in spec.disks),
             written(facts_of(spec)),
             home.spice,
+            home.volumes,
         )
     )
 

@@ -18,6 +18,7 @@ from common.command_progress import CommandPhase
 from common.json_types import JsonMapping, JsonObject
 from common.models import GuestSpec, HardwareAssignment
 from common.server_facts import facts_of
+from common.wire import from_wire, to_wire
 from compute_agent.virt.driver import (
     PAUSED,
     Cancelled,
@@ -50,11 +51,14 @@ from compute_agent.virt.libvirt.guests import (
     LibvirtGuests,
     described,
     open_folder,
+    root_disk,
     written,
 )
 from compute_agent.virt.libvirt.hardware_xml import HostPlacement
 from compute_agent.virt.libvirt.images import ImageCache
 from compute_agent.virt.libvirt.incoming.records import Arrival
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from compute_agent.virt.volumes import boots_from_volume
 
 #: Seconds in which a guest whose migration is over must be here, whole.
 SETTLE_SECONDS, LOOK_SECONDS = 10.0, 0.2
@@ -79,12 +83,15 @@ def prepare(
     if context.cancelled():
         raise Cancelled
     if shared:
-        for name in (disks.ROOT_DISK, *(one.name for one in spec.disks)):
+        own = [] if boots_from_volume(spec.volumes) else [disks.ROOT_DISK]
+        for name in (*own, *(one.name for one in spec.disks)):
             disks.verify(disks.existing(home.folder, name), context)
     else:
         _lay_out(home.folder, images, spec, peer, read_image, context)
     libvirt.undefine(spec.server)  # a description of when it was here before
     libvirt.ensure_bridges(plug.bridge for plug in plugs(spec.interfaces))
+    guests.volumes.keep(spec.server, spec.volumes)
+    guests.volumes.connect(spec.server, context)
     context.require_lease()
     place = home.place
     return {
@@ -96,6 +103,7 @@ def prepare(
         "cpus": list(place.cpus),
         "shared_cpus": {str(numa_node): list(cpus) for numa_node, cpus in place.shared.items()},
         "most_shares": place.most_shares,
+        "volumes": {one.volume_id: to_wire(source) for one, source in home.volumes},
     }
 
 
@@ -112,7 +120,7 @@ def expected(
         spec.server,
         spec.fence,
         source,
-        described(spec, home, disks.existing(home.folder), made=0),
+        described(spec, home, root_disk(home.folder, spec), made=0),
         live_migration.in_url(options.address),
         shared,
         options.native_tls,
@@ -139,17 +147,23 @@ def describe_at_destination(
         tuple(to["cpus"]),
         to["most_shares"],
     )
+    there = to.get("volumes", {})
     home = HostDetails(
-        Path(to["folder"]), kind, place, to["config_drive_is_disk"], to.get("spice", False)
-    )
-    disk = _there(
-        next(
-            one
-            for one in running_domain.disks(running).values()
-            if one.path.name == disks.ROOT_DISK
+        Path(to["folder"]),
+        kind,
+        place,
+        to["config_drive_is_disk"],
+        to.get("spice", False),
+        tuple(
+            (one, from_wire(VolumeSource, there[one.volume_id]))
+            for one in spec.volumes
+            if one.volume_id in there
         ),
-        home.folder,
     )
+    own = (
+        one for one in running_domain.disks(running).values() if one.path.name == disks.ROOT_DISK
+    )
+    disk = None if boots_from_volume(spec.volumes) else _there(next(own), home.folder)
     return running_domain.at_destination(
         described(spec, home, disk, found.marks.made),
         running,
@@ -186,8 +200,9 @@ def finish(
     if found.power_state == PAUSED and found.marks.resumes:
         context.require_lease()
         libvirt.resume(spec.server)
+    spec = replace(spec, volumes=guests.volumes.of(spec.server))
     home = guests.home(spec)
-    disk = disks.existing(home.folder)
+    disk = root_disk(home.folder, spec)
     libvirt.define(running_domain.placed(described(spec, home, disk, found.marks.made), running))
     libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0, facts=written(facts_of(spec)))
     return power.find(libvirt, spec.server)
@@ -277,15 +292,18 @@ def _lay_out(
     copy = cold_migration.Copy(
         peer, spec.server, context, (cold_migration.CONFIG,) if spec.config_drive else ()
     )
-    image = cold_migration.fetch_base(images, spec, copy, read_image)
+    own = not boots_from_volume(spec.volumes)
+    image = cold_migration.fetch_base(images, spec, copy, read_image) if own else None
     context.phase(CommandPhase.MAKING_DISKS)
     disk, drive = disks.planned(folder, image), folder / cold_migration.CONFIG
     try:
-        disks.prepare(disk, image, spec.flavor.root_gb)
+        if own:
+            disks.prepare(disk, image, spec.flavor.root_gb)
         if spec.config_drive:
             copy.fetch(cold_migration.CONFIG, disks.aside(drive))
             os.replace(disks.aside(drive), drive)
-        disks.adopt(disk)
+        if own:
+            disks.adopt(disk)
         local_disks.lay_out(folder, spec)
     finally:
         disks.abandon(folder)

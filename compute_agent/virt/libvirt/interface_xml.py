@@ -49,6 +49,12 @@ def alias(interface: Element) -> str:
     return "" if element is None else element.get("name", "")
 
 
+def alias_of(described: str, mac: str) -> str | None:
+    """The same of the interface with this MAC address; None when there is none."""
+    interface = found(described).get(mac)
+    return None if interface is None else alias(interface)
+
+
 def found(described: str) -> dict[str, Element]:
     """MAC address -> interface, of a domain that libvirt described; none when it described
     nothing."""

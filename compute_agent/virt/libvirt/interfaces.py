@@ -9,7 +9,6 @@ tells is what the guest has.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from common.command_progress import CommandPhase
@@ -23,10 +22,7 @@ from compute_agent.virt.libvirt.connection import (
     Connection,
     GuestDomain,
 )
-
-#: Seconds in which a guest must let go of an interface, between two requests, and between two
-#: looks.
-RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 20.0, 4.0, 0.2
+from compute_agent.virt.libvirt.unplugging import RELEASE_SECONDS, unplug
 
 
 def attach(
@@ -66,7 +62,16 @@ def detach(
     """The domain has the interface no more. VerbFailed when the guest does not let go of it in
     time: then it stays."""
     context.phase(CommandPhase.DETACHING_INTERFACE)
-    _released(libvirt, server, mac, context, seconds)
+    unplug(
+        libvirt,
+        server,
+        "interface",
+        lambda: _changeable(libvirt, server),
+        lambda described: interface_xml.alias_of(described, mac),
+        lambda found, refusal: _held(found, mac, refusal),
+        context,
+        seconds,
+    )
     if (
         interface := interface_xml.found(libvirt.describe(server, stored=True)).get(mac)
     ) is not None:
@@ -94,41 +99,6 @@ def settle(
         detach(libvirt, server, fence, mac, context)
     for plug in wanted.values():
         attach(libvirt, server, fence, plug, context)
-
-
-def _released(
-    libvirt: Connection, server: str, mac: str, context: VerbContext, seconds: float
-) -> None:
-    """Ask the running guest, again and again, until it has let go; a request may be missed by one
-    that boots."""
-    deadline, ask_at, refusal = time.monotonic() + seconds, 0.0, ""
-    while True:
-        found = _changeable(libvirt, server)
-        interface = interface_xml.found(libvirt.describe(server)).get(mac) if found.active else None
-        if interface is None:
-            return
-        if context.cancelled():
-            raise Cancelled
-        now = time.monotonic()
-        if now > deadline or found.power_state == PAUSED:
-            raise _held(found, mac, refusal)
-        if now >= ask_at:
-            ask_at = now + REQUEST_SECONDS
-            try:
-                _request_detach(libvirt, server, interface_xml.alias(interface))
-            except VerbFailed as refused:
-                # QEMU refuses a second request while it deals with the first; told if nothing comes
-                # of either.
-                refusal = refused.details
-        time.sleep(LOOK_SECONDS)
-
-
-def _request_detach(libvirt: Connection, server: str, alias: str) -> None:
-    libvirt.on(
-        server,
-        "pull out the interface",
-        lambda domain: domain.detachDeviceAlias(alias, AFFECT_LIVE),
-    )
 
 
 def _held(found: GuestDomain, mac: str, refusal: str) -> VerbFailed:

@@ -23,6 +23,7 @@ from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt import disks
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, MEBIBYTE
+from compute_agent.virt.volumes import boots_from_volume
 
 NAME = re.compile(rf"{local_disks.EPHEMERAL}\d+|{local_disks.SWAP}")
 #: Tables that the guest's kernel fills in when it has time, as far as the file's holes do not do so
@@ -45,7 +46,8 @@ def is_ephemeral(name: str) -> bool:
 
 def room(spec: GuestSpec) -> int:
     """How many bytes all disks of a server may take."""
-    return spec.flavor.root_gb * GIBIBYTE + sum(disk.size_mb for disk in spec.disks) * MEBIBYTE
+    root_gb = 0 if boots_from_volume(spec.volumes) else spec.flavor.root_gb
+    return root_gb * GIBIBYTE + sum(disk.size_mb for disk in spec.disks) * MEBIBYTE
 
 
 def present(folder: Path) -> list[Disk]:

@@ -15,7 +15,7 @@ from compute_agent.virt.driver import VerbContext
 from compute_agent.virt.libvirt import disks, local_disks, power
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.guests import LibvirtGuests
+from compute_agent.virt.libvirt.guests import LibvirtGuests, root_disk
 
 
 def resize(
@@ -27,17 +27,19 @@ def resize(
     if not power.find(libvirt, spec.server).active:
         guests.check(spec)
         folder = guests.folder(spec.server)
-        for disk in _all(folder):
+        for disk in _all(folder, spec):
             disks.keep(disk, str(spec.fence), context)
-        disks.grow(disks.existing(folder), spec.flavor.root_gb)
+        if (own := root_disk(folder, spec)) is not None:
+            disks.grow(own, spec.flavor.root_gb)
         guests.local.fit(folder, spec, new=True)
     return guests.install(spec, runs, context)
 
 
-def _all(folder: Path) -> list[Disk]:
+def _all(folder: Path, spec: GuestSpec) -> list[Disk]:
     """The disks whose content counts."""
+    own = root_disk(folder, spec)
     return [
-        disks.existing(folder),
+        *([own] if own else []),
         *(disk for disk in local_disks.present(folder) if local_disks.is_ephemeral(disk.path.name)),
     ]
 
@@ -56,12 +58,12 @@ def settle(
     folder = guests.folder(spec.server)
     if back:
         power.refuse_active(libvirt, spec.server)
-        for disk in _all(folder):
+        for disk in _all(folder, spec):
             disks.take_back(disk, str(resized))
         state = guests.install(spec, False, context)
         local_disks.drop_others(folder, spec)
         return state
-    for disk in _all(folder):
+    for disk in _all(folder, spec):
         disks.forget(disk)
     local_disks.drop_others(folder, spec)
     libvirt.mark(spec.server, fence=spec.fence)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from common.command_progress import CommandPhase
 from common.models import AttachedVolume, DomainState
 from compute_agent.virt import volumes
@@ -66,9 +64,7 @@ def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
         if all(one.volume_id != volume.volume_id for one in guest.volumes):
             raise volumes.unknown(volume.volume_id)
         guest.volumes = [
-            replace(one, size_gb=max(one.size_gb, volume.size_gb))
-            if one.volume_id == volume.volume_id
-            else one
+            volumes.grown(one, volume.size_gb) if one.volume_id == volume.volume_id else one
             for one in guest.volumes
         ]
         host.write(server, guest)

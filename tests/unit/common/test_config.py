@@ -15,6 +15,7 @@ EVERY = [(group, option) for group, options in config.OPTIONS.items() for option
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "DEFAULT.state_dir",
     "DEFAULT.secret_key",
+    "agent.volume_folders",
     "api.public_url",
     "api.policy_file",
     "scheduler.enabled_filters",

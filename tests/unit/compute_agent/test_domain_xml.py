@@ -15,7 +15,7 @@ import pytest
 
 from common.hardware import Hardware, NumaNodeRequest
 from common.hardware.options import OPTIONS
-from common.models import AssignedNumaNode
+from common.models import AssignedNumaNode, AttachedVolume
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt.domain_xml import (
     KEPT_OPTIONS,
@@ -34,6 +34,7 @@ from compute_agent.virt.libvirt.hardware_xml import (
     VIF_MODELS,
     HostPlacement,
 )
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -54,6 +55,20 @@ EMULATED = Domain(
 RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
 LOCAL = (Disk(HOME / "ephemeral0"), Disk(HOME / "swap"))
 PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
+DATA = AttachedVolume("5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90", "/dev/vdb", 1, multiattach=True)
+OTHER = AttachedVolume(
+    "7e8f9a0b-2c3d-4e5f-8a9b-0c1d2e3f4a5b", "/dev/sdx", 1, bus="scsi", read_only=True
+)
+ROOT = AttachedVolume("1b2c3d4e-5f6a-4b7c-8d9e-0f1a2b3c4d5e", "/dev/vda", 1, boot_index=0)
+ON_FILE = VolumeSource("file", f"/volumes/volume-{DATA.volume_id}", direct=False)
+ON_NBD = VolumeSource(
+    "network",
+    host="192.0.2.9",
+    port=10809,
+    export=ROOT.volume_id,
+    tls=True,
+    limits={"total_iops_sec": 500},
+)
 EVERY_OPTION = {
     "cpu_shares": "512",
     "cpu_period": "100000",
@@ -195,6 +210,21 @@ DOMAINS = {
     "local_disks_rescued_from_usb": replace(
         EMULATED, local=LOCAL, rescue=Rescue(RESCUE, "disk", "usb")
     ),
+    "volumes": replace(EMULATED, local=LOCAL, volumes=((DATA, ON_FILE), (OTHER, ON_NBD))),
+    "boots_from_volume": replace(
+        EMULATED,
+        disk=None,
+        local=LOCAL,
+        volumes=((DATA, ON_FILE), (ROOT, ON_NBD)),
+        addresses={DATA.volume_id: PLACE},
+    ),
+    "boots_from_several": replace(
+        EMULATED,
+        volumes=((replace(DATA, boot_index=2), ON_FILE), (replace(OTHER, boot_index=1), ON_NBD)),
+    ),
+    "boots_from_volume_rescued": replace(
+        EMULATED, disk=None, rescue=Rescue(RESCUE), volumes=((ROOT, ON_NBD), (DATA, ON_FILE))
+    ),
     "usb_with_a_disk_as_config_drive": replace(
         EMULATED, config_drive_is_disk=True, hardware=Hardware(options={"disk_bus": "usb"})
     ),
@@ -261,7 +291,7 @@ def test_every_disk_ends_its_chain() -> None:
             for disk in ElementTree.fromstring(domain_xml(domain)).iterfind("devices/disk")
             if disk.find("driver").get("type") == "qcow2"
         ]
-        assert len(disks) == (2 if domain.rescue else 1) + len(domain.local)
+        assert len(disks) == sum(map(bool, (domain.disk, domain.rescue, *domain.local)))
         for disk in disks:
             while (backing := disk.find("backingStore")) is not None:
                 disk = backing

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How this host reaches volumes: a connector for each protocol that it knows.
+
+Called by ``volumes``. A connector says where QEMU finds a volume, which needs no look at it, and
+verifies that it is there and the right one, before a guest sees it. Must stay true: what the volume
+service says names a volume by its id, and never another file of this host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from common.models import AttachedVolume
+from common.tls import Tls, is_loopback
+from compute_agent.virt import volumes
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import nbd, volume_xml
+from compute_agent.virt.libvirt.hardware_xml import DISK_LIMITS
+from compute_agent.virt.libvirt.images import GIBIBYTE
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from compute_agent.virt.volumes import VolumeLink
+
+#: Where open-iscsi has this host's name.
+INITIATOR = Path("/etc/iscsi/initiatorname.iscsi")
+HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
+EXPORT = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
+
+
+class Connector(Protocol):
+    """One protocol."""
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        """Where QEMU finds the volume. VerbFailed when that is none that this host may use."""
+
+    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
+        """Reach it; its bytes. VerbFailed when it is not there. Repeatable."""
+
+
+@dataclass(frozen=True)
+class LocalConnector:
+    """Files and block devices of this host, below ``folders`` alone."""
+
+    folders: Sequence[Path]
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        path = Path(str(link.data.get("device_path") or ""))
+        there = Path(os.path.realpath(path.parent))
+        if (
+            not path.is_absolute()
+            or ".." in path.parts
+            or volume.volume_id not in path.name
+            or not any(there.is_relative_to(folder.resolve()) for folder in self.folders)
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"device_path {str(path)[:200]!r} does not name it in one of [volume] local_folders",
+            )
+        is_block = path.is_block_device()
+        return VolumeSource(
+            volume_xml.BLOCK if is_block else volume_xml.FILE, str(path), direct=_is_direct(path)
+        )
+
+    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
+        try:
+            # A symbolic link may be a logical volume's name, but a file's own name is no link.
+            about = os.stat(source.path, follow_symlinks=source.kind == volume_xml.BLOCK)
+            if stat.S_ISREG(about.st_mode):
+                return about.st_size
+            if stat.S_ISBLK(about.st_mode):
+                with open(source.path, "rb") as device:
+                    return device.seek(0, os.SEEK_END)
+        except OSError as problem:
+            raise _not_there(volume, str(problem)) from problem
+        raise _not_there(volume, f"{source.path} is neither a file nor a block device")
+
+
+@dataclass(frozen=True)
+class NbdConnector:
+    """Exports of NBD servers, which QEMU reaches by itself. ``tls``: with what this host proves
+    itself; ``plain_text``: whether data may travel without TLS to other machines."""
+
+    tls: Tls | None = None
+    plain_text: bool = False
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        data = link.data
+        host, export, port = (
+            str(data.get("host") or ""),
+            str(data.get("export") or ""),
+            data.get("port"),
+        )
+        encrypted = data.get("tls") is True
+        if (
+            not HOST.fullmatch(host)
+            or not EXPORT.fullmatch(export)
+            or volume.volume_id not in export
+            or not isinstance(port, int)
+            or not 0 < port < 1 << 16
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"host {host[:80]!r}, port {str(port)[:20]!r}, export {export[:80]!r} do not name it",
+            )
+        if encrypted and self.tls is None:
+            raise VerbFailed(
+                f"Volume {volume.volume_id} is served over TLS and this host has no certificate; set [tls] "
+                "ca_file, cert_file and key_file.",
+                retryable=True,
+            )
+        if not encrypted and not (self.plain_text or is_loopback(host)):
+            raise VerbFailed(
+                f"Volume {volume.volume_id} would travel as plain text; give its service certificates, or "
+                "set [tls] allow_plain_text = true where nobody else reaches that network.",
+                retryable=True,
+            )
+        return VolumeSource(volume_xml.NETWORK, "", host, port, export, encrypted)
+
+    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
+        return nbd.export_size(
+            source.host, source.port, source.export, self.tls if source.tls else None
+        )
+
+
+@dataclass(frozen=True)
+class Connectors:
+    """Those of this host, by what the volume service calls their protocols. ``about``: who the host
+    is to that service."""
+
+    table: Mapping[str, Connector] = field(default_factory=lambda: {volumes.NBD: NbdConnector()})
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def source(self, volume: AttachedVolume) -> VolumeSource:
+        """Where QEMU finds it. VerbFailed when this host cannot reach it."""
+        link = volumes.link(volume, self.table)
+        found = self.table[link.protocol].source(volume, link)
+        return replace(found, limits=_limits(volume, link))
+
+    def connect(self, volume: AttachedVolume) -> int:
+        """Reach it and verify that it is the one; its bytes."""
+        link = volumes.link(volume, self.table)
+        connector = self.table[link.protocol]
+        size = connector.connect(volume, connector.source(volume, link))
+        if size < volume.size_gb * GIBIBYTE:
+            raise VerbFailed(
+                f"What this host found as volume {volume.volume_id} is not that volume: it has {size} bytes, "
+                f"not {volume.size_gb} GiB. The server does not get it.",
+                details=f"over {link.protocol}",
+            )
+        return size
+
+
+def of_host(
+    folders: Sequence[str], tls: Tls | None, plain_text: bool, about: Mapping[str, object]
+) -> Connectors:
+    """As the operator allows them."""
+    table: dict[str, Connector] = {volumes.NBD: NbdConnector(tls, plain_text)}
+    if folders:
+        table[volumes.LOCAL] = LocalConnector([Path(folder) for folder in folders])
+    return Connectors(table, about)
+
+
+def describe_host(name: str, address: str) -> dict[str, object]:
+    """Who a host is to the volume service, in os-brick's words; the name is the service's own for a
+    host whose files it serves."""
+    about: dict[str, object] = {
+        "host": name,
+        "ip": address,
+        "platform": os.uname().machine,
+        "os_type": "linux",
+        "multipath": False,
+        "do_local_attach": False,
+    }
+    try:
+        text = INITIATOR.read_text()
+    except OSError:
+        return about
+    found = re.search(r"^InitiatorName=(\S+)$", text, re.MULTILINE)
+    return about | ({"initiator": found[1]} if found else {})
+
+
+def _limits(volume: AttachedVolume, link: VolumeLink) -> dict[str, int]:
+    """The rates that its volume type has for its consumers."""
+    rates = link.data.get("qos_specs") or {}
+    try:
+        return {rate: int(rates[rate]) for rate in DISK_LIMITS if rate in rates}
+    except (TypeError, ValueError) as problem:
+        raise volumes.unreadable(volume.volume_id, f"qos_specs: {problem}") from problem
+
+
+def _not_there(volume: AttachedVolume, details: str) -> VerbFailed:
+    return VerbFailed(
+        f"This host does not find volume {volume.volume_id}; see the volume service, and try again.",
+        details=details,
+        retryable=True,
+    )
+
+
+def _is_direct(path: Path) -> bool:
+    """Can it be opened past the host's cache? Not on every file system."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_NONBLOCK))
+    except OSError:
+        return path.is_block_device()
+    return True

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of a guest as libvirt's XML: pure functions.
+
+Called by ``domain_xml`` and ``volumes``. A volume is known by its id, which is the serial of its
+disk, so that the guest finds it by that whatever its other name is. Must stay true: a volume's
+format is raw and never guessed, so that nothing which a guest wrote on it makes QEMU open another
+file; a volume that a guest has had keeps its PCI address when the guest is described anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from common.models import AttachedVolume
+from compute_agent.virt.libvirt import hardware_xml
+
+#: What libvirt calls the places where a volume can be.
+FILE, BLOCK, NETWORK = "file", "block", "network"
+DEVICE = re.compile(r"(?:/dev/)?((?:vd|sd|hd|xvd)[a-z]{1,2})", re.ASCII)
+SCSI_CONTROLLER = "devices/controller[@type='scsi']"
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSource:
+    """Where QEMU finds a volume: a file or block device of the host (``path``), or an NBD export.
+    ``direct``: past the host's cache; ``limits``: libvirt's name of a rate -> number."""
+
+    kind: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    export: str = ""
+    tls: bool = False
+    direct: bool = True
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+def element(
+    volume: AttachedVolume,
+    source: VolumeSource,
+    name: str,
+    address: Mapping[str, str] | None = None,
+) -> Element:
+    """The disk, which the domain calls ``name``."""
+    root = Element("disk", type=source.kind, device="disk")
+    cache = "none" if source.direct else "writeback"
+    SubElement(root, "driver", name="qemu", type="raw", cache=cache, discard="unmap")
+    root.append(_source(source))
+    SubElement(root, "target", dev=name, bus=volume.bus)
+    SubElement(root, "serial").text = volume.volume_id
+    if volume.read_only:
+        SubElement(root, "readonly")
+    if volume.multiattach:
+        SubElement(root, "shareable")
+    hardware_xml.disk_limits(
+        root, {f"disk_{rate}": str(number) for rate, number in source.limits.items()}
+    )
+    if address:
+        SubElement(root, "address", dict(address))
+    return root
+
+
+def _source(source: VolumeSource) -> Element:
+    if source.kind != NETWORK:
+        return Element("source", {"file" if source.kind == FILE else "dev": source.path})
+    made = Element("source", protocol="nbd", name=source.export, tls="yes" if source.tls else "no")
+    SubElement(made, "host", name=source.host, port=str(source.port))
+    return made
+
+
+def wanted_name(volume: AttachedVolume) -> str:
+    """What its user calls it; "" when that is no name of a disk."""
+    found = DEVICE.fullmatch(volume.device)
+    return found[1] if found else ""
+
+
+def text(disk: Element) -> str:
+    return ElementTree.tostring(disk, encoding="unicode")
+
+
+def found(described: str) -> dict[str, Element]:
+    """Serial -> disk, of a domain that libvirt described; none when it described nothing."""
+    return {
+        serial: disk
+        for disk in (
+            ElementTree.fromstring(described).iterfind("devices/disk") if described else ()
+        )
+        if (serial := disk.findtext("serial"))
+    }
+
+
+def addresses(described: str) -> dict[str, dict[str, str]]:
+    """Volume id -> place on the PCI bus; elsewhere a disk's place follows from its name."""
+    return {
+        serial: dict(address.attrib)
+        for serial, disk in found(described).items()
+        if (address := disk.find("address")) is not None and address.get("type") == "pci"
+    }
+
+
+def names(*described: str) -> set[str]:
+    """What domains call their disks."""
+    return {
+        target.get("dev", "")
+        for one in described
+        if one
+        for target in ElementTree.fromstring(one).iterfind("devices/disk/target")
+    }
+
+
+def name_of(disk: Element) -> str:
+    target = disk.find("target")
+    return "" if target is None else target.get("dev", "")
+
+
+def alias(disk: Element) -> str:
+    """What libvirt calls a disk of a running domain."""
+    found = disk.find("alias")
+    return "" if found is None else found.get("name", "")
+
+
+def are_on_host(described: str, volumes: Iterable[str]) -> bool:
+    """Is one of these volumes a file or device of the host that has the domain?"""
+    disks = found(described)
+    return any(disks[volume].get("type") != NETWORK for volume in volumes if volume in disks)
+
+
+def has_scsi(described: str) -> bool:
+    """Has the domain a controller for disks on SCSI?"""
+    return ElementTree.fromstring(described).find(SCSI_CONTROLLER) is not None
+
+
+def with_disk(described: str, disk: Element, scsi_model: str) -> str:
+    """The domain with this disk, in place of the one with its serial."""
+    root = ElementTree.fromstring(without(described, disk.findtext("serial") or ""))
+    devices = root.find("devices")
+    if devices is None:
+        raise ValueError("no domain: it has no devices")
+    target = disk.find("target")
+    if target is not None and target.get("bus") == "scsi" and root.find(SCSI_CONTROLLER) is None:
+        SubElement(devices, "controller", type="scsi", index="0", model=scsi_model)
+    last = max((at for at, device in enumerate(devices) if device.tag == "disk"), default=-1)
+    devices.insert(last + 1, disk)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def without(described: str, volume_id: str) -> str:
+    """The domain without this volume."""
+    root = ElementTree.fromstring(described)
+    for devices in root.iterfind("devices"):
+        for disk in devices.findall("disk"):
+            if volume_id and disk.findtext("serial") == volume_id:
+                devices.remove(disk)
+    return ElementTree.tostring(root, encoding="unicode")

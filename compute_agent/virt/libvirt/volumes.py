@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volumes of guests on this host: which each has, and how they come and go.
+
+Called by ``virt.libvirt.driver`` and ``guests``. Which volumes a guest has, with their connections,
+stands in a file of its folder, readable by this agent alone: written before a volume is connected,
+and without it only after the host has let go, so that whatever is killed in between nothing is
+connected that no file names. Must stay true: no guest sees a volume that was not verified; a volume
+leaves the stored definition only when the running guest has let go of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.command_progress import CommandPhase
+from common.models import AttachedVolume, DomainState
+from common.wire import from_wire, to_wire
+from compute_agent.virt import volumes
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.libvirt import domain_xml, power, volume_xml
+from compute_agent.virt.libvirt.connection import (
+    AFFECT_LIVE,
+    BLOCK_RESIZE_BYTES,
+    Connection,
+    GuestDomain,
+)
+from compute_agent.virt.libvirt.connectors import Connectors
+from compute_agent.virt.libvirt.unplugging import RELEASE_SECONDS, unplug
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
+
+FILE = "volumes.json"
+#: The controller that a guest gets with its first disk on SCSI.
+SCSI_MODEL = "virtio-scsi"
+
+
+@dataclass(frozen=True)
+class GuestVolumes:
+    """``instances``: the folders of guests."""
+
+    instances: Path
+    connectors: Connectors = field(default_factory=Connectors)
+
+    def of(self, server: str) -> list[AttachedVolume]:
+        """A guest's, in the order in which it got them."""
+        try:
+            return [
+                from_wire(AttachedVolume, one)
+                for one in json.loads((self.instances / server / FILE).read_text())
+            ]
+        except FileNotFoundError:
+            return []
+
+    def placed(
+        self, wanted: Iterable[AttachedVolume]
+    ) -> tuple[tuple[AttachedVolume, VolumeSource], ...]:
+        """Volumes with where QEMU finds them. VerbFailed when this host cannot reach one."""
+        return tuple((one, self.connectors.source(one)) for one in wanted)
+
+    def keep(self, server: str, wanted: Iterable[AttachedVolume]) -> None:
+        """The guest has these volumes and no others; its folder is there."""
+        self._write(server, list(wanted))
+
+    def connect(self, server: str, context: VerbContext) -> None:
+        """Before the guest is started: VerbFailed when one is not there, or not the one."""
+        for volume in self.of(server):
+            context.phase(CommandPhase.CONNECTING_VOLUMES)
+            if context.cancelled():
+                raise Cancelled
+            self.connectors.connect(volume)
+
+    def attach(
+        self,
+        libvirt: Connection,
+        server: str,
+        fence: int,
+        volume: AttachedVolume,
+        context: VerbContext,
+    ) -> DomainState:
+        """The guest has the volume: at once when it is active, else from its next start on."""
+        context.phase(CommandPhase.ATTACHING_VOLUME)
+        source = self.connectors.source(volume)
+        found = _changeable(libvirt, server)
+        if volume.volume_id not in volume_xml.found(libvirt.describe(server)):
+            volumes.refuse_cold_bus(volume, found.power_state)
+        before = self.of(server)
+        others = [one for one in before if one.volume_id != volume.volume_id]
+        self._write(server, [*others, volume])
+        try:
+            self.connectors.connect(volume)
+            if context.cancelled():
+                raise Cancelled
+            self._plug(libvirt, server, found, volume, source)
+        except VerbFailed:
+            if not _has(libvirt, server, volume.volume_id):
+                self._write(server, others)
+            raise
+        libvirt.mark(server, fence=fence)
+        return power.state(power.find(libvirt, server))
+
+    def _plug(
+        self,
+        libvirt: Connection,
+        server: str,
+        found: GuestDomain,
+        volume: AttachedVolume,
+        source: VolumeSource,
+    ) -> None:
+        running, stored = libvirt.describe(server), libvirt.describe(server, stored=True)
+        name = domain_xml.volume_name(volume, volume_xml.names(running, stored))
+        if found.active and volume.volume_id not in volume_xml.found(running):
+            if volume.bus == "scsi" and not volume_xml.has_scsi(running):
+                raise VerbFailed(
+                    "The server's machine has no SCSI controller; stop it before its first volume on SCSI "
+                    "is attached, or attach the volume on virtio."
+                )
+            disk = volume_xml.text(volume_xml.element(volume, source, name))
+            libvirt.on(
+                server,
+                "attach the volume",
+                lambda domain: domain.attachDeviceFlags(disk, AFFECT_LIVE),
+            )
+            running = libvirt.describe(server)
+        if volume.volume_id not in volume_xml.found(stored):
+            # One that the guest has already is stored with the name and the place that it has.
+            there = volume_xml.found(running).get(volume.volume_id) if found.active else None
+            name = name if there is None else volume_xml.name_of(there)
+            place = volume_xml.addresses(running).get(volume.volume_id) if found.active else None
+            libvirt.define(
+                volume_xml.with_disk(
+                    libvirt.describe(server, stored=True),
+                    volume_xml.element(volume, source, name, place),
+                    SCSI_MODEL,
+                )
+            )
+
+    def detach(
+        self,
+        libvirt: Connection,
+        server: str,
+        fence: int,
+        volume_id: str,
+        context: VerbContext,
+        seconds: float = RELEASE_SECONDS,
+    ) -> DomainState | None:
+        """The guest has the volume no more, nor is it connected here. VerbFailed when the guest
+        does not let go of it in time: then it stays."""
+        volumes.check_id(volume_id)
+        context.phase(CommandPhase.DETACHING_VOLUME)
+        if libvirt.find(server) is None:
+            self._forget(server, volume_id)
+            return None
+        for volume in self.of(server):
+            if volume.volume_id == volume_id:
+                volumes.refuse_cold_bus(volume, _changeable(libvirt, server).power_state)
+        unplug(
+            libvirt,
+            server,
+            "volume",
+            lambda: _changeable(libvirt, server),
+            lambda described: _alias(described, volume_id),
+            lambda found, refusal: volumes.held(volume_id, found.power_state, refusal),
+            context,
+            seconds,
+        )
+        stored = libvirt.describe(server, stored=True)
+        if volume_id in volume_xml.found(stored):
+            libvirt.define(volume_xml.without(stored, volume_id))
+        self._forget(server, volume_id)
+        libvirt.mark(server, fence=fence)
+        return power.state(power.find(libvirt, server))
+
+    def disconnect(self, libvirt: Connection, server: str, fence: int) -> None:
+        """All of them, of a guest that is off; one that is not here has none."""
+        power.refuse_active(libvirt, server)
+        if libvirt.find(server) is not None:
+            for volume in self.of(server):
+                stored = libvirt.describe(server, stored=True)
+                libvirt.define(volume_xml.without(stored, volume.volume_id))
+            libvirt.mark(server, fence=fence)
+        if (self.instances / server).exists():
+            self._write(server, [])
+
+    def extend(self, libvirt: Connection, server: str, volume: AttachedVolume) -> None:
+        """The guest sees the new size of a volume that has grown."""
+        found, kept = _changeable(libvirt, server), self.of(server)
+        known = next((one for one in kept if one.volume_id == volume.volume_id), None)
+        if known is None:
+            raise volumes.unknown(volume.volume_id)
+        wanted = volumes.grown(known, volume.size_gb)
+        size = self.connectors.connect(wanted)
+        disk = volume_xml.found(libvirt.describe(server)).get(volume.volume_id)
+        if found.active and disk is not None:
+            name = volume_xml.name_of(disk)
+            libvirt.on(
+                server,
+                "tell the guest the volume's new size",
+                lambda domain: domain.blockResize(name, size, BLOCK_RESIZE_BYTES),
+            )
+        self._write(server, [wanted if one is known else one for one in kept])
+
+    def _forget(self, server: str, volume_id: str) -> None:
+        kept = self.of(server)
+        left = [one for one in kept if one.volume_id != volume_id]
+        if left != kept:
+            self._write(server, left)
+
+    def _write(self, server: str, wanted: list[AttachedVolume]) -> None:
+        path = self.instances / server / FILE
+        if not wanted:
+            path.unlink(missing_ok=True)
+            return
+        part = path.with_name(f"{FILE}.part")
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump([to_wire(one) for one in wanted], file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+
+def _changeable(libvirt: Connection, server: str) -> GuestDomain:
+    """The domain, unless it is suspended."""
+    found = power.find(libvirt, server)
+    if found.saved:
+        raise volumes.suspended()
+    return found
+
+
+def _has(libvirt: Connection, server: str, volume_id: str) -> bool:
+    """Has the domain the volume, running or stored?"""
+    return any(
+        volume_id in volume_xml.found(libvirt.describe(server, stored=stored))
+        for stored in (False, True)
+    )
+
+
+def _alias(described: str, volume_id: str) -> str | None:
+    disk = volume_xml.found(described).get(volume_id)
+    return None if disk is None else volume_xml.alias(disk)
