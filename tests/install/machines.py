@@ -38,10 +38,13 @@ PACKAGES = (
     "ca-certificates",
 )
 BRIDGE, NETWORK = "kn-install", "172.31.77"
+MULTICAST = (
+    "224.0.0.0/4"  #: of Neutron's tunnels; the kernel shows bridged packets to the rules too
+)
 #: Every machine's address; each finds the others by name, as DNS would tell it.
 ADDRESSES = {
     name: f"{NETWORK}.{number}"
-    for number, name in enumerate(("cloud", "controller", "node1", "node2", "debian"), 10)
+    for number, name in enumerate(("cloud", "controller", "second", "node1", "node2", "debian"), 10)
 }
 BOOT_SECONDS, INSTALL_SECONDS = 120, 1800
 ADVICE = "Check the network and /etc/apt/sources.list, then run this again."
@@ -117,7 +120,7 @@ def network() -> Iterator[None]:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         rules = (
             f"table ip {BRIDGE} {{ chain post {{ type nat hook postrouting priority 100; "
-            f"ip saddr {NETWORK}.0/24 ip daddr != {NETWORK}.0/24 masquerade; }}; }}"
+            f"ip saddr {NETWORK}.0/24 ip daddr != {{ {NETWORK}.0/24, {MULTICAST} }} masquerade; }}; }}"
         )
         run(["nft", rules], ADVICE)
         yield

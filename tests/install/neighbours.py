@@ -26,6 +26,7 @@ PACKAGES = (
     "neutron-metadata-agent",
     "python3-openstackclient",
     "python3-pymysql",
+    "openssh-client",
 )
 HOST_PACKAGES = ("neutron-linuxbridge-agent",)
 #: An admin's way to Keystone; files of it are sourced.
