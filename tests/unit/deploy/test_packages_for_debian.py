@@ -41,6 +41,17 @@ def test_every_service_and_every_part_of_the_libraries_is_a_package() -> None:
     assert STANZAS.keys() == services | bundle.EXTRAS.keys()
 
 
+def test_every_unit_but_the_standalone_services_is_in_a_package() -> None:
+    packed = {f"kilonova-{name}.service" for name in manual.services()}
+    packed |= {unit for units in bundle.HELPERS.values() for unit in units}
+    standalone = ("identity", "image.", "network")
+    units = {unit.name for unit in (bundle.ROOT / "systemd").iterdir()}
+    left = {unit for unit in units if unit.removeprefix("kilonova-").startswith(standalone)}
+    assert units - left == packed
+    for name in packed:
+        assert bundle.UNITS_PREFIX not in bundle.unit_text(name)
+
+
 def test_what_a_package_needs_of_the_others_has_its_own_version() -> None:
     for package, stanza in STANZAS.items():
         needed = {name for name in depends(package) if name.startswith("kilonova-")}
