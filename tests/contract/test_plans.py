@@ -140,7 +140,8 @@ def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]
     return [
         row.table
         for row in plan
-        if row.table in GROWING and (row.type in ("ALL", "index") or int(row.rows or 0) > MANY)
+        if row.table in GROWING
+        and (row.type in ("ALL", "index") or int(str(row.rows or 0).split()[0]) > MANY)
     ]
 
 

@@ -167,6 +167,10 @@ def begin(
     return show(tx, action)
 
 
+#: The host of one that is open; a comparison, as SQLite finds no NOT NULL by an index.
+_IS_OPEN = host_actions.c.open_host > ""
+
+
 def open_of(tx: Connection, host: str) -> HostAction | None:
     """The one that is open on a host."""
     row = tx.execute(sa.select(host_actions).where(host_actions.c.open_host == host)).first()
@@ -200,7 +204,7 @@ def list_open(tx: Connection) -> list[HostAction]:
     """The open ones of all hosts, the oldest first."""
     query = (
         sa.select(host_actions)
-        .where(host_actions.c.open_host.is_not(None))
+        .where(_IS_OPEN)
         .order_by(host_actions.c.created_at, host_actions.c.id)
     )
     return [_read(row) for row in tx.execute(query)]
@@ -241,12 +245,7 @@ def stop(tx: Connection, action: str) -> HostAction:
 # --- for the conductor that carries it out ---
 def is_any_open(tx: Connection) -> bool:
     """Is there anything to do? One statement, by an index."""
-    return (
-        tx.scalar(
-            sa.select(host_actions.c.id).where(host_actions.c.open_host.is_not(None)).limit(1)
-        )
-        is not None
-    )
+    return tx.scalar(sa.select(host_actions.c.id).where(_IS_OPEN).limit(1)) is not None
 
 
 def take(tx: Connection, owner: str) -> list[HostAction]:
@@ -256,7 +255,7 @@ def take(tx: Connection, owner: str) -> list[HostAction]:
         tx.execute(
             sa.select(host_actions)
             .where(
-                host_actions.c.open_host.is_not(None),
+                _IS_OPEN,
                 sa.or_(host_actions.c.locked_by == owner, host_actions.c.locked_until < now()),
             )
             .with_for_update(skip_locked=True)
@@ -288,7 +287,7 @@ def record(
         .where(
             host_actions.c.id == action,
             host_actions.c.locked_by == owner,
-            host_actions.c.open_host.is_not(None),
+            _IS_OPEN,
         )
         .with_for_update()
     ).first()

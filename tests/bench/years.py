@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a round of an idle conductor costs when nothing has ended yet, and after 1,000,000 rows have
+in each table that keeps them: ``python -m tests.bench.years [ROWS] [DATABASE ...]``.
+
+Every loop of the conductor once, and the metrics, with three hosts that are up (tests/years.py):
+statements, and milliseconds at the median. Filling eight tables takes ten minutes a database.
+Nothing is asserted: tests/contract/test_idle_round.py judges statements and plans.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.store import upgrades
+from common.store.connections import ConnectionLimits
+from common.store.engine import Store
+from deploy.progress import say
+from deploy.servers import Servers
+from tests.bench.claims import new_database
+from tests.bench.figures import machine
+from tests.years import Asked, IdleConductor, analyze, fill
+
+ROWS, ROUNDS, STEP = 1_000_000, 50, 50_000
+DATABASES = ("postgresql", "mariadb", "sqlite")
+
+
+def cost(store: Store, conductor: IdleConductor) -> dict[str, float]:
+    """Of one round, after some that are not counted."""
+    for _ in range(3):
+        conductor.round()
+    with Asked(store) as statements:
+        conductor.round()
+    took = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        conductor.round()
+        took.append((time.perf_counter() - began) * 1000)
+    return {"statements": len(statements), "ms": round(statistics.median(took), 1)}
+
+
+def measure(url: str, rows: int) -> dict[str, dict[str, float]]:
+    """Before and after."""
+    store = Store(url, limits=ConnectionLimits(statement=0))
+    try:
+        upgrades.upgrade(store)
+        conductor = IdleConductor(store)
+        found = {"0 ended rows": cost(store, conductor)}
+        for first in range(0, rows, STEP):
+            fill(store, first, min(rows, first + STEP))
+        analyze(store)
+        return found | {f"{rows} ended rows in each table": cost(store, conductor)}
+    finally:
+        store.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the figures of these databases, all of them by default."""
+    rows = int(words[0]) if words else ROWS
+    say(json.dumps(machine()))
+    with (
+        tempfile.TemporaryDirectory(prefix="kn-years-", dir="/tmp") as folder,
+        Servers(Path(folder) / "servers") as servers,
+    ):
+        Path(folder).chmod(0o755)
+        for kind in words[1:] or DATABASES:
+            say(json.dumps({kind: measure(new_database(servers, kind, Path(folder)), rows)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
