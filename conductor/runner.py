@@ -574,7 +574,13 @@ def finish(run: AnyRun, state: str, message: str | None = None) -> None:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)
     run.head.update(
-        state=state, due_at=None, owner=None, lease_until=None, secrets=None, finished_at=now()
+        actions.forgotten(run.action.args),
+        state=state,
+        due_at=None,
+        owner=None,
+        lease_until=None,
+        secrets=None,
+        finished_at=now(),
     )
     if message := message or run.data.left_undone:
         run.head["message"] = message

@@ -26,15 +26,18 @@ def upgrade(options: argparse.Namespace) -> int:
         + (" already" if before == after else f", was {before or 'empty'}")
     )
     try:
-        number = (
+        sealed = (
             user_data.seal_user_data(store, Vault(conf.secret_key))
             if conf.secret_key.strip(", ")
             else 0
         )
+        forgotten = user_data.forget_ended(store)
     finally:
         store.close()
-    if number:
-        print(f"user data of {number} servers, which could be read here, is sealed")
+    if sealed:
+        print(f"user data of {sealed} servers, which could be read here, is sealed")
+    if forgotten:
+        print(f"files and user data of {forgotten} requests that have ended are gone")
     return 0
 
 

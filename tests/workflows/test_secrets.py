@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from common import states
 from common.store import schema
+from common.store.servers import stuck_actions
 from tests.workflows.simulator import Cloud
 
 FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
@@ -60,6 +61,34 @@ def test_an_action_that_is_superseded_keeps_none(cloud: Cloud, server: str) -> N
     assert set(
         cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.secrets)).all())
     ) == {None}
+
+
+@pytest.mark.parametrize("end", ["done", "superseded", "settled"])
+def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> None:
+    """Files of a request from before 0008; in a cloud without a key user data of a rebuild."""
+    cloud.round()
+    server = cloud.create()[0]
+    args = {"files": FILES, "before": {"name": "kept", "user_data": "Zm9ybWVy"}}
+
+    def plant(tx: sa.Connection) -> None:
+        row = tx.execute(sa.select(schema.actions)).one()
+        tx.execute(sa.update(schema.actions).values(args={**row.args, **args}))
+
+    cloud.store.write(plant)
+    assert FILES[0]["contents"] in everything(cloud)
+    if end == "settled":
+        [action] = cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.id)).all())
+        cloud.store.write(
+            lambda tx: tx.execute(sa.update(schema.actions).values(state="stuck", due_at=None))
+        )
+        cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
+    elif end == "superseded":
+        cloud.ask(server, "delete")
+    else:
+        cloud.settle()
+    found = everything(cloud)
+    assert FILES[0]["contents"] not in found and "Zm9ybWVy" not in found
+    assert "kept" in found, "nothing else goes"
 
 
 def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None:

@@ -192,10 +192,12 @@ def supersede(tx: Connection, action_id: str) -> None:
 
     Its lease stays, so that the action that follows can see when the old burst has let go.
     """
+    args = tx.scalar(sa.select(actions.c.args).where(actions.c.id == action_id))
     tx.execute(
         sa.update(actions)
         .where(actions.c.id == action_id, actions.c.state.in_(LIVE))
         .values(
+            **forgotten(args),
             state="superseded",
             due_at=None,
             secrets=None,
@@ -205,6 +207,19 @@ def supersede(tx: Connection, action_id: str) -> None:
         )
     )
     outbox.ended(tx, action_id)
+
+
+def forgotten(args: object) -> Values:
+    """The change of an action that ends, where its arguments hold what goes then: injected files
+    (of actions from before 0008), and user data in a cloud that has no key to seal it with."""
+    if not isinstance(args, dict):
+        return {}  # it is gone, or cannot be read
+    kept = {name: value for name, value in args.items() if name != "files"}
+    if "user_data" in kept.get("before", ()):
+        kept["before"] = {
+            name: value for name, value in kept["before"].items() if name != "user_data"
+        }
+    return {"args": kept} if kept != args else {}
 
 
 def take(

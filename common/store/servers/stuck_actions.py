@@ -25,6 +25,7 @@ from common.store.servers.actions import (
     LIVE,
     STUCK,
     append,
+    forgotten,
     lock,
     lock_servers,
     update,
@@ -143,6 +144,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         tx,
         {
             row.id: {
+                **forgotten(row.args),
                 "state": "failed",
                 "due_at": None,
                 "owner": None,
