@@ -103,6 +103,7 @@ CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
     Job("fuzz", "fuzz", module="tests.fuzz"),
+    Job("mutations", "mutations", servers=("rabbitmq",), module="tests.mutations"),
     TEMPEST,
     CLIENTS,
     INSTALL,
@@ -118,6 +119,7 @@ RINGS = (
     "e2e",
     "bench",
     "fuzz",
+    "mutations",
     "tempest",
     "clients",
     "install",

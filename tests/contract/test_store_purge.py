@@ -46,6 +46,22 @@ NOT_TO_GO: dict[str, Callable[[sa.Connection, str], object]] = {
     "an action": lambda tx, server: tx.execute(
         sa.update(schema.actions).where(schema.actions.c.server_id == server).values(state="due")
     ),
+    "an open migration": lambda tx, server: tx.execute(
+        sa.insert(schema.migrations).values(
+            uuid=ids.new(),
+            server_id=server,
+            action_id=ids.new(),
+            project_id="project",
+            user_id="user",
+            type="migration",
+            status="migrating",
+            old_flavor={},
+            new_flavor={},
+            was="active",
+            created_at=now() - 200 * DAY,
+            updated_at=now() - 200 * DAY,
+        )
+    ),
     "a part of the period": lambda tx, server: tx.execute(
         sa.update(schema.servers).where(schema.servers.c.id == server).values(terminated_at=now())
     ),

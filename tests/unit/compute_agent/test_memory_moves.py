@@ -30,6 +30,19 @@ class Nothing:
         raise AssertionError(name)
 
 
+def test_files_are_read_under_the_secret_of_the_move_alone() -> None:
+    driver = MemoryDriver(MemoryHost("h1", vcpus=4, memory_mb=1024, disk_gb=10, script={}))
+    driver.ensure_guest(SPEC, lambda image: iter(()), QUIET)
+    driver.ensure_stopped("s", 1, 0, QUIET)
+    driver.offer("s", 1, "secret", QUIET)
+    assert driver.parts("s", "secret")
+    for wrong in ("", "another"):
+        with pytest.raises(errors.Forbidden):
+            driver.parts("s", wrong)
+        with pytest.raises(errors.Forbidden):
+            next(iter(driver.read_part("s", wrong, "disk")))
+
+
 class Processes:
     """Two hosts, each in a process of its own: they know each other by their URIs only."""
 

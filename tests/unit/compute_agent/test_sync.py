@@ -116,6 +116,22 @@ def test_commands_of_another_session_are_dropped_and_not_answered(rig: Rig) -> N
     assert (said.working, said.results) == ([], [])
 
 
+def test_a_command_of_another_session_that_starts_nothing_is_dropped_too(rig: Rig) -> None:
+    rig.agent.accept([command(session=4, verb="ensure_stopped")])
+    assert rig.agent.in_hand() == set()
+    assert rig.agent.take() is None
+
+
+def test_nothing_starts_before_what_must_be_off_is_looked_at(rig: Rig) -> None:
+    """Nobody has begun to stop it yet."""
+    rig.exchange(SyncAnswer(6, guests={}, stop=["moved away"]), registration=True)
+    rig.agent.accept([command(session=6)])
+    assert rig.agent.take() is None
+    assert rig.agent.take_stop() == "moved away"
+    rig.agent.stopped("moved away", True)
+    assert taken(rig.agent) == ["a"]
+
+
 def test_an_older_fence_is_refused_and_says_why(rig: Rig) -> None:
     rig.agent.accept([command(fence=3)])
     rig.agent.accept([command("b", fence=2)])

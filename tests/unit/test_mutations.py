@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each mutation still applies to the code, and says which decision it is about."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutations import ROOT, Mutation, OutOfDate, every
+
+MUTATIONS = {one.id: one for one in every()}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_it_applies(name: str) -> None:
+    one = MUTATIONS[name]
+    changed = one.applied((ROOT / one.file).read_text())
+    compile(changed, one.file, "exec")
+    assert one.protects and list((ROOT / "docs/decisions").glob(f"{one.decision}-*.md"))
+    assert one.tests and all((ROOT / test.split("::")[0]).exists() for test in one.tests)
+
+
+def test_there_are_enough_and_each_once() -> None:
+    assert len(MUTATIONS) == len(list(every())) >= 46
+
+
+def test_one_that_is_out_of_date_says_so() -> None:
+    one = Mutation("a", "f", "x = 1", "x = 2", "p", "0001", ("t",))
+    assert one.applied("x = 1\n") == "x = 2\n"
+    for text in ("", "x = 1\nx = 1\n"):
+        with pytest.raises(OutOfDate, match="mend tests/mutations"):
+            one.applied(text)
