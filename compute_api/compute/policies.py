@@ -21,7 +21,7 @@ RULES: dict[str, str] = {
     _API + "os-volumes-attachments:show": READER,
     _API + "os-volumes-attachments:create": MEMBER,
     _API + "os-volumes-attachments:update": MEMBER,
-    _API + "os-volumes-attachments:swap": "rule:service_api",
+    _API + "os-volumes-attachments:swap": "rule:service_or_admin",
     _API + "os-volumes-attachments:delete": MEMBER,
     "compute:server:topology:index": READER,
     "compute:server:topology:host:index": ADMIN,

@@ -252,7 +252,7 @@ def test_what_goes_with_the_server_is_changed(cloud: Cloud, server: str) -> None
         assert refused(answer, 400) == f"The {name} property is not mutable."
 
 
-@pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404), ("admin", 403)])
+@pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404), ("admin", 400)])
 def test_volumes_are_not_exchanged(cloud: Cloud, server: str, token: str, status: int) -> None:
     attach(cloud, server)
     done(cloud, server)
@@ -299,3 +299,24 @@ def test_a_service_that_does_not_answer_is_said(
     monkeypatch.setattr(volumes, "volume", silent)
     assert "does not answer" in refused(attach(cloud, server), 503)
     assert cloud.rows(schema.block_devices) == []
+
+
+def test_a_volume_that_has_grown_is_seen(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
+    event = {"name": "volume-extended", "server_uuid": server, "tag": VOLUME}
+
+    def codes(**more: Any) -> list[int]:
+        answer = cloud.call(
+            "POST",
+            "/os-server-external-events",
+            {"events": [{**event, **more}]},
+            mv="2.51",
+            token="service",
+        )
+        return [one["code"] for one in answer.json["events"]]
+
+    assert codes() == [422], "it is still being attached"
+    done(cloud, server, locked=True)
+    assert codes(tag=OTHER) == [404] and codes() == [200]
+    [action], [row] = begun(cloud, "extend_volume"), cloud.rows(schema.block_devices)
+    assert action.args == {"was": "active", "block_device": row.uuid, "volume_id": VOLUME}

@@ -16,7 +16,7 @@ from common import errors, states
 from common.clock import Clock
 from common.json_types import JsonMapping
 from common.store.rows import ServerPlace
-from common.store.servers import actions, servers
+from common.store.servers import actions, servers, volumes
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.schemas.external_events import COMPLETED
@@ -123,10 +123,36 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
     return codes
 
 
+def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
+    """Servers see that volumes have grown, also those that are locked."""
+    row, system = states.row("extend_volume"), dataclasses.replace(request.context, admin=True)
+    codes = []
+    for event in events:
+        server_id, volume_id = event["server_uuid"], event["tag"]
+        try:
+            device = request.read(volumes.show, server_id, volume_id)
+            request.make(
+                partial(actions.is_begun, server_id=server_id),
+                actions.begin,
+                row,
+                server_id,
+                context=system,
+                args={"block_device": device.uuid, "volume_id": volume_id},
+            )
+            codes.append(DONE)
+        except errors.NotFound:
+            codes.append(MISSING)
+        except errors.Conflict:
+            codes.append(UNPROCESSABLE)
+    request.services.wakeup.wake()
+    return codes
+
+
 #: By name, in the order in which they are done. For the others nothing waits in this cloud.
 HANDLERS: dict[str, Handler] = {
     "network-vif-plugged": _wake,
     "network-vif-unplugged": _wake,
     "network-vif-deleted": _detach,
     "network-changed": _reread,
+    "volume-extended": _extend,
 }

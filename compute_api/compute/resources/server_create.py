@@ -227,32 +227,15 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         or image.ref.properties.get("img_config_drive") == "mandatory"
     )
     columns = {
-        "description": body.get("description"),
-        "image_id": None if found.root else image.ref.id,
-        "image": to_wire(replace(image.ref, id="") if found.root else image.ref),
-        "flavor": to_wire(flavor),
-        "flavor_id": flavor.id,
-        "vcpus": flavor.vcpus,
-        "memory_mb": flavor.memory_mb,
-        "disk_gb": flavor.disk_gb,
+        **_columns(request, body, flavor, image, volumes),
         "key_name": key.name if key else None,
         "key_data": key.public_key if key else None,
-        "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
         "config_drive": config_drive,
-        "meta": body.get("metadata", {}),
-        "tags": sorted(set(body.get("tags", ()))),
         "scheduler_hints": hints,
         "security_groups": interfaces.groups,
         # Not NULL when it may get ports: a delete that comes in the middle has to look for them.
         "interfaces": interfaces.interfaces if interfaces.args["networks"] else None,
-        "trusted_image_certificates": body.get("trusted_image_certificates"),
-        "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
-        "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
-        "disk_config": parts.disk_config(body),
-        "root_device_name": volumes.root_name if volumes else ROOT,
-        "volumes": len(asked),
         "disks": disks,
-        "availability_zone": None,
         "pinned_availability_zone": where.zone,
     }
     return ServerRequest(
@@ -268,6 +251,37 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         files,
         volumes,
     )
+
+
+def _columns(
+    request: Request,
+    body: JsonObject,
+    flavor: models.Flavor,
+    image: Image,
+    volumes: NewVolumes | None,
+) -> JsonObject:
+    """What stands in each server's row of the body, and of what it is made of."""
+    has_disk = volumes is None or volumes.found.root is None
+    return {
+        "description": body.get("description"),
+        "image_id": image.ref.id if has_disk else None,
+        "image": to_wire(image.ref if has_disk else replace(image.ref, id="")),
+        "flavor": to_wire(flavor),
+        "flavor_id": flavor.id,
+        "vcpus": flavor.vcpus,
+        "memory_mb": flavor.memory_mb,
+        "disk_gb": flavor.disk_gb,
+        "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
+        "meta": body.get("metadata", {}),
+        "tags": sorted(set(body.get("tags", ()))),
+        "trusted_image_certificates": body.get("trusted_image_certificates"),
+        "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
+        "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
+        "disk_config": parts.disk_config(body),
+        "root_device_name": volumes.root_name if volumes else ROOT,
+        "volumes": len(volumes.names) if volumes else 0,
+        "availability_zone": None,
+    }
 
 
 def _volumes(
