@@ -12,6 +12,7 @@ import pytest
 from common.store.servers import guests
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
+from tests.api.volumes import VOLUME, storing
 from tests.nova import known, schemas
 
 SHOW = "/v2.1/servers/70a599e0-31e7-49b7-b260-868f441e862b"
@@ -104,7 +105,20 @@ def policies_of_later_versions(cloud: Cloud, networks: Networks, server: str) ->
     yield differs(cloud, "GET", "/os-server-groups", mv=14)
 
 
-CASES = (events_and_tags, addresses, console_token, policies_of_later_versions)
+def volumes_at_once(cloud: Cloud, networks: Networks, server: str) -> Differences:
+    storing(cloud)
+    body = {"volumeAttachment": {"volumeId": VOLUME}}
+    cloud.rest(server)
+    yield differs(cloud, "POST", f"/servers/{server}/os-volume_attachments", body, 101)
+
+
+CASES = (
+    events_and_tags,
+    addresses,
+    console_token,
+    policies_of_later_versions,
+    volumes_at_once,
+)
 
 
 def test_what_is_known_to_differ_does(wired: Cloud, networks: Networks) -> None:

@@ -387,3 +387,37 @@ def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> N
     path = f"/servers/{row.server_id}/os-volume_attachments"
     [listed] = cloud.call("GET", path).json["volumeAttachments"]
     assert listed["volumeId"] == row.volume_id
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "text"),
+    [
+        ("rescue", None, "cannot be rescued: Cannot rescue a volume-backed instance"),
+        ("createImage", {"name": "i"}, "boots from a volume, of which this cloud makes no image"),
+        (
+            "createBackup",
+            {"name": "i", "backup_type": "daily", "rotation": 1},
+            "Backup is not supported for volume-backed instances.",
+        ),
+        ("rebuild", {"imageRef": IMAGE}, "boots from a volume, which this cloud does not write"),
+    ],
+)
+def test_what_needs_a_disk_of_the_host_is_refused(
+    cloud: Cloud, volumes: Volumes, action: str, body: Any, text: str
+) -> None:
+    [row] = made(cloud, BOOT)
+    done(cloud, row.server_id)
+    answer = cloud.call("POST", f"/servers/{row.server_id}/action", {action: body})
+    assert answer.status_code == 400 and text in answer.json["badRequest"]["message"]
+    table = schema.block_devices
+    cloud.change(table, table.c.server_id == row.server_id, boot_index=None)
+    cloud.change(schema.servers, schema.servers.c.id == row.server_id, image_id=IMAGE)
+    answer = cloud.call("POST", f"/servers/{row.server_id}/action", {action: body})
+    assert answer.status_code in (200, 202), answer.text
+
+
+def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> None:
+    [row] = made(cloud, BOOT, flavorRef="2")
+    done(cloud, row.server_id)
+    body = {"resize": {"flavorRef": "1"}}
+    assert cloud.call("POST", f"/servers/{row.server_id}/action", body).status_code == 202

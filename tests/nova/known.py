@@ -35,6 +35,10 @@ ANSWERS: dict[tuple[str, str], str] = {
         "status",
     ): "202 without a body when the guest has not got the interface in the time that the API waits; Nova waits longer",
     (
+        "POST /servers/{server_id}/os-volume_attachments",
+        "status",
+    ): "202 since 2.101: so that version says, past its declaration",
+    (
         "GET /os-console-auth-tokens/{id}",
         "console/internal_access_path",
     ): "the secret that opens the host's relay; the schema only knows a path that is a UUID, of one hypervisor",

@@ -19,7 +19,7 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import MigrationRow, ServerRecord
-from common.store.servers import actions, migrations, servers
+from common.store.servers import actions, migrations, servers, volumes
 from common.store.servers.servers import loads
 from common.store.tenants import flavors, quotas
 from common.wire import from_wire
@@ -54,7 +54,8 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     in."""
     flavor = request.read(_flavor, request, parts.flavor_id(given["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
-    _check_change(old, flavor)
+    has_disk = not server.volumes or request.read(volumes.root_of, server.id) is None
+    _check_change(old, flavor, has_disk)
     server_disks.check_resize(
         old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks
     )
@@ -99,11 +100,11 @@ def _flavor(tx: Connection, request: Request, flavor_id: str) -> models.Flavor:
     return hardware.with_aliases(flavors.record(row), request.services.settings.pci_aliases)
 
 
-def _check_change(old: models.Flavor, new: models.Flavor) -> None:
+def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> None:
     """One that was removed and made again under its id, of another size, is another flavor."""
     if old.id == new.id and _size(old) == _size(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
-    if new.root_gb < old.root_gb:
+    if has_disk and new.root_gb < old.root_gb:
         to = (
             f"from {old.root_gb} GiB to {new.root_gb} GiB"
             if new.root_gb

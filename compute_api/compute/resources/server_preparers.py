@@ -17,7 +17,7 @@ from common import errors, ids, states
 from common.clients.image import OWN_KEYS
 from common.json_types import JsonObject
 from common.store.rows import ServerRecord
-from common.store.servers import actions
+from common.store.servers import actions, volumes
 from common.store.servers.servers import loads
 from common.wire import to_wire
 from compute_api.compute import passwords
@@ -103,9 +103,20 @@ def change_password(request: Request, server: ServerRecord, given: JsonObject) -
     return PreparedAction(password=given["adminPass"])
 
 
+def refuse_volume_backed(request: Request, server: ServerRecord, text: str) -> None:
+    """Raises BadRequest with this text: the server boots from a volume."""
+    if server.volumes and request.read(volumes.root_of, server.id) is not None:
+        raise errors.BadRequest(text)
+
+
 def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
     """The image to boot from, which the caller must be allowed to see; none: the server's own."""
     given = given or {}
+    refuse_volume_backed(
+        request,
+        server,
+        f"Instance {server.id} cannot be rescued: Cannot rescue a volume-backed instance",
+    )
     password, image_id, image = (
         given.get("adminPass") or passwords.generate(),
         given.get("rescue_image_ref"),
@@ -170,6 +181,12 @@ def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResp
 
 def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image, and what is said of it."""
+    refuse_volume_backed(
+        request,
+        server,
+        f"Instance {server.id} boots from a volume, of which this cloud makes no image; make a snapshot "
+        "or an image of the volume at the block storage service.",
+    )
     image_id = ids.new()
     properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
     return PreparedAction(
@@ -180,6 +197,7 @@ def create_image(request: Request, server: ServerRecord, given: JsonObject) -> P
 
 def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image beside older ones, of which the newest stay."""
+    refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
     image_id, rotation = ids.new(), int(given["rotation"])
     properties = _properties(
         server,

@@ -22,7 +22,12 @@ from common.wire import from_wire, to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
+from compute_api.compute.resources.server_preparers import (
+    Begin,
+    PreparedAction,
+    refuse_changed,
+    refuse_volume_backed,
+)
 from compute_api.compute.resources.servers import rebuilt
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
@@ -54,6 +59,12 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     """Everything that can be wrong with a rebuild is found here."""
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
+    refuse_volume_backed(
+        request,
+        server,
+        f"Instance {server.id} boots from a volume, which this cloud does not write anew; make a new "
+        "server.",
+    )
     parts.check_metadata(given.get("metadata", {}), request.limits)
     files = parts.personality(given, request.limits)
     key = _key(request, given)
