@@ -36,7 +36,7 @@ from compute_agent.virt.driver import (
     VerbFailed,
 )
 from compute_agent.virt.interfaces import when_bridged
-from compute_agent.virt.libvirt import jobs, power, running_domain
+from compute_agent.virt.libvirt import jobs, power, running_domain, volume_xml
 from compute_agent.virt.libvirt.connection import (
     JOB_OPERATION_MIGRATION_OUT,
     MIGRATE_AUTO_CONVERGE,
@@ -274,13 +274,15 @@ class _Migration:
             | MIGRATE_POSTCOPY * self._options.post_copy
         )
         flags |= MIGRATE_TLS * self._options.native_tls
-        if not self._shared:
+        copied = [] if self._shared else list(running_domain.disks(running))
+        if copied:
+            # Volumes are reached from both hosts; without a list libvirt would copy them too.
             flags |= MIGRATE_NON_SHARED_INC
-            parameters[PARAM_MIGRATE_DISKS] = list(running_domain.disks(running))
-        else:
+            parameters[PARAM_MIGRATE_DISKS] = copied
+        if not copied or volume_xml.found(running):
             # libvirt knows shared storage by the kind of its file system alone; both agents have
-            # read the same mark in it. QEMU 3 and later drops what the host has cached of a disk
-            # before the other host opens it.
+            # read the same mark in it, and a volume is the same wherever it is served from. QEMU 3
+            # and later drops what the host has cached of a disk before the other host opens it.
             flags |= MIGRATE_UNSAFE
         if self._options.bandwidth:
             limits = (

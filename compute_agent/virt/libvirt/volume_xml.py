@@ -10,7 +10,7 @@ file; a volume that a guest has had keeps its PCI address when the guest is desc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -121,12 +121,6 @@ def alias(disk: Element) -> str:
     """What libvirt calls a disk of a running domain."""
     found = disk.find("alias")
     return "" if found is None else found.get("name", "")
-
-
-def are_on_host(described: str, volumes: Iterable[str]) -> bool:
-    """Is one of these volumes a file or device of the host that has the domain?"""
-    disks = found(described)
-    return any(disks[volume].get("type") != NETWORK for volume in volumes if volume in disks)
 
 
 def has_scsi(described: str) -> bool:

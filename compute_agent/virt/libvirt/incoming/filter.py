@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compute_agent.virt.libvirt import running_domain
+from compute_agent.virt.libvirt import running_domain, volume_xml
 from compute_agent.virt.libvirt.domain_xml import domain_name
 from compute_agent.virt.libvirt.incoming import description, rpc
 from compute_agent.virt.libvirt.incoming.records import Arrival
@@ -142,8 +142,10 @@ class Filter:
 
 
 def _check_flags(arrival: Arrival, flags: int) -> None:
-    needed = ALWAYS | ENCRYPTED * arrival.encrypted | WITH_DISKS * (not arrival.shared)
-    allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * arrival.shared
+    copies = not arrival.shared and bool(running_domain.disks(arrival.xml))
+    unchecked = not copies or bool(volume_xml.found(arrival.xml))
+    needed = ALWAYS | ENCRYPTED * arrival.encrypted | WITH_DISKS * copies
+    allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * unchecked
     if flags & needed != needed or flags & ~allowed:
         raise Refused(
             f"a migration with flags {flags:#x}, where {needed:#x} are needed and {allowed:#x} possible"
