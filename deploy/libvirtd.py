@@ -219,6 +219,7 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
         files["qemu.conf"] |= {
             "migrate_tls_x509_cert_dir": certificates,
             "migrate_tls_x509_verify": 1,
+            "nbd_tls_x509_cert_dir": certificates,
         }
     for name, settings in files.items():
         path = state_dir / "etc" / name

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,9 @@ from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract import virt_rigs
 from tests.contract.conftest import QEMU
 from tests.contract.virt_rigs import QUIET, Rig
+
+if TYPE_CHECKING:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
 
 GIBIBYTE = 1 << 30
 
@@ -261,3 +264,55 @@ def test_after_a_reboot_of_the_host_they_are_connected_again(tmp_path: Path) -> 
         rig.driver.detach_volume(server, 4, one, QUIET)
     assert has(rig, server) == {one.volume_id}
     rig.clean()
+
+
+class Killed(BaseException):
+    """The agent died."""
+
+
+def dying(driver: LibvirtDriver, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent dies after so many of its calls of libvirt."""
+    connection, calls = driver._libvirt, 0
+    call = connection._call
+
+    def count(what: str, work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        answer = call(what, work)
+        if calls == at:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(connection, "_call", count)
+
+
+@pytest.mark.slice("guests")
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_an_agent_that_dies_in_between_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+
+    server, one = rig.ready().server, volume(rig)
+    for verb, wanted in (("attach_volume", {one.volume_id}), ("detach_volume", set())):
+        died = 0
+        while True:
+            assert isinstance(rig.driver, LibvirtDriver)
+            dying(rig.driver, died + 1, monkeypatch)
+            try:
+                getattr(rig.driver, verb)(server, 2, one, QUIET)
+                break
+            except Killed:
+                died += 1
+            rig.restart()
+            # Nothing is there that no file names.
+            running, stored = (volume_xml.found(rig.describe(server, one)) for one in (False, True))
+            assert {*running, *stored} <= connected(rig, server)
+            # And from here the other way, or on.
+            if died % 3 == 0:
+                undo = rig.driver.detach_volume if wanted else rig.driver.attach_volume
+                undo(server, 2, one, QUIET)
+            rig.restart()
+        assert died > 3
+        rig.restart()
+        getattr(rig.driver, verb)(server, 2, one, QUIET)
+        assert (has(rig, server), connected(rig, server)) == (wanted, wanted)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from common.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import Driver, VerbContext
@@ -29,6 +29,9 @@ from tests import evidence, failures
 from tests.contract import virt_saved
 from tests.contract.virt_saved import Saved
 from tests.waiting import await_true
+
+if TYPE_CHECKING:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
@@ -191,10 +194,7 @@ class Rig:
 
     def describe(self, server: str, stored: bool = False) -> str:
         """The server's domain, as libvirt has it."""
-        from compute_agent.virt.libvirt.driver import LibvirtDriver
-
-        assert isinstance(self.driver, LibvirtDriver)
-        return self.driver._libvirt.describe(server, stored)
+        return cast("LibvirtDriver", self.driver)._libvirt.describe(server, stored)
 
     def nics(self, server: str) -> list[str]:
         """The MAC addresses of the active guest, as its hypervisor tells."""

@@ -72,7 +72,8 @@ def no_options(at: int) -> dict[str, Any]:
 
 class Traveller:
     """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how
-    guests of the first host (0) and of the second move, and whether they speak SPICE."""
+    guests of the first host (0) and of the second move, whether they speak SPICE, and how they
+    reach volumes."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Traveller:
         image: Path,
         shared: bool = False,
         options: Callable[[int], dict[str, Any]] = no_options,
+        user_data: str = BUSY,
         **changed: Any,
     ) -> None:
         self.machines, self.shared, self.options = machines, shared, options
@@ -99,7 +101,7 @@ class Traveller:
             for at, daemon in enumerate(daemons)
         )
         self.at, self.ticked = 0, 0
-        self.spec = self.here.boot(ready=True, user_data=BUSY, **changed)
+        self.spec = self.here.boot(ready=True, user_data=user_data, **changed)
         self.arrived = self.spec.fence
         self.counts(self.here)
 
@@ -116,13 +118,14 @@ class Traveller:
             **self.options(at),
             **options,
         }
-        spice = options.pop("spice", False)
+        spice, connectors = options.pop("spice", False), options.pop("connectors", None)
         return self.machines.on(
             self.machines.names[at],
             LibvirtDriver(
                 self.uris[at],
                 self.folders[at],
                 migration=MigrationOptions(**options),
+                connectors=connectors,
                 spice=spice,
             ),
         )
