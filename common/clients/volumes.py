@@ -157,6 +157,11 @@ class VolumeClient(OptionalService):
         found = self._json("GET", f"/attachments/detail?{urlencode(asked)}", token)["attachments"]
         return [_attachment(one) for one in found]
 
+    def every_attachment(self, token: str) -> list[Attachment]:
+        """Those of all servers in all projects, for an admin's token; without connections."""
+        found = self._json("GET", "/attachments?all_tenants=1", token)["attachments"]
+        return [_attachment(one) for one in found]
+
     def attachment(self, token: str, attachment_id: str) -> Attachment:
         """One. Raises NotFound."""
         found = self._json("GET", f"/attachments/{_part(attachment_id)}", token)

@@ -2,10 +2,11 @@
 """``kilonova doctor``: the oracle, on a live cloud, read only; ``--fix ID`` mends what it found.
 
 It checks the records (``common.store.doctor``), asks every host that is up what really runs there,
-the network service what ports servers have, the image service which snapshots are not whole, and
-the catalogue whether it names what they need. A finding counts when it is there twice, some seconds
-apart: of work that is under way hosts may show more, or less, than the records. Pending cleanups
-are shown and are no findings: conductors are at them. The tests judge by the same code.
+the network service what ports servers have, the block storage service what attachments, the image
+service which snapshots are not whole, and the catalogue whether it names what they need. A finding
+counts when it is there twice, some seconds apart: of work that is under way hosts may show more, or
+less, than the records. Pending cleanups are shown and are no findings: conductors are at them. The
+tests judge by the same code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from oslo_config import cfg
@@ -38,6 +40,7 @@ LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
 Ports = Sequence[Mapping[str, Any]]
 Images = Sequence[Mapping[str, Any]]
+Attachments = Sequence[Mapping[str, Any]]
 NO_ANSWER = 3  #: status: as of ``kilonova explain``
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
@@ -59,18 +62,18 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
     with closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link:
-        ports, missing, images = of_neighbours(conf, store, silent)
+        neighbours = of_neighbours(conf, store, silent)
         if not options.no_hosts:
             client = agent.AgentClient(link)
             ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
-        found = findings(store, ask, ports, missing=missing, images=images)
+        found = findings(store, ask, neighbours)
         if options.fix:
-            seen = ask(), ports(), missing(), images()
+            domains, told = ask(), neighbours.ask()
             return doctor_fix.fix(
                 store,
                 options.fix,
                 found,
-                lambda tx: _looked(tx, *seen),
+                lambda tx: _looked(tx, domains, told),
                 doctor_fix.guest_commands(options.config),
             )
     _tell(store, found, options.json)
@@ -124,14 +127,8 @@ def facts(one: Finding) -> dict[str, str]:
     }
 
 
-def no_ports() -> Ports | None:
-    """For a cloud without a network service."""
-    return None
-
-
-def no_images() -> Images | None:
-    """For a cloud whose image service is not asked."""
-    return None
+def nothing() -> None:
+    """For a cloud without that service."""
 
 
 def none_missing() -> Collection[str]:
@@ -139,38 +136,62 @@ def none_missing() -> Collection[str]:
     return ()
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the neighbours said at one look; None: there is no such service, or it did not
+    answer."""
+
+    ports: Ports | None
+    attachments: Attachments | None
+    images: Images | None
+    missing: Collection[str]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What asks the network service for all ports, the block storage service for all attachments,
+    the image service for images that are not whole, and the catalogue for services that it does not
+    name."""
+
+    ports: Callable[[], Ports | None] = nothing
+    attachments: Callable[[], Attachments | None] = nothing
+    images: Callable[[], Images | None] = nothing
+    missing: Callable[[], Collection[str]] = none_missing
+
+    def ask(self) -> Told:
+        """All of them, once."""
+        return Told(self.ports(), self.attachments(), self.images(), self.missing())
+
+
 def findings(
     store: Store,
     ask: Callable[[], Domains],
-    ports: Callable[[], Ports | None] = no_ports,
+    neighbours: Neighbours = Neighbours(),
     pause: float = PAUSE,
-    missing: Callable[[], Collection[str]] = none_missing,
-    images: Callable[[], Images | None] = no_images,
 ) -> list[Finding]:
     """What is found at two looks, ``pause`` seconds apart."""
-    first = _look(store, ask(), ports(), missing(), images())
+    first = _look(store, ask(), neighbours.ask())
     if not first:
         return []
     time.sleep(pause)
-    second = _look(store, ask(), ports(), missing(), images())
+    second = _look(store, ask(), neighbours.ask())
     return sorted(one for one in second if one in first)
 
 
-def of_neighbours(
-    conf: cfg.ConfigOpts, store: Store, silent: list[str]
-) -> tuple[Callable[[], Ports | None], Callable[[], Collection[str]], Callable[[], Images | None]]:
-    """What asks the network service for all ports (None when there is none, or when it does not
-    answer), what asks the catalogue which services it does not name, and what asks the image
-    service for images that are not whole."""
+def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neighbours:
+    """How those of this cloud are asked; which do not answer is added to ``silent``."""
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
     from common.clients.own_images import OwnImages
     from common.clients.shares import ShareClient
+    from common.clients.volumes import NAME as VOLUMES
+    from common.clients.volumes import VolumeClient
 
     identity = IdentityClient(conf, READ)
     client = Bindings(identity.network_url, conf.network.timeout)
-    optional = (client, ShareClient(identity.share_url, conf.share.timeout))
+    volumes = VolumeClient(identity.volume_url, conf.volume.timeout)
+    optional = (client, ShareClient(identity.share_url, conf.share.timeout), volumes)
 
     def missing() -> Collection[str]:
         try:
@@ -178,6 +199,16 @@ def of_neighbours(
         except errors.Problem:
             silent.append("the identity service")
             return ()
+
+    def attachments() -> Attachments | None:
+        try:
+            if not volumes.has_service():
+                return None
+            found = volumes.every_attachment(identity.token())
+            return [asdict(one) for one in found]
+        except errors.Problem:
+            silent.append(f"the {VOLUMES}")
+            return None
 
     def ask() -> Ports | None:
         try:
@@ -205,7 +236,7 @@ def of_neighbours(
             return None
 
     own = OwnImages(identity)
-    return ask, missing, ask_images
+    return Neighbours(ask, attachments, ask_images, missing)
 
 
 def ask_hosts(
@@ -226,27 +257,16 @@ def ask_hosts(
     return answers
 
 
-def _look(
-    store: Store,
-    domains: Domains,
-    ports: Ports | None,
-    missing: Collection[str],
-    images: Images | None,
-) -> set[Finding]:
-    return set(store.snapshot(lambda tx: _looked(tx, domains, ports, missing, images)))
+def _look(store: Store, domains: Domains, told: Told) -> set[Finding]:
+    return set(store.snapshot(lambda tx: _looked(tx, domains, told)))
 
 
-def _looked(
-    tx: Connection,
-    domains: Domains,
-    ports: Ports | None,
-    missing: Collection[str],
-    images: Images | None,
-) -> list[Finding]:
+def _looked(tx: Connection, domains: Domains, told: Told) -> list[Finding]:
     return [
         *oracle.check(tx),
         *oracle.compare(domains, tx),
-        *(() if ports is None else oracle.compare_ports(ports, tx)),
-        *(() if images is None else oracle.compare_images(images, tx)),
-        *oracle.compare_catalogue(missing, tx),
+        *(() if told.ports is None else oracle.compare_ports(told.ports, tx)),
+        *(() if told.attachments is None else oracle.compare_volumes(told.attachments, tx)),
+        *(() if told.images is None else oracle.compare_images(told.images, tx)),
+        *oracle.compare_catalogue(told.missing, tx),
     ]

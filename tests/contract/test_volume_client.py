@@ -127,6 +127,7 @@ def test_a_server_gets_a_volume_and_gives_it_back(service: Service) -> None:
     assert connected.id == reserved.id and connected.connection["driver_volume_type"]
     [found] = client.attachments(token, server)
     assert [found] == client.attachments(token, server, volume.id)
+    assert found.id in [one.id for one in client.every_attachment(token)]
     assert found == client.attachment(token, reserved.id)
     assert (found.id, found.status) == (reserved.id, "attaching")
     assert found.connection == connected.connection

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from common.wire import to_wire
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import lost
+from tests.workflows.volumes import attach
 
 NOBODY = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
 HOURS = 7200 * SECOND
@@ -242,6 +243,39 @@ def share_in_transit(cloud: Cloud, name: str) -> None:
     server(shares=1)(cloud, name)
 
 
+def block_device(cloud: Cloud, server_id: str, volume: str) -> None:
+    """A row of a volume that its server has."""
+    insert(
+        cloud,
+        schema.block_devices,
+        uuid=ids.new(),
+        server_id=server_id,
+        volume_id=volume,
+        status="attached",
+        source_type="volume",
+        device_name="/dev/vdb",
+        created_at=now(),
+        updated_at=now(),
+    )
+
+
+def volume_of_gone(cloud: Cloud, name: str) -> None:
+    volume, gone = cloud.volumes.make(), ids.new()
+    cloud.volumes.attach(volume, gone)
+    block_device(cloud, gone, volume)
+
+
+def strange_attachment(cloud: Cloud, name: str) -> None:
+    cloud.volumes.attach(cloud.volumes.make(), name)
+
+
+def half_attached(cloud: Cloud, name: str) -> None:
+    attach(cloud, name, cloud.volumes.make())
+    cloud.settle()
+    [held] = cloud.volumes.state.held.values()
+    held.attachment = replace(held.attachment, status="attaching")
+
+
 def consumer(cloud: Cloud, name: str) -> None:
     values = {"type": "server", "project_id": "p", "user_id": "u", "generation": 0}
     insert(cloud, schema.consumers, id=ids.new(), created_at=now(), **values)
@@ -354,6 +388,10 @@ PLANTS: dict[str, Plant] = {
     "counted": Plant(server(vcpus=7)),
     "shares": Plant(server(shares=2)),
     "shares-of-gone": Plant(share_of_gone),
+    "volumes": Plant(server(volumes=3)),
+    "volumes-of-gone": Plant(volume_of_gone),
+    "attachment-of-server": Plant(strange_attachment),
+    "attachment-incomplete": Plant(half_attached),
     "share-in-transit": Plant(share_in_transit),
     "allocation-of-nothing": Plant(lambda cloud, name: put(cloud, name, elsewhere(cloud, name))),
     "guest-without-allocation": Plant(without_allocation),

@@ -575,7 +575,7 @@ class Cloud:
         ]
 
     def findings(self) -> list[doctor.Finding]:
-        """The oracle's verdict, on records and on what hypervisors and network service really
+        """The oracle's verdict, on records and on what hypervisors and neighbours really
         have."""
         found = {
             host.name: {state.server: state.power_state for state in host.driver.domains()}
@@ -586,6 +586,7 @@ class Cloud:
             *self.store.read(doctor.check),
             *self.store.read(lambda tx: doctor.compare(found, tx)),
             *self.store.read(lambda tx: doctor.compare_ports(ports, tx)),
+            *self.store.read(lambda tx: doctor.compare_volumes(self.volumes.told(), tx)),
         ]
 
     # --- what a failed test prints: failures.Diagnosable ---

@@ -37,6 +37,7 @@ class Doctor:
             *doctor.check(tx),
             *doctor.compare(domains, tx),
             *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
+            *doctor.compare_volumes(self.cloud.volumes.told(), tx),
             *doctor.compare_images(list(self.cloud.images.records.values()), tx),
         ]
 

@@ -6,7 +6,7 @@ server moves while it runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from common import errors, ids, states
@@ -232,6 +232,10 @@ class Volumes(Neighbour):
         self._answer(None)
 
     # --- what it is like ---
+    def told(self) -> list[JsonObject]:
+        """All attachments, as the doctor asks for them."""
+        return [asdict(held.attachment) for held in self.state.held.values()]
+
     def hosts_of(self, volume_id: str) -> set[str]:
         """Hosts that may have it."""
         return {held.host for held in self._of(volume_id) if held.host is not None}

@@ -23,15 +23,16 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
-from common.store.doctor import certificates, hosts, placement, unattended
+from common.store.doctor import certificates, hosts, placement, unattended, volumes
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.finding import Finding
 from common.store.doctor.images import compare_images
+from common.store.doctor.volumes import compare_volumes
 from common.store.engine import moment
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
-from common.store.schema import actions, block_devices, guests, migrations, servers, share_mappings
+from common.store.schema import actions, guests, migrations, servers, share_mappings
 from common.store.servers.actions import LIVE, STUCK
 from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
 from common.store.servers.migrations import OPEN
@@ -45,6 +46,7 @@ __all__ = [
     "compare_catalogue",
     "compare_images",
     "compare_ports",
+    "compare_volumes",
     "wanderers",
 ]
 
@@ -74,9 +76,6 @@ _HELD = sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.i
 _SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(
     share_mappings.c.server_id
 )
-_WITH_VOLUMES = sa.select(block_devices.c.server_id, sa.func.count().label("number")).group_by(
-    block_devices.c.server_id
-)
 _OWED = sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at)
 _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
 
@@ -96,7 +95,7 @@ def check(tx: Connection) -> list[Finding]:
         *_shares(tx, live),
         *unattended.check(tx, live, records),
         *hosts.check(tx),
-        *_volumes(tx, live),
+        *volumes.check(tx, live),
         *placement.check(tx, live, records, moves),
         *_notifications(tx),
         *certificates.check(tx),
@@ -236,18 +235,6 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
             )
     for server in numbers.keys() - live.keys():
         yield Finding("shares", server, "has shares and is gone", "shares-of-gone")
-
-
-def _volumes(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """A server counts its volumes; one that is gone has none when its delete has ended."""
-    numbers = {row.server_id: row.number for row in tx.execute(_WITH_VOLUMES)}
-    for row in live.values():
-        if row.volumes != numbers.get(row.id, 0):
-            yield Finding(
-                "volumes", row.id, f"counts {row.volumes} volumes and has {numbers.get(row.id, 0)}"
-            )
-    for server in numbers.keys() - live.keys():
-        yield Finding("volumes", server, "has volumes and is gone", "volumes-of-gone")
 
 
 def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:

@@ -11,11 +11,15 @@ from sqlalchemy.engine import Connection
 
 from common.store.doctor.finding import Finding
 from common.store.neighbours import cleanups
+from common.store.schema import block_devices, servers, share_mappings
 from common.store.schema import cleanups as cleanups_table
-from common.store.schema import servers, share_mappings
 
-NETWORK, SHARE = "network", "share"  #: sections of the configuration
-NAMES = {NETWORK: "network service", SHARE: "shared file system service"}
+NETWORK, SHARE, VOLUME = "network", "share", "volume"  #: sections of the configuration
+NAMES = {
+    NETWORK: "network service",
+    SHARE: "shared file system service",
+    VOLUME: "block storage service",
+}
 _INTERFACES = sa.type_coerce(servers.c.interfaces, sa.Text)
 #: A server with interfaces, or with an action that may be about to make some.
 _WITH_PORTS = (
@@ -30,22 +34,29 @@ _WITH_PORTS = (
 )
 _WITH_SHARES = sa.select(share_mappings.c.server_id).order_by(share_mappings.c.server_id).limit(1)
 
+_WITH_VOLUMES = sa.select(block_devices.c.server_id).order_by(block_devices.c.server_id).limit(1)
+#: Section -> a server that needs it, what of it is there, and which cleanups need it.
+_NEEDS = {
+    NETWORK: (_WITH_PORTS, "ports", cleanups.OF_PORTS),
+    SHARE: (_WITH_SHARES, "shares", (cleanups.SHARE,)),
+    VOLUME: (_WITH_VOLUMES, "volumes", (cleanups.ATTACHMENT,)),
+}
+
 
 def compare_catalogue(missing: Collection[str], tx: Connection) -> list[Finding]:
-    """What needs these services (NETWORK, SHARE), which the catalogue does not name."""
+    """What needs these services (NETWORK, SHARE, VOLUME), which the catalogue does not name."""
     return sorted(_findings(missing, tx))
 
 
 def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
     pending = tx.execute(sa.select(cleanups_table).order_by(cleanups_table.c.id)).all()
-    kinds = {NETWORK: cleanups.OF_PORTS, SHARE: (cleanups.SHARE,)}
-    for section, query in ((NETWORK, _WITH_PORTS), (SHARE, _WITH_SHARES)):
+    for section, (query, what, kinds) in _NEEDS.items():
         if section not in missing:
             continue
         server = tx.scalar(query)
-        left = next((row for row in pending if row.kind in kinds[section]), None)
+        left = next((row for row in pending if row.kind in kinds), None)
         if server is not None:
-            needs = f"server {server} has {'ports' if section == NETWORK else 'shares'} there"
+            needs = f"server {server} has {what} there"
         elif left is not None:
             needs = f"it has still to remove {cleanups.worded(left)} of server {left.server_id}"
         else:

@@ -44,6 +44,8 @@ _CLOCK = "the database's clock was ahead when it was written"
 _AFTER = "an action ended after its point of no return, where it could not be finished"
 _CUT = "the host's configuration was cut under its guests, or two guests were given the same"
 
+_ANEW = "openstack server remove volume, then openstack server add volume"
+
 # fmt: off
 _ALL = (
     # --- servers and their actions ---
@@ -118,6 +120,14 @@ _ALL = (
          "the shared file system service removes the rules", Mender.CLEANUP, is_free=False),
     Defect("share-in-transit", "share-in-transit", "a share that is being attached or detached, and no action does it",
          _AFTER, "it is in error, and its user detaches it"),
+    Defect("volumes", "volumes", "a server that counts more or fewer volumes than it has", _BY_HAND,
+         "they are counted again"),
+    Defect("volumes-of-gone", "volumes", "volumes of a server that is gone", _BY_HAND,
+         "the block storage service ends their attachments", Mender.CLEANUP, is_free=False),
+    Defect("volume-in-error", "volume-of-server", "a volume that may be at a guest, and could not be attached",
+         "the host or the block storage service failed on the way back", _ANEW, Mender.OPERATOR),
+    Defect("volume-elsewhere", "volume-of-server", "a volume that is not where its server is", _BY_HAND, _ANEW,
+         Mender.OPERATOR),
     Defect("allocation-of-nothing", "allocation-of-guest", "an allocation on a host without a guest", _BY_HAND,
          "it is released"),
     Defect("guest-without-allocation", "allocation-of-guest", "a guest without an allocation", _BY_HAND,
@@ -182,6 +192,12 @@ _ALL = (
          "the network service ends that binding", Mender.CLEANUP),
     Defect("interface-of-server", "interface-of-server", "an interface whose port is gone",
          "the port was deleted at the network service", "the interface is detached", Mender.ACTION),
+    Defect("volume-without-attachment", "volume-of-server", "a volume of a server without an attachment: others may "
+         "get it", "it was ended at the block storage service", _ANEW, Mender.OPERATOR),
+    Defect("attachment-incomplete", "volume-of-server", "an attachment that was not completed", _LOST,
+         "the block storage service completes it", Mender.CLEANUP),
+    Defect("attachment-of-server", "attachment-of-server", "an attachment that its server, which may be gone, does "
+         "not know", _LOST, "the block storage service ends it when no host has the volume", Mender.CLEANUP),
     Defect("image-in-transit", "image-in-transit", "a snapshot that is queued or saving, and no action makes it",
          _AFTER, "the image service removes it", Mender.CLEANUP),
     Defect("service-registered", "service-registered", "a service that is needed, and the catalogue names none",

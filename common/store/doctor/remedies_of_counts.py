@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies of what is counted wrong: quotas, shares, allocations, parts of hosts. Called by
-``remedies.mend``, under the server's lock."""
+"""Remedies of what is counted wrong: quotas, shares, volumes, allocations, parts of hosts.
+
+Called by ``remedies.mend``, under the server's lock."""
 
 from __future__ import annotations
 
@@ -17,9 +18,15 @@ from common.store.neighbours import cleanups
 from common.store.placement import allocations
 from common.store.rows import ServerRow
 from common.store.schema import allocations as allocations_table
+from common.store.schema import (
+    block_devices,
+    providers,
+    server_group_members,
+    servers,
+    share_mappings,
+)
 from common.store.schema import guests as guests_table
 from common.store.schema import migrations as migrations_table
-from common.store.schema import providers, server_group_members, servers, share_mappings
 from common.store.servers import migrations, shares
 from common.wire import from_wire
 
@@ -98,6 +105,38 @@ def _shares_of_gone(tx: Connection, finding: Finding) -> None:
         cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
 
 
+def _volumes(tx: Connection, finding: Finding) -> None:
+    number = (
+        sa.select(sa.func.count())
+        .select_from(block_devices)
+        .where(block_devices.c.server_id == finding.subject)
+    )
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == finding.subject)
+        .values(volumes=tx.scalar(number), updated_at=now())
+    )
+
+
+def _volumes_of_gone(tx: Connection, finding: Finding) -> None:
+    of_server = block_devices.c.server_id == finding.subject
+    for one in tx.execute(sa.select(block_devices).where(of_server)).all():
+        if one.volume_id is not None:
+            target = one.attachment_id or one.volume_id
+            cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, one.volume_id)
+    tx.execute(sa.delete(block_devices).where(of_server))
+
+
+def _attachment(tx: Connection, finding: Finding) -> None:
+    server, volume = finding.facts
+    cleanups.ask(tx, cleanups.ATTACHMENT, finding.subject, server, volume)
+
+
+def _complete(tx: Connection, finding: Finding) -> None:
+    volume, attachment = finding.facts
+    cleanups.ask(tx, cleanups.ATTACHMENT, attachment, finding.subject, volume)
+
+
 def _share(tx: Connection, finding: Finding) -> None:
     shares.put(tx, [finding.facts[0]], shares.ERROR)
 
@@ -173,6 +212,10 @@ COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
     "shares": _shares,
     "shares-of-gone": _shares_of_gone,
     "share-in-transit": _share,
+    "volumes": _volumes,
+    "volumes-of-gone": _volumes_of_gone,
+    "attachment-of-server": _attachment,
+    "attachment-incomplete": _complete,
     "allocation-of-nothing": _release,
     "guest-without-allocation": _allocate,
     "allocation-exact": _allocate,
