@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of servers with volumes, at a block storage service that runs: the conductor's real
+workflows and client, guests in memory. What the service forbids in any order of calls fails here.
+
+It can be run at a real Cinder as ``test_volume_client``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TypeVar
+
+import pytest
+
+from common import states
+from common.store import doctor
+from common.store.servers import actions
+from common.store.servers.volumes import WantedVolume
+from compute_agent.virt.memory.script import Fail
+from conductor.service_clients import BlockStorageService
+from tests.contract.test_volume_client import Service
+from tests.contract.volume_rig import volume_rig
+from tests.workflows import volumes as volume_service
+from tests.workflows.moves import clouds
+from tests.workflows.scenarios import bigger
+from tests.workflows.simulator import Cloud
+
+pytestmark = pytest.mark.slice("guests")
+T = TypeVar("T")
+IMAGE = {"image_id": "33333333-3333-4333-8333-333333333333"}
+
+
+class KnownToken:
+    """An identity service that gave one token for good."""
+
+    def __init__(self, service: Service) -> None:
+        self.volume_url, self._token = service.url, service.token
+
+    def with_token(self, call: Callable[[str], T], who: str) -> T:
+        return call(self._token)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    if "KILONOVA_VOLUME_URL" in os.environ:
+        of = os.environ
+        yield Service(of["KILONOVA_VOLUME_URL"], of["KILONOVA_VOLUME_TOKEN"], "")
+        return
+    folder = tmp_path_factory.mktemp("flows")
+    with volume_rig(folder, "--export-address", "127.0.0.1") as rig:
+        yield Service(rig.url, rig.service.session.get_token(), "")
+
+
+@pytest.fixture
+def cloud(service: Service) -> Iterator[Cloud]:
+    cloud = clouds(hosts=2)
+    cloud.watcher = lambda: None
+    identity = KnownToken(service)
+    cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]  # all of it that is asked
+    yield cloud
+    cloud.store.close()
+
+
+def with_volume(cloud: Cloud, service: Service, delete: bool = False) -> tuple[str, str]:
+    """A server that is made with a volume, on the first host."""
+    volume = service.make().id
+    wish = WantedVolume(
+        volume_id=volume, size_gb=1, device="/dev/vdb", delete_on_termination=delete
+    )
+    [server] = cloud.create(host="h1", volumes=[wish])
+    cloud.settle()
+    return server, volume
+
+
+def stands(
+    cloud: Cloud, service: Service, server: str, volume: str, ends: str, host: str | None
+) -> None:
+    """It is so, and has the volume where it is, by one attachment."""
+    found = cloud.show(server)
+    last = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    assert (found.vm_state, found.host) == (ends, host), last.message
+    assert cloud.pending() == []
+    [one] = service.client.attachments(service.token, server)
+    assert (one.volume_id, one.status) == (volume, "attached" if host else "reserved")
+    assert bool(one.connection) == (host is not None)
+    told = [asdict(one) for one in service.client.every_attachment(service.token)]
+    assert cloud.store.read(lambda tx: doctor.compare_volumes(told, tx)) == []
+    for name, each in cloud.hosts.items():
+        guest = each.driver.host.guests.get(server)
+        assert (guest.connected if guest is not None else []) == ([volume] if name == host else [])
+
+
+def test_a_server_lives_and_moves_with_its_volume(cloud: Cloud, service: Service) -> None:
+    server, volume = with_volume(cloud, service)
+    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    cloud.move(server, "resize", bigger(cloud, server))
+    cloud.settle()
+    stands(cloud, service, server, volume, states.RESIZED, "h2")
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    cloud.move(server, "migrate")
+    cloud.settle()
+    cloud.close(server, "confirmResize")
+    cloud.settle()
+    stands(cloud, service, server, volume, states.ACTIVE, "h2")
+    cloud.move(server, "os-migrateLive")
+    cloud.settle()
+    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    for wanted, ends, host in (
+        ("shelve", states.SHELVED, "h1"),
+        ("shelveOffload", states.SHELVED_OFFLOADED, None),
+    ):
+        cloud.ask(server, wanted, args=IMAGE)
+        cloud.settle()
+        stands(cloud, service, server, volume, ends, host)
+    cloud.ask(server, "unshelve")
+    cloud.settle()
+    host = cloud.show(server).host
+    stands(cloud, service, server, volume, states.ACTIVE, host)
+    cloud.kill(host)
+    cloud.move(server, "evacuate")
+    cloud.settle()
+    assert cloud.show(server).host != host
+    [one] = service.client.attachments(service.token, server)
+    assert one.status == "attached"
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert service.client.attachments(service.token, server) == [] and cloud.pending() == []
+    service.until(volume, "available")
+
+
+def test_a_volume_comes_and_goes(cloud: Cloud, service: Service) -> None:
+    [server] = cloud.create(host="h1")
+    cloud.settle()
+    volume = service.make()
+    cloud.volumes.state.volumes[volume.id] = volume
+    for _ in range(2):
+        volume_service.attach(cloud, server, volume.id)
+        cloud.settle()
+        stands(cloud, service, server, volume.id, states.ACTIVE, "h1")
+        volume_service.detach(cloud, server, volume.id)
+        cloud.settle()
+        assert service.client.attachments(service.token, server) == []
+        service.until(volume.id, "available")
+
+
+@pytest.mark.parametrize(
+    ("key", "verb"),
+    [("resize", "install"), ("os-migrateLive", "prepare_arrival"), ("attach", "attach_volume")],
+)
+def test_the_way_back(cloud: Cloud, service: Service, key: str, verb: str) -> None:
+    server, volume = with_volume(cloud, service)
+    other = service.make()
+    cloud.volumes.state.volumes[other.id] = other
+    for name in ("h1", "h2") if key == "attach" else ("h2",):
+        cloud.hosts[name].driver.host.script[verb] = [Fail("It broke.")]
+    if key == "attach":
+        volume_service.attach(cloud, server, other.id)
+    else:
+        cloud.move(server, key, bigger(cloud, server) if key == "resize" else None)
+    cloud.settle()
+    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    service.until(other.id, "available")
+
+
+def test_a_create_goes_to_another_host(cloud: Cloud, service: Service) -> None:
+    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)]
+    volume = service.make().id
+    wish = WantedVolume(volume_id=volume, size_gb=1, device="/dev/vdb", delete_on_termination=True)
+    [server] = cloud.create(volumes=[wish])
+    cloud.settle()
+    stands(cloud, service, server, volume, states.ACTIVE, cloud.show(server).host)
+    cloud.ask(server, "delete")
+    cloud.settle()
+    cloud.clean_up()
+    with pytest.raises(Exception, match="could not be found"):
+        service.client.volume(service.token, volume)
