@@ -258,10 +258,22 @@ def _describe(tx: Connection, sync: Sync) -> None:
         hosts.describe(tx, sync.host, sync.inventory)
         if sync.session != 0:
             log.info("host %s tells what it has now", sync.host)
+    if sync.domains is not None:
+        _note_guests(tx, sync.host, [domain.server for domain in sync.domains])
     if sync.cached:
         host_images.record(tx, sync.host, sync.cached)
     if sync.metrics is not None:
         hosts.measured(tx, sync.host, sync.metrics)
+
+
+def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
+    """Guests without a record are told of as soon as their host tells of them."""
+    for server in hosts.note_guests(tx, host, servers):
+        log.warning(
+            "host %s has a guest of %s without a record; see: kilonova doctor, then kilonova host adopt or discard",
+            host,
+            server,
+        )
 
 
 def _settle(

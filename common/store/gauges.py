@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
 from common.store.engine import moment
+from common.store.hosts import hosts
 from common.store.schema import (
     actions,
     allocations,
@@ -38,6 +39,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_oldest_seconds": ("Age of the oldest of these.", ()),
     "cleanups": ("What other services have still to remove.", ("kind",)),
     "cleanups_oldest_seconds": ("Age of the oldest of these.", ("kind",)),
+    "guests_without_record": ("Guests that hosts have, and that no record knows.", ()),
     "debts": ("Guests that hosts have still to remove.", ()),
     "debts_oldest_seconds": ("Age of the oldest of these.", ()),
     "lease_left_seconds": (
@@ -67,6 +69,7 @@ def read(tx: Connection) -> Iterator[Sample]:
         number, oldest = tx.execute(query).one()
         yield name, (), number
         yield f"{name}_oldest_seconds", (), age(oldest)
+    yield "guests_without_record", (), len(hosts.unclaimed(tx))
     for row in tx.execute(_CLEANUPS):
         yield "cleanups", (row.kind,), row.number
         yield "cleanups_oldest_seconds", (row.kind,), age(row.oldest)

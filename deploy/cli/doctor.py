@@ -265,6 +265,7 @@ def _looked(tx: Connection, domains: Domains, told: Told) -> list[Finding]:
     return [
         *oracle.check(tx),
         *oracle.compare(domains, tx),
+        *oracle.compare_reported(domains.keys(), tx),
         *(() if told.ports is None else oracle.compare_ports(told.ports, tx)),
         *(() if told.attachments is None else oracle.compare_volumes(told.attachments, tx)),
         *(() if told.images is None else oracle.compare_images(told.images, tx)),

@@ -5,9 +5,10 @@ mended twice stays as it is."""
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from common import errors, states
-from common.store import doctor, schema
+from common.store import doctor, gauges, schema
 from common.store.doctor import Finding, remedies
 from common.store.doctor.kinds import KINDS, Mender
 from common.store.engine import Connection
@@ -18,7 +19,7 @@ from deploy.cli.doctor_fix import GuestCommands
 from tests.workflows.planted import PLANTS, change, planted, server
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_adopt import Adopter, Answers
+from tests.workflows.test_adopt import Adopter, Answers, lost
 
 
 class Doctor:
@@ -121,6 +122,29 @@ def test_ports_of_a_guest_without_a_record_stay_until_it_is_mended(
     assert operator.fix(found["domain-known"].id, found["port-of-nobody"].id) == 0
     until_clean(cloud, operator)
     assert (operator.found(), len(cloud.networks.held)) == ([], 1)
+
+
+def test_hosts_tell_of_guests_without_a_record_unasked(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they have told is found when nobody can ask them, and is over when it is mended."""
+    name, nobody = lost(cloud), set[str]()
+    for _ in range(65):
+        cloud.round()
+    assert [
+        one.message for one in caplog.records if name in one.message and "doctor" in one.message
+    ]
+    [finding] = cloud.store.read(lambda tx: doctor.compare_reported(nobody, tx))
+    assert (finding.kind, finding.subject, finding.facts) == ("domain-known", name, ("h1",))
+    assert cloud.store.read(lambda tx: doctor.compare_reported({"h1"}, tx)) == []
+    gauge = ("guests_without_record", (), 1)
+    assert gauge in cloud.store.read(lambda tx: list(gauges.read(tx)))
+    assert Doctor(cloud).fix(finding.id) == 0
+    assert cloud.store.read(lambda tx: doctor.compare_reported(nobody, tx)) == []
+    cloud.hosts["h1"].restart()
+    cloud.settle()
+    rows = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts.c.unclaimed)).all())
+    assert [row.unclaimed for row in rows] == [None, None]
 
 
 def test_a_server_that_an_action_has_is_left_to_it(

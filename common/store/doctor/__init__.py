@@ -15,7 +15,7 @@ moment: callers repeat a finding of ``compare`` before they believe it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -29,6 +29,7 @@ from common.store.doctor.finding import Finding
 from common.store.doctor.images import compare_images
 from common.store.doctor.volumes import compare_volumes
 from common.store.engine import moment
+from common.store.hosts import hosts as host_rows
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
@@ -47,6 +48,7 @@ __all__ = [
     "compare_images",
     "compare_ports",
     "compare_volumes",
+    "compare_reported",
     "wanderers",
 ]
 
@@ -330,15 +332,7 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
             if power_state != states.SHUTDOWN:
                 places[server].append(host)
             if (server, host) not in records:
-                findings.append(
-                    Finding(
-                        "domain-known",
-                        server,
-                        f"host {host} has a domain without a record. See: kilonova host adopt {host} "
-                        f"{server}; or have it removed: kilonova host discard {host} {server}",
-                        facts=(host,),
-                    )
-                )
+                findings.append(_unknown(server, host))
     query = sa.select(servers.c.id, servers.c.host).where(
         servers.c.deleted == 0,
         servers.c.action.is_(None),
@@ -367,6 +361,22 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
         if len(found) > 1
     ]
     return sorted(findings)
+
+
+def compare_reported(asked: Collection[str], tx: Connection) -> list[Finding]:
+    """Guests without a record on hosts that were not ``asked``, or did not answer: these have told
+    of them before."""
+    return [_unknown(server, host) for server, host in host_rows.unclaimed(tx) if host not in asked]
+
+
+def _unknown(server: str, host: str) -> Finding:
+    return Finding(
+        "domain-known",
+        server,
+        f"host {host} has a domain without a record. See: kilonova host adopt {host} "
+        f"{server}; or have it removed: kilonova host discard {host} {server}",
+        facts=(host,),
+    )
 
 
 def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]:

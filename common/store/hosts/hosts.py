@@ -137,6 +137,32 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
         )
 
 
+def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
+    """Keep of which of these servers, whose guests a host has told of, it has no record; returns
+    those that it had not told of before."""
+    reported = set(server_ids)
+    known = (
+        tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == name)) if reported else ()
+    )
+    unclaimed = sorted(reported - set(known))
+    before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == name)) or []
+    if unclaimed != before:
+        tx.execute(sa.update(hosts).where(hosts.c.name == name).values(unclaimed=unclaimed or None))
+    return sorted(set(unclaimed) - set(before))
+
+
+def unclaimed(tx: Connection) -> list[tuple[str, str]]:
+    """Guests that hosts have told of and that have no record now: server and host."""
+    found = [(server, row.name) for row in tx.execute(_UNCLAIMED) for server in row.unclaimed]
+    if not found:
+        return []
+    query = sa.select(guests.c.server_id, guests.c.host).where(
+        guests.c.server_id.in_(sorted({server for server, _ in found}))
+    )
+    known = {(row.server_id, row.host) for row in tx.execute(query)}
+    return sorted(set(found) - known)
+
+
 def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
     """Keep the newest numbers that a host was told to measure; schedulers find them by their own
     time."""
@@ -160,6 +186,7 @@ def _facts(inventory: HostInventory) -> Values:
 
 
 # Asked all the time, so made once.
+_UNCLAIMED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.is_not(None))
 _SESSIONS = sa.select(hosts.c.name, hosts.c.session)
 _SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
 _WAITED_FOR = sa.union(

@@ -54,8 +54,11 @@ hosts = Table(
     Column("facts", Json),  # what filters may ask of a host
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
-)  # 0010: that reported its state
+    Column(
+        "newest_exchange", BigInteger, nullable=False, server_default="0"
+    ),  # 0010: that reported its state
+    Column("unclaimed", Json),  # 0022: servers whose guest it told of without a record; NULL: none
+)
 
 host_images = Table(  # 0004: images that hosts shall fetch ahead
     "host_images",
