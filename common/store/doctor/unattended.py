@@ -20,6 +20,7 @@ from common.store.neighbours import cleanups as pending
 from common.store.rows import GuestRow, ServerRow
 from common.store.schema import (
     actions,
+    block_devices,
     cleanups,
     host_actions,
     leases,
@@ -53,6 +54,8 @@ _LEASED = sa.and_(actions.c.state == "due", actions.c.lease_until > now() + AHEA
 _LOST = sa.select(actions.c.id, actions.c.server_id, actions.c.state, actions.c.workflow).where(
     actions.c.state.in_(LIVE), sa.or_(_UNSENT, _LEASED)
 )
+#: Servers whose root disk is a volume.
+_ON_VOLUMES = sa.select(block_devices.c.server_id).where(block_devices.c.boot_index == 0)
 _CLEANUPS = sa.select(cleanups).where(cleanups.c.due_at > now() + FAR_AHEAD)
 _DUTIES = sa.select(leases).where(leases.c.until > now() + AHEAD)
 _HOST_ACTIONS = sa.select(host_actions.c.id, host_actions.c.host, host_actions.c.name).where(
@@ -72,7 +75,7 @@ def check(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
     """All findings; ``live`` are the servers, ``records`` the guests."""
-    yield from _servers(live, records)
+    yield from _servers(tx, live, records)
     yield from _debts(moment(tx), records)
     yield from _actions(tx)
     yield from _shares(tx, live)
@@ -98,9 +101,12 @@ def check(
         yield Finding("due", row.name, f"{row.owner} has this for more than an hour", "duty")
 
 
-def _servers(live: Mapping[str, ServerRow], records: Sequence[GuestRow]) -> Iterator[Finding]:
+def _servers(
+    tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
+) -> Iterator[Finding]:
     """A server that no action has is in a state that it can be left in."""
-    has_guest = {row.server_id for row in records if row.wanted in HERE}
+    has_disk = {row.server_id for row in records if row.wanted in HERE}
+    has_disk |= set(tx.scalars(_ON_VOLUMES))
     for row in live.values():
         if bool(row.locked) != (row.locked_by is not None):
             yield Finding(
@@ -118,7 +124,7 @@ def _servers(live: Mapping[str, ServerRow], records: Sequence[GuestRow]) -> Iter
         if (
             row.vm_state == states.SHELVED_OFFLOADED
             and row.shelved_image_id is None
-            and row.id not in has_guest
+            and row.id not in has_disk
         ):
             yield Finding(
                 "server-state",
