@@ -214,6 +214,11 @@ def _renew(
     the volume is left; for the host of the connector, or for none. The service has no second one
     beside one that is not complete: that one ends first."""
     found = _found(engine, run, row)
+    if connector is None and [(one.id, bool(one.connection)) for one in found] == [
+        (row.attachment_id, False)
+    ]:
+        run.set_volume(row, connection=None, status=RESERVED)  # it was never let to a host
+        return
     fresh = next((one for one in found if one.id != row.attachment_id and not one.connection), None)
     old = [one for one in found if one is not fresh]
     incomplete = [one for one in old if one.status != COMPLETE and not holding]

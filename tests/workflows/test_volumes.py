@@ -23,6 +23,7 @@ from tests.workflows import volumes as volume_service
 from tests.workflows.neighbours import Answer
 from tests.workflows.scenarios import SCENARIOS, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
+from tests.workflows.test_moves_cost import Meter
 
 WITH_VOLUMES = [
     name
@@ -211,6 +212,15 @@ def test_a_failed_create_keeps_its_volumes_for_its_delete(cloud: Cloud) -> None:
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.volumes.deleted == [volume] and cloud.volumes.state.held == {}
+
+
+def test_what_no_host_had_stays_reserved_as_it_is(cloud: Cloud) -> None:
+    server, volume = bootable(cloud)
+    cloud.volumes.refusing["connect", volume] = errors.Conflict("No target is left.")
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ERROR
+    assert volume_service.of(cloud, server) == {volume: "reserved"}
+    assert cloud.volumes.asked.count(("attach", volume)) == 1
 
 
 def test_another_host_gets_the_volumes_when_the_first_has_let_go(cloud: Cloud) -> None:
@@ -453,7 +463,31 @@ def test_doctor_finds_a_row_that_no_action_left(
     assert kinds(cloud) == [kind]
 
 
-# --- what it costs the others ---
+# --- what it costs ---
+#: Statements, messages and calls of the service: of one server with one volume beside its disk.
+COSTS = {
+    "attach_volume": (60, 2, 3),
+    "detach_volume": (35, 2, 2),
+    "create:volumes": (83, 2, 3),
+    "delete:volumes": (58, 2, 2),
+    "live_migrate:volumes": (162, 10, 5),
+}
+
+
+@pytest.mark.parametrize("workflow", COSTS)
+def test_statements_messages_and_calls(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.watcher = lambda: None
+    meter, calls = Meter(cloud), cloud.volumes.calls
+    trial.begin()
+    cloud.settle()
+    calls = cloud.volumes.calls - calls
+    print(f"\n{workflow}: {meter.statements} statements, {meter.messages} messages, {calls} calls")
+    assert meter.statements <= COSTS[workflow][0]
+    assert meter.messages <= COSTS[workflow][1]
+    assert calls <= COSTS[workflow][2]
+
+
 def test_servers_without_volumes_ask_nobody(cloud: Cloud) -> None:
     statements: list[str] = []
     cloud.round()
