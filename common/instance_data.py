@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from common import errors, local_disks
 from common.hardware import hardware
 from common.json_types import JsonObject
-from common.models import Flavor, GuestSpec, ImageRef, Interface
+from common.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
 
 LATEST = "latest"
@@ -268,7 +268,7 @@ class InstanceData:
             "availability_zone": instance.get("availability_zone"),
             "random_seed": base64.b64encode(random_seed).decode(),
             "project_id": instance.get("project_id"),
-            "devices": _devices(self.spec.interfaces),
+            "devices": [*_devices(self.spec.interfaces), *_tagged_volumes(self.spec.volumes)],
             "dedicated_cpus": _dedicated(self.spec),
         }
         data = {name: value for name, value in data.items() if KEYS.get(name, "") <= version}
@@ -475,6 +475,21 @@ def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
         }
         for interface in interfaces
         if interface.tag
+    ]
+
+
+def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
+    """Volumes that their user gave a tag; the guest finds each by its serial."""
+    return [
+        {
+            "type": "disk",
+            "bus": "pci" if volume.bus == "virtio" else volume.bus,
+            "address": "none",
+            "serial": volume.volume_id,
+            "tags": [volume.tag],
+        }
+        for volume in volumes
+        if volume.tag
     ]
 
 

@@ -96,6 +96,11 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
                 "driver": cloud.driver,
                 "libvirt_uri": uri(cloud.libvirt_folder(number)),
                 "console_host": cloud.host_address(number),
+                **(
+                    {"volume_folders": cloud.home / "volume" / "volumes"}
+                    if cloud.volumes and not cloud.apart
+                    else {}
+                ),
             },
             "migration": _migration(cloud, number),
             "tls": certificates.section(cloud, host),

@@ -17,8 +17,9 @@ from common.models import AttachedVolume, DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbFailed
 from compute_agent.virt.libvirt import volume_xml
 from compute_agent.virt.memory.driver import MemoryDriver
-from tests.contract import virt_rigs
+from tests.contract import virt_pairs, virt_rigs
 from tests.contract.conftest import QEMU
+from tests.contract.virt_pairs import LARGER, SECRET, Pair
 from tests.contract.virt_rigs import QUIET, Rig
 
 if TYPE_CHECKING:
@@ -240,6 +241,52 @@ def test_a_guest_whose_volume_cannot_be_had_is_not_made(rig: Rig) -> None:
     assert (rig.state(spec.server), connected(rig, spec.server)) == (None, set())
 
 
+def test_another_device_keeps_its_guest_off(rig: Rig) -> None:
+    if isinstance(rig.driver, MemoryDriver):
+        pytest.skip("a host in memory has no devices")
+    server, one = rig.boot(paused=True).server, volume(rig)
+    rig.driver.ensure_stopped(server, 2, 0, QUIET)
+    rig.driver.attach_volume(server, 3, one, QUIET)
+    with path_of(one).open("r+b") as file:
+        file.truncate(GIBIBYTE - 1)
+    with pytest.raises(VerbFailed, match=f"found as volume {one.volume_id} is not that volume"):
+        rig.driver.ensure_running(server, 4, QUIET)
+    assert rig.state(server) == (SHUTDOWN, 3)
+    two = volume(rig)
+    path_of(two).unlink()
+    with pytest.raises(VerbFailed, match="does not find volume"):
+        rig.driver.attach_volume(server, 5, two, QUIET)
+    assert connected(rig, server) == has(rig, server) == {one.volume_id}
+    with path_of(one).open("r+b") as file:
+        file.truncate(GIBIBYTE)
+    assert rig.driver.ensure_running(server, 6, QUIET).power_state == RUNNING
+
+
+#: User data that says what is on the disk that it booted from, and leaves something there.
+KEEPS = """#!/bin/sh
+echo "kept: [$(cat /tmp/kept 2> /dev/null)]"
+echo "by $(hostname)" > /tmp/kept
+sync
+"""
+
+
+@pytest.mark.slice("guests")
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_what_one_server_wrote_another_boots_from(rig: Rig) -> None:
+    root = volume(rig, boot_index=0, device="/dev/vda")
+    image = rig.folder / "image"
+    image.write_bytes(rig.content)
+    convert = ["qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw", image, path_of(root)]
+    subprocess.run(convert, check=True, timeout=60)
+    for kept in ("kept: []", "kept: [by web-1]"):
+        spec = rig.boot(image=None, volumes=[root], user_data=KEEPS, ready=True)
+        assert kept in rig.console(spec.server)
+        rig.driver.ensure_stopped(spec.server, 2, virt_rigs.BOOT_SECONDS, QUIET)
+        rig.driver.ensure_absent(spec.server, 3)
+        assert rig.files(spec.server) == []
+
+
 def test_an_agent_that_begins_anew_knows_its_volumes(plugging: Rig) -> None:
     server, one = plugging.ready().server, volume(plugging)
     plugging.driver.attach_volume(server, 2, one, QUIET)
@@ -264,6 +311,61 @@ def test_after_a_reboot_of_the_host_they_are_connected_again(tmp_path: Path) -> 
         rig.driver.detach_volume(server, 4, one, QUIET)
     assert has(rig, server) == {one.volume_id}
     rig.clean()
+
+
+@pytest.fixture(params=["memory", "test"])
+def pair_of_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Two hosts that reach the files of the first one."""
+    if request.param == "memory":
+        made = virt_pairs.memory_pair(tmp_path, shared=False)
+    else:
+        pytest.importorskip("libvirt")
+        made = virt_pairs.libvirt_test_pair(tmp_path, shared=False, **connectors(tmp_path / "h1"))
+    yield made
+    made.clean()
+
+
+@pytest.mark.parametrize("boot_index", [0, None])
+def test_volumes_are_at_one_host_at_a_time(pair_of_hosts: Pair, boot_index: int | None) -> None:
+    """Local disks travel; what is on a volume stays where it is."""
+    source, destination = pair_of_hosts.rigs
+    source.folder.mkdir(exist_ok=True)
+    one = volume(source, boot_index=boot_index)
+    image = source.image if boot_index is None else None
+    spec = source.boot(paused=True, image=image, volumes=[one])
+    server = spec.server
+    source.driver.ensure_stopped(server, 1, 0, QUIET)
+    source.driver.offer(server, 1, SECRET, QUIET)
+    there = replace(spec, fence=2, paused=False)
+    peer = pair_of_hosts.peer(server)
+    destination.driver.prepare(replace(there), peer, destination.read_image, QUIET)
+    source.driver.disconnect_volumes(server, 1)
+    assert connected(source, server) == has(source, server) == set()
+    for _ in range(2):
+        destination.driver.receive(there, peer, destination.read_image, QUIET)
+        assert connected(destination, server) == set()
+    for _ in range(2):
+        destination.driver.install(there, False, QUIET)
+    assert connected(destination, server) == has(destination, server) == {one.volume_id}
+    destination.driver.ensure_absent(server, 3)
+    assert connected(destination, server) == set()
+    source.driver.install(replace(spec, fence=4), False, QUIET)
+    assert connected(source, server) == has(source, server) == {one.volume_id}
+
+
+@pytest.mark.parametrize("boot_index", [0, None])
+def test_a_resized_guest_keeps_its_volumes(rig: Rig, boot_index: int | None) -> None:
+    one = volume(rig, boot_index=boot_index)
+    image = rig.image if boot_index is None else None
+    spec = rig.boot(paused=True, image=image, volumes=[one])
+    rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
+    for back in (True, False):
+        larger = replace(spec, fence=2 if back else 4, flavor=LARGER)
+        rig.driver.resize_here(larger, False, QUIET)
+        assert has(rig, spec.server) == {one.volume_id}
+        settled = replace(spec, fence=3) if back else replace(larger, fence=5)
+        rig.driver.settle_resize(settled, back, larger.fence, QUIET)
+        assert connected(rig, spec.server) == has(rig, spec.server) == {one.volume_id}
 
 
 class Killed(BaseException):

@@ -257,7 +257,7 @@ def memory_pair(folder: Path, shared: bool) -> Pair:
     return Pair(rig("h1"), rig("h2"), shared)
 
 
-def libvirt_test_pair(folder: Path, shared: bool) -> Pair:
+def libvirt_test_pair(folder: Path, shared: bool, **options: Any) -> Pair:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
     node = folder / "node.xml"
@@ -268,7 +268,7 @@ def libvirt_test_pair(folder: Path, shared: bool) -> Pair:
         return Rig(
             "test",
             home,
-            lambda: LibvirtDriver(f"test://{node}", home, "test"),
+            lambda: LibvirtDriver(f"test://{node}", home, "test", **options),
             b"image" * 1000,
             "raw",
         )

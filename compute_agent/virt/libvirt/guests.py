@@ -275,6 +275,7 @@ class LibvirtGuests:
         folder = self.folder(server)
         self.pull_plug(server)
         self._libvirt.undefine(server)
+        self.volumes.keep(server, [])
         if folder.exists() and not keep_files:
             shutil.rmtree(folder)
 

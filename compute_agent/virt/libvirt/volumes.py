@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,24 +33,30 @@ from compute_agent.virt.libvirt.connectors import Connectors
 from compute_agent.virt.libvirt.unplugging import RELEASE_SECONDS, unplug
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
-FILE = "volumes.json"
+FILE = "volumes{}.json"
+NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
 #: The controller that a guest gets with its first disk on SCSI.
 SCSI_MODEL = "virtio-scsi"
 
 
 @dataclass(frozen=True)
 class GuestVolumes:
-    """``instances``: the folders of guests."""
+    """``instances``: the folders of guests; hosts that share them have a file each there, since
+    each has connections of its own."""
 
     instances: Path
     connectors: Connectors = field(default_factory=Connectors)
+
+    def file(self, server: str) -> Path:
+        """Where the guest's volumes on this host stand."""
+        name = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
+        return self.instances / server / FILE.format(f".{name}" if name else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
         """A guest's, in the order in which it got them."""
         try:
             return [
-                from_wire(AttachedVolume, one)
-                for one in json.loads((self.instances / server / FILE).read_text())
+                from_wire(AttachedVolume, one) for one in json.loads(self.file(server).read_text())
             ]
         except FileNotFoundError:
             return []
@@ -61,8 +68,9 @@ class GuestVolumes:
         return tuple((one, self.connectors.source(one)) for one in wanted)
 
     def keep(self, server: str, wanted: Iterable[AttachedVolume]) -> None:
-        """The guest has these volumes and no others; its folder is there."""
-        self._write(server, list(wanted))
+        """The guest has these volumes and no others, in its folder if that is there."""
+        if (self.instances / server).exists():
+            self._write(server, list(wanted))
 
     def connect(self, server: str, context: VerbContext) -> None:
         """Before the guest is started: VerbFailed when one is not there, or not the one."""
@@ -181,8 +189,7 @@ class GuestVolumes:
                 stored = libvirt.describe(server, stored=True)
                 libvirt.define(volume_xml.without(stored, volume.volume_id))
             libvirt.mark(server, fence=fence)
-        if (self.instances / server).exists():
-            self._write(server, [])
+        self.keep(server, [])
 
     def extend(self, libvirt: Connection, server: str, volume: AttachedVolume) -> None:
         """The guest sees the new size of a volume that has grown."""
@@ -209,11 +216,11 @@ class GuestVolumes:
             self._write(server, left)
 
     def _write(self, server: str, wanted: list[AttachedVolume]) -> None:
-        path = self.instances / server / FILE
+        path = self.file(server)
         if not wanted:
             path.unlink(missing_ok=True)
             return
-        part = path.with_name(f"{FILE}.part")
+        part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump([to_wire(one) for one in wanted], file)

@@ -21,7 +21,7 @@ from common.instance_data import (
     network_data,
     text,
 )
-from common.models import Flavor, GuestSpec, ImageRef, Interface, LocalDisk
+from common.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface, LocalDisk
 from common.wire import to_wire
 
 SERVER = str(uuid.UUID("6f1d2c3b-4a59-4867-9768-5a4b3c2d1e0f"))
@@ -211,6 +211,19 @@ def test_tagged_interfaces_are_devices() -> None:
             "mac": "fa:16:3e:00:00:01",
             "tags": ["blue"],
         }
+    ]
+
+
+def test_volumes_with_a_tag_are_found_by_their_serial() -> None:
+    volumes = [
+        AttachedVolume("v1", "/dev/vdb", 1, tag="data"),
+        AttachedVolume("v2", "/dev/sda", 1, bus="scsi", tag="logs"),
+        AttachedVolume("v3", "/dev/vdc", 1),
+    ]
+    told = document("meta_data.json", spec(volumes=volumes))["devices"]
+    assert [(one["type"], one["bus"], one["serial"], one["tags"]) for one in told] == [
+        ("disk", "pci", "v1", ["data"]),
+        ("disk", "scsi", "v2", ["logs"]),
     ]
 
 
