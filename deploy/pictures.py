@@ -82,8 +82,10 @@ MESSAGES = (
 )  # fmt: skip
 #: The steps of ``conductor.workflows.create.CREATE``, and what each leaves.
 STEPS = (
+    ("volumes", "made, reserved"),
     ("place", "host claimed"),
     ("networks", "ports made, bound"),
+    ("connect_volumes", "host may connect"),
     ("build", "disks, domain, start"),
     ("plug", "ports are wired"),
     ("run", "it runs"),
@@ -143,16 +145,16 @@ def life() -> str:
         arrows.append(Arrow(((left - (20 if number else 30), 50), (left, 50)), (), (0, 0)))
     boxes += [Box(left, top, 140, 42, (state,)) for state, (left, top) in STATES.items()]
     boxes[1 + len(STEPS)] = Box(*STATES["active"], 160, 42, ("active",), TRUTH)
-    arrows.append(Arrow(((910, 80), (910, 130), (520, 130), (520, 270)), ("create",), (530, 180)))
+    arrows.append(Arrow(((1230, 80), (1230, 130), (520, 130), (520, 270)), ("create",), (530, 180)))
     arrows += [Arrow(points, (", ".join(names),), at) for _, _, names, points, at in WAYS]
     said = (
         (20, 110, "Each step is in the journal before it begins; a failure undoes those before it."),
-        (20, 128, "networks and run are passed over where a server does not need them."),
+        (20, 128, "Steps that a server does not need are passed over: of volumes, of networks, plug, run."),
         (330, 600, "delete and forceDelete lead from every state to deleted. An action that fails leads back,"),
         (330, 618, "or to error when that is not sure. Not all ways are drawn: states.md has every one."),
     )  # fmt: skip
     words = [_text(left, top, text) for left, top, text in said]
-    return _picture(1010, 630, "A server's life", [*map(_box, boxes), *map(_arrow, arrows), *words])
+    return _picture(1330, 630, "A server's life", [*map(_box, boxes), *map(_arrow, arrows), *words])
 
 
 PICTURES: dict[str, Callable[[], str]] = {"processes.svg": processes, "life.svg": life}

@@ -423,7 +423,7 @@ REVERT_RESIZE = Workflow(
         ),
         moves.RETURN_VOLUMES,
         Step(
-            "let_go",
+            "disconnect_again",
             "only on the way back: the source may have begun to connect them",
             undo_command=moves.disconnect,
             host_of=moves.source,

@@ -153,7 +153,7 @@ DETACH_VOLUME = Workflow(
             pivot=True,
         ),
         Step(
-            "release",
+            "end_attachment",
             "after the host: from here on others can have the volume",
             call=_release,
             apply=_forget,
@@ -180,7 +180,7 @@ EXTEND_VOLUME = Workflow(
     data=ActionData,
     steps=(
         Step(
-            "look",
+            "look_at_size",
             "the service says how large it is by now",
             call=_look,
             lane=Lane.VOLUME,

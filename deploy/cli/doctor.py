@@ -68,12 +68,12 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
             ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
         found = findings(store, ask, neighbours)
         if options.fix:
-            domains, told = ask(), neighbours.ask()
+            domains, answers = ask(), neighbours.ask()
             return doctor_fix.fix(
                 store,
                 options.fix,
                 found,
-                lambda tx: _looked(tx, domains, told),
+                lambda tx: _looked(tx, domains, answers),
                 doctor_fix.guest_commands(options.config),
             )
     _tell(store, found, options.json)
@@ -137,7 +137,7 @@ def none_missing() -> Collection[str]:
 
 
 @dataclass(frozen=True)
-class Told:
+class NeighbourAnswers:
     """What the neighbours said at one look; None: there is no such service, or it did not
     answer."""
 
@@ -158,9 +158,9 @@ class Neighbours:
     images: Callable[[], Images | None] = nothing
     missing: Callable[[], Collection[str]] = none_missing
 
-    def ask(self) -> Told:
+    def ask(self) -> NeighbourAnswers:
         """All of them, once."""
-        return Told(self.ports(), self.attachments(), self.images(), self.missing())
+        return NeighbourAnswers(self.ports(), self.attachments(), self.images(), self.missing())
 
 
 def findings(
@@ -257,17 +257,17 @@ def ask_hosts(
     return answers
 
 
-def _look(store: Store, domains: Domains, told: Told) -> set[Finding]:
-    return set(store.snapshot(lambda tx: _looked(tx, domains, told)))
+def _look(store: Store, domains: Domains, answers: NeighbourAnswers) -> set[Finding]:
+    return set(store.snapshot(lambda tx: _looked(tx, domains, answers)))
 
 
-def _looked(tx: Connection, domains: Domains, told: Told) -> list[Finding]:
+def _looked(tx: Connection, domains: Domains, answers: NeighbourAnswers) -> list[Finding]:
     return [
         *oracle.check(tx),
         *oracle.compare(domains, tx),
         *oracle.compare_reported(domains.keys(), tx),
-        *(() if told.ports is None else oracle.compare_ports(told.ports, tx)),
-        *(() if told.attachments is None else oracle.compare_volumes(told.attachments, tx)),
-        *(() if told.images is None else oracle.compare_images(told.images, tx)),
-        *oracle.compare_catalogue(told.missing, tx),
+        *(() if answers.ports is None else oracle.compare_ports(answers.ports, tx)),
+        *(() if answers.attachments is None else oracle.compare_volumes(answers.attachments, tx)),
+        *(() if answers.images is None else oracle.compare_images(answers.images, tx)),
+        *oracle.compare_catalogue(answers.missing, tx),
     ]

@@ -54,6 +54,7 @@ ARGS: dict[str, Any] = {
     "shared": False,
     "cpu": {},
     "to": {},
+    "volume": {"volume_id": "v", "device": "/dev/vdb", "size_gb": 1},
     "share": {"share_id": "s", "tag": "t", "protocol": "NFS", "export_location": "10.0.0.9:/s"},
 }
 

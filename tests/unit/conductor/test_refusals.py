@@ -25,7 +25,7 @@ AFTER_THE_PIVOT = {
     "detach_interface": ["unplug"],
     "detach_share": ["deny"],
     "attach_volume": ["complete"],
-    "detach_volume": ["release"],
+    "detach_volume": ["end_attachment"],
     "resize": ["plug"],
     "migrate": ["plug"],
     "revert_resize": ["plug"],
@@ -54,6 +54,7 @@ class Head:
     attempt: int = 1
     next_seq: int = 1
     locked_at: int = 0
+    args: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
 
 
