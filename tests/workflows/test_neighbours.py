@@ -24,7 +24,7 @@ from tests.workflows.neighbours import Answer, Neighbour
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
 from tests.workflows.simulator import Cloud, Time
 
-NEIGHBOURS = ("images", "networks", "shares")
+NEIGHBOURS = ("images", "networks", "shares", "volumes")
 #: Workflows that call a neighbour.
 CALLERS = [
     name
