@@ -200,19 +200,23 @@ def test_controller_runs_and_every_neighbour_lets_it_in(controller: Machine) -> 
 
 
 def test_second_controller_shares_the_work(controller: Machine, second: Machine) -> None:
-    found = answers(controller, "compute service list -c Binary -c Host -c State")
-    assert {(one["Binary"], one["Host"]) for one in found if one["State"] == "up"} == {
-        (f"nova-{name}", host)
-        for name in ("conductor", "scheduler")
-        for host in (CONTROLLER, SECOND)
-    }
+    def up() -> set[tuple[str, str]]:
+        found = answers(controller, "compute service list -c Binary -c Host -c State")
+        return {(one["Binary"], one["Host"]) for one in found if one["State"] == "up"}
+
+    kinds = ("nova-conductor", "nova-scheduler")
+    wanted = {(kind, host) for kind in kinds for host in (CONTROLLER, SECOND)}
+    await_true(lambda: wanted <= up(), START_SECONDS, up, pause=2)
 
 
 def test_hosts_have_joined(controller: Machine, nodes: list[Machine]) -> None:
+    def states() -> dict[str, str]:
+        found = answers(controller, 'hypervisor list -c "Hypervisor Hostname" -c State')
+        return {one["Hypervisor Hostname"]: one["State"] for one in found}
+
     for node in nodes:
         assert node.run("systemctl", "is-active", "kilonova-agent") == "active\n"
-    found = answers(controller, 'hypervisor list -c "Hypervisor Hostname" -c State')
-    assert {one["Hypervisor Hostname"]: one["State"] for one in found} == dict.fromkeys(NODES, "up")
+    await_true(lambda: states() == dict.fromkeys(NODES, "up"), START_SECONDS, states, pause=2)
 
 
 def test_host_is_proved_with_an_image_of_glance(controller: Machine, nodes: list[Machine]) -> None:
@@ -246,11 +250,10 @@ def test_server_has_a_port_of_neutrons_and_answers_ssh(
         "--config-drive true",
     )
     await_status(controller, "ACTIVE")
-    [port] = answers(controller, "port list --server web -c ID -c Status")
-    assert port["Status"] == "ACTIVE"
-    shown = answers(controller, f"port show {port['ID']}")
-    host = where(controller)
-    assert (shown["binding_host_id"], shown["binding_vif_type"]) == (host, "bridge")
+    [port] = answers(controller, "port list --network inside --device-owner compute:nova")
+    bound, host = answers(controller, f"port show {port['ID']}"), where(controller)
+    assert (bound["binding_host_id"], bound["binding_vif_type"]) == (host, "bridge")
+    assert bound["status"] == "ACTIVE"
     [node] = [node for node in nodes if node.name == host]
     assert f"tap{port['ID'][:11]}" in node.run("ls", f"/sys/class/net/brq{network[:11]}/brif")
     await_ssh(cloud, controller, network)
