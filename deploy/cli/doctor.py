@@ -76,7 +76,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
                 lambda tx: _looked(tx, domains, answers),
                 doctor_fix.guest_commands(options.config),
             )
-    _tell(store, found, options.json)
+    tell(store, found, options.json)
     for name in sorted(set(silent)):
         print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
     return status(found, set(silent) - _down(store))
@@ -93,16 +93,18 @@ def _down(store: Store) -> set[str]:
     return {f"host {row.host}" for row in rows if not row.up}
 
 
-def _tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
+def tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
+    """Print the findings; for people with what waits, and how each is mended."""
     if as_json:
         print(json.dumps([facts(one) for one in found]))
         return
     for one in found:
         kind = KINDS[one.kind]
         print(f"{one.invariant}: {one.subject}: {one.text}")
-        print(f"    cause: {kind.cause}")
-        by = "" if kind.way is Mender.OPERATOR else f": kilonova doctor --fix {one.id}"
-        print(f"    remedy: {kind.remedy}{by}")
+        print(f"    cause   {kind.cause}")
+        print(f"    remedy  {kind.remedy}")
+        if kind.way is not Mender.OPERATOR:
+            print(f"    kilonova doctor --fix {one.id}")
     ages = store.read(oracle.ages)
     for server, what, seconds in ages["cleanups"]:
         print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")

@@ -43,7 +43,7 @@ def findings(live: Live) -> set[tuple[str, str]]:
     """What the doctor finds: invariant and server."""
     said = live.doctor()
     assert said.stderr == "", said
-    lines = [line.split(": ") for line in said.stdout.splitlines()]
+    lines = [line.split(": ") for line in said.stdout.splitlines() if not line.startswith(" ")]
     return {(line[0], line[1]) for line in lines if len(line) > 2}
 
 

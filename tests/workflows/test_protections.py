@@ -51,6 +51,13 @@ def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
 
 
 # --- actions ---
+def test_each_action_raises_the_fence(cloud: Cloud) -> None:
+    server = idle(cloud)
+    fence = cloud.show(server).fence
+    cloud.ask(server, "os-stop")
+    assert cloud.show(server).fence == last(cloud, server).fence == fence + 1
+
+
 def test_a_result_under_a_fence_that_is_over_ends_nothing(cloud: Cloud) -> None:
     server = idle(cloud)
     action = cloud.ask(server, "os-stop")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from common.store.servers import console_tokens, guests
 from common.vault import Vault
 from deploy.cli.commands import ARGUMENTS, COMMANDS
 from deploy.cli.config import text
-from deploy.cli.doctor import NO_ANSWER, ask_hosts, facts, findings, status
+from deploy.cli.doctor import NO_ANSWER, ask_hosts, facts, findings, status, tell
 from deploy.cli.main import main, parser
 from tests.schemas import upgrade
 
@@ -208,10 +209,21 @@ def test_doctor_of_an_empty_cloud_finds_nothing(
     assert "nothing to mend" in capsys.readouterr().out
 
 
-def test_doctor_has_a_status_for_each_outcome(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_has_a_status_for_each_outcome(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     finding = doctor.Finding("two-domains", "s", "runs on h1, h2", facts=("h1", "h2"))
     assert [status([finding], ["h1"]), status([], ["h1"]), status([], [])] == [1, NO_ANSWER, 0]
     assert facts(finding)["id"] == "two-domains/s/h1/h2"
+    store = upgrade(Store("sqlite://"))
+    tell(store, [finding], as_json=False)
+    first, cause, remedy, command, count = capsys.readouterr().out.splitlines()
+    assert (first, count) == ("two-domains: s: runs on h1, h2", "1 findings")
+    assert cause.startswith("    cause   ") and remedy.startswith("    remedy  ")
+    assert command.strip() == "kilonova doctor --fix two-domains/s/h1/h2"
+    tell(store, [finding], as_json=True)
+    assert json.loads(capsys.readouterr().out) == [facts(finding)]
+    store.close()
 
     def away(*anything: object, **more: object) -> Store:
         raise errors.NoStore("The database does not answer.")
