@@ -15,7 +15,7 @@ from common import errors, ids, states
 from common.models import Result
 from common.store import schema
 from common.store.engine import now
-from common.store.servers import actions, guests, stuck_actions
+from common.store.servers import actions, guests, servers, stuck_actions
 from compute_agent.virt.memory.script import Fail
 from tests.workflows.moves import clouds, disk, last, server_on, stands
 from tests.workflows.poison import change
@@ -51,6 +51,16 @@ def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
 
 
 # --- actions ---
+def test_another_project_lists_and_takes_nothing(cloud: Cloud) -> None:
+    """In the store itself, whatever looked before."""
+    server = idle(cloud)
+    own, other = (servers.ServerFilters(project_id=name) for name in ("project", "another"))
+    assert [row.id for row in cloud.store.read(lambda tx: servers.page(tx, own))] == [server]
+    assert cloud.store.read(lambda tx: servers.page(tx, other)) == []
+    with pytest.raises(errors.NotFound):
+        cloud.store.write(lambda tx: actions.take_lock(tx, server, "another"))
+
+
 def test_each_action_raises_the_fence(cloud: Cloud) -> None:
     server = idle(cloud)
     fence = cloud.show(server).fence
