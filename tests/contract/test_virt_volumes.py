@@ -287,6 +287,21 @@ def test_what_one_server_wrote_another_boots_from(rig: Rig) -> None:
         assert rig.files(spec.server) == []
 
 
+@pytest.mark.slice("guests")
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_two_guests_have_a_volume_only_if_it_may_be_so(rig: Rig) -> None:
+    shared, single = volume(rig, multiattach=True), volume(rig)
+    for _ in range(2):
+        server = rig.boot(paused=True, volumes=[shared]).server
+        assert rig.state(server) == (PAUSED, 1)
+    rig.boot(paused=True, volumes=[single])
+    with pytest.raises(VerbFailed, match="could not start the guest") as failed:
+        rig.boot(paused=True, volumes=[single])
+    assert "lock" in failed.value.details
+    assert rig.state(rig.servers[-1]) is None
+
+
 def test_an_agent_that_begins_anew_knows_its_volumes(plugging: Rig) -> None:
     server, one = plugging.ready().server, volume(plugging)
     plugging.driver.attach_volume(server, 2, one, QUIET)
