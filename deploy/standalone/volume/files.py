@@ -29,7 +29,8 @@ class VolumeFiles:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o711)  # QEMU's user goes through to its own files
+        for one in (folder.parent, folder):
+            one.chmod(0o711)  # QEMU's user goes through to its own files
         self.folder = folder.resolve()
         self.shares_blocks = self._shares_blocks()
 
