@@ -27,7 +27,7 @@ from common.store.engine import Connection
 from common.store.hosts import hosts, services
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow, CleanupRow, ServerRow
-from common.store.servers import block_devices, guests
+from common.store.servers import actions, block_devices, guests
 from common.store.servers.volumes import (
     ATTACHED,
     CREATING,
@@ -341,7 +341,9 @@ def reserve_again(engine: Engine, run: AnyRun) -> None:
     go of them, or had time to."""
     left = _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
     for row in of(run):
-        if row.connection or run.is_undoing:
+        if not (row.connection or run.is_undoing):
+            continue
+        with run.cleanup_on_failure(ATTACHMENT, str(row.attachment_id), str(row.volume_id)):
             _renew(engine, run, row, None, left)
 
 
@@ -485,9 +487,28 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     )
     mine = [one for one in rows if one.volume_id == row.place]
     for one in found:
-        if all(one.id != known.attachment_id for known in mine):
+        known = next((each for each in mine if each.attachment_id == one.id), None)
+        if known is None:
             service(engine).detach(one.id)
+        elif one.connection and server is not None and server.host is None:
+            _reserve_anew(engine, known, one)
         elif one.connection and one.status != COMPLETE:
             service(engine).complete(one.id)
     if row.args.get("delete") and not mine:
         service(engine).delete(row.place)
+
+
+def _reserve_anew(engine: Engine, row: BlockDeviceRow, old: Attachment) -> None:
+    """The server has left its host, and its attachment is of that host still."""
+    fresh = service(engine).attach(str(row.volume_id), row.server_id)
+
+    def exchange_it(tx: Connection) -> bool:
+        server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
+        if server is None or server.action is not None or server.host is not None:
+            return False
+        values = {"attachment_id": fresh.id, "connection": None, "status": RESERVED}
+        block_devices.change(tx, {row.uuid: values})
+        return True
+
+    taken = engine.store.write(exchange_it)
+    service(engine).detach(old.id if taken else fresh.id)

@@ -326,21 +326,28 @@ def test_a_silent_service_makes_it_late(
     trial.has_ended()
 
 
+#: Workflows whose way back connects the volumes again.
+CONNECTING_BACK = ("resize", "revert_resize", "evacuate")
+
+
 @pytest.mark.parametrize("answer", [Answer.FORBIDDEN, Answer.CONFLICT])
 @pytest.mark.parametrize(("workflow", "number"), CALLS)
 def test_a_refusal_leaves_nothing_for_ever(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
-    """The action ends, done or failed; when the service is well and the server is deleted, nobody
-    has anything."""
+    """The action ends, done or failed. A service that refuses the way back too leaves a volume that
+    is connected nowhere, which the doctor tells. When the service is well and the server is
+    deleted, nobody has anything."""
     trial = trial_of(cloud, workflow)
+    cloud.watcher = lambda: None  # it takes no finding, at no moment
     cloud.volumes.script = {cloud.volumes.calls + number: answer}
     trial.begin()
     cloud.settle()
     cloud.volumes.well()
     cloud.volumes.finish()
     cloud.clean_up()
-    assert cloud.findings() == []
+    left = {"volume-of-server"} if workflow.partition(":")[0] in CONNECTING_BACK else set()
+    assert {one.invariant for one in cloud.findings()} <= left
     if not cloud.show(trial.server).deleted:
         cloud.ask(trial.server, "delete")
     cloud.settle()

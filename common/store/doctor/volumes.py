@@ -18,6 +18,7 @@ from common.json_types import JsonMapping
 from common.store.doctor.finding import Finding
 from common.store.neighbours import cleanups
 from common.store.rows import BlockDeviceRow, ServerRow
+from common.store.rows import ServerState as ServerPlace
 from common.store.schema import actions, block_devices, servers
 from common.store.servers.actions import LIVE
 from common.store.servers.volumes import ATTACHED, CREATING, ERROR, RESERVED
@@ -31,6 +32,7 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
     """A server counts its volumes; one that is gone has none; an idle one has each of them where it
     is."""
     rows: list[BlockDeviceRow] = list(tx.execute(_ALL))
+    spared = pending(tx) if rows else set()
     numbers: dict[str, int] = {}
     for row in rows:
         numbers[row.server_id] = numbers.get(row.server_id, 0) + 1
@@ -45,8 +47,18 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
         yield Finding("volumes", gone, "has volumes and is gone", "volumes-of-gone")
     for row in rows:
         owner = live.get(row.server_id)
-        if owner is not None and owner.action is None:
+        spares = (row.server_id, row.volume_id) in spared
+        if owner is not None and owner.action is None and not spares:
             yield from _of_row(owner, row)
+
+
+def pending(tx: Connection) -> set[tuple[str, str]]:
+    """Server and volume of each pending cleanup of an attachment."""
+    return {
+        (row.server_id, row.place)
+        for row in cleanups.list_all(tx)
+        if row.kind == cleanups.ATTACHMENT
+    }
 
 
 def _of_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
@@ -80,18 +92,17 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
     attachment that its server, which may be gone, does not know.
     """
     held = {str(one["id"]): one for one in attachments}
-    resting = {
-        row.id
-        for row in tx.execute(
-            sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.is_(None))
-        )
-    }
-    rows: list[BlockDeviceRow] = [row for row in tx.execute(_ALL) if row.server_id in resting]
-    spared = {
-        (row.server_id, row.place)
-        for row in cleanups.list_all(tx)
-        if row.kind == cleanups.ATTACHMENT
-    }
+    idle = sa.select(servers.c.id, servers.c.host, servers.c.vm_state).where(
+        servers.c.deleted == 0, servers.c.action.is_(None)
+    )
+    resting = {row.id: row for row in tx.execute(idle)}
+    rows: list[BlockDeviceRow] = [
+        row
+        for row in tx.execute(_ALL)
+        if row.server_id in resting
+        and (row.attachment_id or not _was_never_made(resting[row.server_id]))
+    ]
+    spared = pending(tx)
     busy = set(tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))))
     named = sorted({str(one["server_id"]) for one in attachments})
     ours = set(tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(named))))
@@ -112,6 +123,11 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
         ),
     ]
     return sorted(findings)
+
+
+def _was_never_made(server: ServerPlace) -> bool:
+    """Its create has failed, perhaps before it had its volumes: they are its delete's."""
+    return server.host is None and server.vm_state == states.ERROR
 
 
 def _without_attachment(
