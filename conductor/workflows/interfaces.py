@@ -116,7 +116,11 @@ def _change(engine: Engine, run: SecurityGroupRun) -> None:
         raise errors.BadRequest(
             f"Server {run.server.id} has no ports that a security group could guard."
         )
-    if not adds and not any(group in port["security_groups"] for port in ports):
+    if (
+        not adds
+        and not run.is_repeated  # by an earlier try, of which nothing was written
+        and not any(group in port["security_groups"] for port in ports)
+    ):
         raise errors.NotFound(
             f"Security group {run.args.name} is not associated with server {run.server.id}."
         )

@@ -378,12 +378,18 @@ def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: Ste
         guests.want(tx, [run.server.id], guests.STOPPED, False)
         run.set_migration(status="error")
         return
+    stay_off(tx, run)
+    run.set(vm_state=states.RESIZED)
+    run.set_migration(status="finished")
+
+
+def stay_off(tx: Connection, run: MoveEndRun) -> None:
+    """A resized guest that could not be started again is off, and can still be confirmed or
+    reverted."""
     if run.data.undo_failures:
         run.data.clear_undo_failures()
         guests.want(tx, [run.server.id], guests.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
-    run.set(vm_state=states.RESIZED)
-    run.set_migration(status="finished")
 
 
 def _waits_for_ports_again(run: MoveEndRun) -> bool:

@@ -197,6 +197,7 @@ def _reverted(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> Non
 def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
     """Before it was put back: resized as it was. Afterwards it cannot be started."""
     if from_wire(Flavor, run.server.flavor) == run.args.new_flavor:
+        resize.stay_off(tx, run)
         _confirm_failed(tx, engine, run, problem)
         return
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))

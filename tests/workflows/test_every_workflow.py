@@ -210,3 +210,20 @@ def test_a_conductor_that_wakes_up_late_changes_nothing(cloud: Cloud, workflow: 
     cloud.settle()
     trial.has_ended()
     assert len({command.key for _, command in cloud.sent}) == len(cloud.sent)
+
+
+def test_a_resized_guest_that_cannot_be_started_again_can_be_reverted(cloud: Cloud) -> None:
+    """Its revert failed on its host, and so did the way back."""
+    trial = trial_of(cloud, "revert_here")
+    [host] = cloud.hosts.values()
+    script = host.driver.host.script
+    script["settle_resize"], script["ensure_running"] = [Fail("It broke.")], [Fail("No memory.")]
+    trial.begin()
+    cloud.settle()
+    found = cloud.show(trial.server)
+    assert (found.vm_state, found.power_state) == (states.RESIZED, states.SHUTDOWN)
+    assert cloud.findings() == []
+    trial.begin()
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == states.ACTIVE
+    assert cloud.findings() == []

@@ -8,9 +8,10 @@ import pytest
 
 from common import errors, states
 from common.store import doctor
+from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from tests.workflows.scenarios import SCENARIOS, ask, trial_of
-from tests.workflows.simulator import Cloud
+from tests.workflows.simulator import Cloud, Crash
 
 #: Workflows that call the network service.
 CALLERS = (
@@ -158,3 +159,21 @@ def test_floating_addresses_are_shown_again_after_an_unshelve(cloud: Cloud) -> N
     trial.begin()
     cloud.settle()
     assert cloud.show(trial.server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
+
+
+def test_a_group_that_was_removed_before_a_crash_counts_as_removed(cloud: Cloud) -> None:
+    """The service has done it, and the conductor was killed before it could write that down."""
+    trial = trial_of(cloud, "remove_security_group")
+    crashed: list[str] = []
+
+    def crash(workflow: str, step: str, where: str) -> None:
+        if (step, where) == ("change", "called"):
+            crashed.append(where)
+            raise Crash(("conductor",))
+
+    trial.begin()
+    cloud.engine.fault_point = crash
+    trial.run_through_crashes()
+    assert crashed
+    trial.has_ended()
+    assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].state == "done"

@@ -146,7 +146,7 @@ def _hand_over(
     """Give the guest up and write its record, each unless that was done before."""
     there = host.reachable.get(uri)
     incoming = there.incoming if there is not None else folder_at(uri)
-    if not guest.left:
+    if spec.server in host.guests:
         if incoming is None:
             raise VerbFailed(
                 "The destination cannot be reached.", details=f"no host at {uri}", retryable=True
