@@ -99,6 +99,7 @@ TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
 INSTALL = Job("install", "install")
 CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
+FAULTS = Job("faults", "faults", module="tests.fault_matrix")
 #: Run only when they are named, and start servers of their own.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
@@ -108,6 +109,7 @@ ALONE = (
     CLIENTS,
     INSTALL,
     CINDER,
+    FAULTS,
 )
 RINGS = (
     "lint",
@@ -124,6 +126,7 @@ RINGS = (
     "clients",
     "install",
     "cinder",
+    "faults",
 )
 
 

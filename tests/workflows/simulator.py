@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config, ids, states
+from common import config, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
@@ -56,6 +56,7 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 from scheduler.service import options
 from tests import evidence, failures
+from tests.workflows import new_servers
 from tests.workflows import volumes as volume_service
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
@@ -63,7 +64,7 @@ from tests.workflows.shares import Shares
 from tests.workflows.volumes import Volumes
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
-FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
+FLAVOR = new_servers.FLAVOR
 
 
 class Crash(BaseException):
@@ -88,6 +89,10 @@ class Time:
 
     def pass_by(self, seconds: float) -> None:
         self.micros += int(seconds * SECOND)
+
+
+def goes_on(point: str) -> None:
+    """Where nobody wants to know how far a verb is."""
 
 
 class OtherHost:
@@ -136,6 +141,7 @@ class Host:
         self.journal = Journal(":memory:")
         self.verbs = verbs.VERBS
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
+        self.inside: Callable[[str], None] = goes_on  # called by verbs that look whether to go on
         self.restart()
 
     def restart(self) -> None:
@@ -165,7 +171,7 @@ class Host:
         """What a worker does with a command that it was given."""
         run = VerbContext(
             lambda name: None,
-            lambda: work.cancelled,
+            lambda: self._is_cancelled(work),
             lambda: work.requested,
             may_start=lambda: self.agent.may_start(work),
         )
@@ -173,6 +179,10 @@ class Host:
         self.agent.ended(
             work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs)
         )
+
+    def _is_cancelled(self, work: Work) -> bool:
+        self.inside("asks")
+        return work.cancelled
 
 
 @cache
@@ -363,58 +373,24 @@ class Cloud:
     ) -> list[str]:
         """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in
         place of the flavor's; ``volumes``: of the only one; ``args``: what else the API freezes."""
-        servers, wishes = [], [{"network": "n1"}] if networks is None else networks
+        wishes = [{"network": "n1"}] if networks is None else networks
+        made = [
+            new_servers.rows(wishes, flavor=flavor, group=group, disks=disks, **args)
+            for _ in range(count)
+        ]
         with self.store.begin() as tx:
-            for _ in range(count):
-                server, action = ids.new(), ids.new()
+            for server, action in made:
                 tx.execute(
                     sa.insert(schema.servers).values(
-                        id=server,
-                        project_id="project",
-                        user_id="user",
-                        name="s",
-                        hostname="s",
-                        vm_state=states.BUILDING,
-                        task_state=states.SCHEDULING,
-                        fence=1,
-                        action=action,
-                        flavor=to_wire(flavor),
-                        flavor_id="1",
-                        vcpus=flavor.vcpus,
-                        memory_mb=flavor.memory_mb,
-                        disk_gb=flavor.disk_gb,
-                        meta={},
-                        tags=[],
-                        scheduler_hints={"group": group} if group else {},
-                        security_groups=[],
-                        interfaces=[] if wishes else None,
-                        reservation_id="r",
-                        disks=disks,
-                        volumes=len(volumes),
-                        created_at=now(),
-                        updated_at=now(),
+                        **server, volumes=len(volumes), created_at=now(), updated_at=now()
                     )
                 )
-                actions.insert(
-                    tx,
-                    [
-                        {
-                            "id": action,
-                            "server_id": server,
-                            "project_id": "project",
-                            "user_id": "user",
-                            "request_id": ids.new_request(),
-                            "name": "create",
-                            "workflow": "create",
-                            "fence": 1,
-                            "args": {"networks": wishes, **args},
-                        }
-                    ],
+                actions.insert(tx, [action])
+                server_groups.join(
+                    tx, [{"group_id": group, "server_id": server["id"]}] if group else []
                 )
-                volume_service.insert(tx, server, volumes)
-                server_groups.join(tx, [{"group_id": group, "server_id": server}] if group else [])
-                servers.append(server)
-        return servers
+                volume_service.insert(tx, str(server["id"]), volumes)
+        return [str(server["id"]) for server, _ in made]
 
     def group(self, policy: str, **rules: Any) -> str:
         """A server group of the project."""
@@ -448,7 +424,8 @@ class Cloud:
             if row.key == key and (row.when is None or row.when[1] == value)
         ]
         sealed = self.engine.vault.seal(secrets) if secrets else None
-        return self.store.write(
+        return self._accept(
+            server,
             lambda tx: actions.begin(
                 tx,
                 rows,
@@ -458,7 +435,7 @@ class Cloud:
                 args=args,
                 secrets=sealed,
                 changes=changes,
-            )
+            ),
         )
 
     def move(self, server: str, key: str, flavor: Flavor | None = None, **args: Any) -> str:
@@ -479,7 +456,8 @@ class Cloud:
             "evacuate": migrations.EVACUATION,
         }
         self.volumes.moving = {server} if key == "os-migrateLive" else set()
-        return self.store.write(
+        return self._accept(
+            server,
             lambda tx: migrations.begin(
                 tx,
                 states.row(key),
@@ -490,12 +468,13 @@ class Cloud:
                 project_id="project",
                 new_flavor=flavor,
                 changes=counted,
-            )
+            ),
         )
 
     def attach_share(self, server: str, share_id: str, tag: str = "data") -> str:
         """Ask for a share as the API does."""
-        return self.store.write(
+        return self._accept(
+            server,
             lambda tx: mappings.attach(
                 tx,
                 states.row("attach_share"),
@@ -508,12 +487,13 @@ class Cloud:
                     "protocol": "NFS",
                     "export_location": "192.0.2.9:/shares/one",
                 },
-            )
+            ),
         )
 
     def detach_share(self, server: str, share_id: str) -> str:
         """Ask for the end of it."""
-        return self.store.write(
+        return self._accept(
+            server,
             lambda tx: mappings.detach(
                 tx,
                 states.row("detach_share"),
@@ -521,7 +501,7 @@ class Cloud:
                 context=USER,
                 project_id="project",
                 share_id=share_id,
-            )
+            ),
         )
 
     def shares_of(self, server: str) -> dict[str, str]:
@@ -533,9 +513,13 @@ class Cloud:
 
     def close(self, server: str, key: str) -> str:
         """Confirm or revert a move."""
-        return self.store.write(
-            lambda tx: migrations.close(tx, states.row(key), server, context=USER)
+        return self._accept(
+            server, lambda tx: migrations.close(tx, states.row(key), server, context=USER)
         )
+
+    def _accept(self, server: str, begin: Callable[[sa.Connection], str]) -> str:
+        """As the API does it: whether it has begun is looked up when COMMIT was not answered."""
+        return self.store.write(begin, partial(actions.is_begun, server_id=server))
 
     def kill(self, host: str) -> None:
         """A power cut, and an admin who says so when the host is seen to be down."""

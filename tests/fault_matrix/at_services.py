@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a call of the image, network or share service, or of the fencing hook, and to
+whoever calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from common import errors
+from common.store.servers import actions
+from conductor.saga import Lane
+from conductor.workflows import WORKFLOWS
+from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
+from tests.fault_matrix.bench import Bench, Point
+from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.outcome import Verdict
+from tests.workflows.neighbours import Answer, Neighbour
+
+AWAY_SECONDS, LATE_SECONDS = 60, 20
+#: Calls that change something at a service.
+CHANGES = ("create", "update", "delete", "bind_also", "activate", "unbind_at", "allow", "deny")
+
+
+def service_of(bench: Bench, cell: Cell) -> Neighbour:
+    """Who is called at the step."""
+    step = WORKFLOWS[cell.workflow].steps[WORKFLOWS[cell.workflow].index(cell.step)]
+    cloud = bench.cloud
+    found: Neighbour = {
+        Lane.IMAGE: cloud.images,
+        Lane.NETWORK: cloud.networks,
+        Lane.SHARE: cloud.shares,
+        Lane.FENCING: getattr(cloud, "fencer", None),
+    }[step.lane]
+    return found
+
+
+def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "begins"), dies(CONDUCTOR))
+    return Verdict.LATE
+
+
+def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """The service has carried out the first of the step's requests."""
+    once(bench, part(cell, "call", "begins"), lambda point: dies_when_answered(bench, cell))
+    return Verdict.LATE
+
+
+def dies_when_answered(bench: Bench, cell: Cell) -> None:
+    """The conductor hears no answer to its next request: it is dead."""
+    service: Any = service_of(bench, cell)
+    died: list[bool] = []
+
+    def answer(value: object) -> None:
+        del service._answer
+        died.append(True)
+        dies(CONDUCTOR)(())
+
+    service._answer = answer
+    bench.proofs.append(lambda: bool(died))
+
+
+def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "ends"), dies(CONDUCTOR))
+    return Verdict.LATE
+
+
+def refuses(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.CONFLICT))
+    return Verdict.ENDED
+
+
+def silent(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.SILENT))
+    return Verdict.LATE
+
+
+def did_it(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.LOST))
+    return Verdict.LATE
+
+
+def script(bench: Bench, cell: Cell, answer: Answer) -> None:
+    """The next request is answered so."""
+    service = service_of(bench, cell)
+    number = service.calls + 1
+    service.script[number] = answer
+    bench.proofs.append(lambda: service.calls >= number)
+
+
+def answers_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """The conductor waits, and others go on."""
+    once(bench, part(cell, "call", "begins"), lambda point: bench.world(LATE_SECONDS))
+    return Verdict.LATE
+
+
+def does_it_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """The first request that changes something is given up, and carried out some seconds later."""
+    once(bench, part(cell, "call", "begins"), lambda point: _put_off(bench, cell))
+    return Verdict.LATE
+
+
+def _put_off(bench: Bench, cell: Cell) -> None:
+    service: Any = service_of(bench, cell)
+    put_off: list[str] = []
+    names = [name for name in CHANGES if hasattr(service, name)]
+
+    def later(name: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            for one in names:
+                delattr(service, one)
+            put_off.append(name)
+            bench.later(LATE_SECONDS, lambda: _carry_out(getattr(service, name), arguments))
+            raise errors.NoAnswer(f"the {service.name} is slow")
+
+        return call
+
+    def over(point: Point) -> None:
+        if part(cell, "call", "ends")(point):
+            bench.watchers.remove(over)
+            for one in names if not put_off else ():
+                delattr(service, one)
+
+    for name in names:
+        setattr(service, name, later(name))
+    bench.watchers.append(over)
+
+
+def _carry_out(call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Nobody hears what comes of it."""
+    try:
+        call(*arguments)
+    except errors.Problem:
+        return
+
+
+def away(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """For a minute nobody there answers, nor sends an event."""
+
+    def leave(point: Point) -> None:
+        service = service_of(bench, cell)
+        service.silent = 1_000_000
+
+        def back() -> None:
+            service.silent = 0
+
+        bench.later(AWAY_SECONDS, back)
+
+    once(bench, part(cell, "call", "begins"), leave)
+    return Verdict.ENDED
+
+
+def event_doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Events come twice, before and while it is called."""
+
+    def wake(point: Point) -> None:
+        for _ in range(2):
+            bench.cloud.store.write(lambda tx: actions.wake(tx, [bench.trial.server], cell.step))
+
+    once(bench, part(cell, "call", "begins"), wake)
+    return Verdict.LATE
+
+
+def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(
+        bench,
+        part(cell, "call", "begins"),
+        lambda point: bench.user_deletes(),
+    )
+    return Verdict.DELETED
+
+
+FAULTS: dict[str, Fault] = {
+    "caller-kill-before": kill_before,
+    "caller-kill-mid": kill_mid,
+    "caller-kill-after": kill_after,
+    "service-refuses": refuses,
+    "service-silent": silent,
+    "service-did-it-unanswered": did_it,
+    "service-answers-late": answers_late,
+    "service-does-it-late": does_it_late,
+    "service-away": away,
+    "event-doubled": event_doubled,
+    "delete-while-called": delete,
+}

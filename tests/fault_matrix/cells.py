@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of the fault matrix, made from the registry: which faults a step can meet follows from
+what the step declares, so that a new step brings its cells with it."""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from common import states
+from conductor.saga import AnyStep
+from conductor.workflows import WORKFLOWS
+
+#: Of a tree that is no clone of the repository.
+NO_COMMIT = "0"
+#: One cell in so many is in the default set.
+PART = 10
+
+
+class Kind(StrEnum):
+    """What a fault happens to."""
+
+    ACCEPT = "accept"  # the transaction that earns the 202
+    TRANSACTION = "transaction"  # a step's own part of a transaction
+    SCHEDULE = "schedule"  # a question to the scheduler
+    COMMAND = "command"  # a command to a host
+    EXTERNAL = "external"  # a call to a service
+    UNDO = "undo"  # the way back of a step
+    PAIR = "pair"  # another action comes while this one is in hand
+
+
+_DATABASE = (
+    "database-drops-before-commit",
+    "database-commits-unanswered",
+    "database-loses-commit-unanswered",
+    "database-deadlock",
+    "database-restarts",
+    "database-lock-times-out",
+)
+_COMMANDED = (
+    "agent-kill-before",
+    "agent-kill-mid",
+    "agent-kill-after",
+    "conductor-kill-waiting",
+    "agent-sleeps-past-lease",
+    "broker-restarts",
+    "request-lost",
+    "reply-lost",
+    "duplicated",
+    "comes-after-newer-fence",
+    "hypervisor-refuses",
+    "hypervisor-hangs",
+    "hypervisor-restarts",
+    "host-gone",
+    "partition-past-lease",
+    "no-space",
+    "delete-while-commanded",
+)
+#: What can go wrong, by kind.
+FAULTS: dict[Kind, tuple[str, ...]] = {
+    Kind.ACCEPT: (
+        "api-kill-before-commit",
+        "api-kill-after-commit",
+        "api-kill-after-reply",
+        *_DATABASE,
+        "client-retries",
+        "conflicting-request",
+    ),
+    Kind.TRANSACTION: (
+        "conductor-kill-before",
+        "conductor-kill-mid",
+        "conductor-kill-after",
+        "conductor-sleeps-past-lease",
+        *_DATABASE,
+        "delete-before-commit",
+    ),
+    Kind.SCHEDULE: (
+        "scheduler-kill-before",
+        "scheduler-kill-mid",
+        "scheduler-kill-after",
+        "broker-restarts-while-asked",
+        "question-lost",
+        "answer-lost",
+        "question-doubled",
+        "answer-late",
+        "no-host",
+        "delete-while-asked",
+    ),
+    Kind.COMMAND: _COMMANDED,
+    Kind.EXTERNAL: (
+        "caller-kill-before",
+        "caller-kill-mid",
+        "caller-kill-after",
+        "service-refuses",
+        "service-silent",
+        "service-did-it-unanswered",
+        "service-answers-late",
+        "service-does-it-late",
+        "service-away",
+        "event-doubled",
+        "delete-while-called",
+    ),
+    Kind.UNDO: ("undo-kill-mid", "undo-refused", "undo-repeated"),
+    Kind.PAIR: (),  # each has the name of the second action
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fault at one place."""
+
+    workflow: str
+    step: str
+    kind: Kind
+    fault: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.workflow}/{self.step}/{self.fault}"
+
+
+def kinds_of(step: AnyStep) -> Iterator[Kind]:
+    """What a step is made of, by its own fields."""
+    if step.prepare:
+        yield Kind.SCHEDULE
+    if step.call:
+        yield Kind.EXTERNAL
+    if step.command:
+        yield Kind.COMMAND
+    if step.apply or step.on_result:
+        yield Kind.TRANSACTION
+
+
+def has_undo(step: AnyStep) -> bool:
+    """Is there a way back from it?"""
+    return bool(step.undo or step.undo_call or step.undo_command)
+
+
+#: The requests that begin a workflow, by its name, as scenarios have them; a workflow that another
+#: one goes over to is asked for by the other's name.
+ASKED = {
+    str(row.workflow): row.key + (f":{row.when[1]}" if row.when else "")
+    for row in reversed(states.ACTIONS)
+    if row.workflow
+}
+
+
+def cells() -> list[Cell]:
+    """All of them, in the order of the registry."""
+    return [*_accepts(), *_steps(), *_pairs()]
+
+
+def _accepts() -> Iterator[Cell]:
+    for name in ASKED:
+        for fault in FAULTS[Kind.ACCEPT]:
+            yield Cell(name, "accept", Kind.ACCEPT, fault)
+
+
+def _steps() -> Iterator[Cell]:
+    for workflow in WORKFLOWS.values():
+        for step in workflow.steps:
+            for kind in (*kinds_of(step), *([Kind.UNDO] if has_undo(step) else [])):
+                for fault in FAULTS[kind]:
+                    yield Cell(workflow.name, step.name, kind, fault)
+
+
+def _pairs() -> Iterator[Cell]:
+    for first in WORKFLOWS:
+        for second in ASKED:
+            yield Cell(first, "then", Kind.PAIR, second)
+
+
+def commit() -> str:
+    """Of the tree that this file is in; ``NO_COMMIT`` where there is none."""
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else NO_COMMIT
+
+
+def drawn(every: list[Cell], by: str) -> list[Cell]:
+    """The part of the cells that this commit draws."""
+    return [cell for cell in every if zlib.crc32(f"{by} {cell.id}".encode()) % PART == 0]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold when a cell's fault is over: the action has ended in time, every invariant holds,
+what failed can be asked for again, and a delete leaves an empty cloud."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import sqlalchemy as sa
+
+from common import states
+from common.store import schema
+from common.store.neighbours import cleanups
+from common.store.servers import actions
+from conductor import cleanups as cleaning
+from tests.fault_matrix.bench import Bench
+from tests.workflows.scenarios import ARGS, KILL, SHARE
+
+#: Seconds after the fault's end in which an action has ended: of one that stays on its host, and of
+#: a move.
+LOCAL_SECONDS, MOVE_SECONDS = 60, 120
+#: Within which a host that is back has told of its guests.
+LOOK_SECONDS = 70
+#: Images that their user has asked for and keeps.
+KEPT_IMAGES = {ARGS[key]["image_id"] for key in ("createImage", "createBackup")}
+
+
+class Verdict(StrEnum):
+    """What may become of the action."""
+
+    LATE = "it ends as if nothing had happened"
+    ENDED = "it ends done, or failed with the server as it was or in ERROR"
+    DELETED = "its server is deleted"
+    BOTH = "it ends as if nothing had happened, or another action that was accepted ends"
+
+
+def judge(bench: Bench, verdict: Verdict) -> None:
+    """The action's end, in time."""
+    moves = bench.trial.scenario.keeps is not None
+    bench.settle(MOVE_SECONDS if moves else LOCAL_SECONDS)
+    bench.watchers.clear()
+    heal(bench)
+    if verdict is Verdict.DELETED:
+        return
+    ended = bench.row()
+    if verdict is Verdict.BOTH and bench.accepted:
+        both(bench)
+        return
+    verdict = Verdict.LATE if verdict is Verdict.BOTH else verdict
+    if verdict is Verdict.LATE or ended.state == "done":
+        assert ended.state == "done", f"{ended.state}: {ended.message}"
+        bench.trial.has_ended()
+        return
+    assert ended.state == "failed", f"it is {ended.state}: {ended.message}"
+    failed(bench)
+
+
+def both(bench: Bench) -> None:
+    """Every action has ended, and the server is at rest."""
+    with bench.cloud.store.engine.connect() as tx:
+        rows = tx.execute(sa.select(schema.actions)).all()
+    left = [row for row in rows if row.state not in actions.ENDED]
+    assert not left, f"not ended: {left}"
+    server = bench.cloud.show(bench.trial.server)
+    assert (server.task_state, server.action) == (None, None)
+    assert (found := bench.cloud.findings()) == [], found
+
+
+def failed(bench: Bench) -> None:
+    """The action has failed: its server is at rest, and where it is as before, the same can be
+    asked for again."""
+    trial, cloud = bench.trial, bench.cloud
+    server = cloud.show(trial.server)
+    allowed = {
+        trial.scenario.fails_as,
+        trial.scenario.ends,
+        states.ERROR,
+        *([trial.was.vm_state] if trial.was else []),
+    }
+    assert server.vm_state in allowed, f"{server.vm_state} is none of {allowed}"
+    assert (server.task_state, server.action) == (None, None)
+    assert (found := cloud.findings()) == [], found
+    if trial.was is None or server.vm_state != trial.was.vm_state:
+        return
+    off = {host.name for host in cloud.hosts.values() if not host.is_on}
+    if KILL not in trial.scenario.before:
+        return_hosts(bench)
+    elif off != {trial.was.host}:
+        return
+    if cloud.show(trial.server).vm_state != trial.was.vm_state:  # its host was booted
+        return
+    if cloud.shares_of(trial.server) and trial.scenario.ask == "attach_share":
+        cloud.detach_share(trial.server, SHARE)  # as its user is told
+        bench.settle(LOCAL_SECONDS)
+    bench.begin()
+    bench.settle(MOVE_SECONDS)
+    assert bench.row().state == "done", f"the second try: {bench.row().message}"
+    assert (found := cloud.findings()) == [], found
+
+
+def heal(bench: Bench) -> None:
+    """Everybody is well again, but for hosts that have no power."""
+    cloud = bench.cloud
+    fencer = getattr(cloud, "fencer", None)
+    for service in (cloud.images, cloud.networks, cloud.shares, *([fencer] if fencer else ())):
+        service.well()
+    cloud.cut.clear()
+    for host in cloud.hosts.values():
+        host.driver.host.script.clear()
+    bench.settle(LOCAL_SECONDS)
+    clean_up(bench)
+
+
+def clean_up(bench: Bench) -> None:
+    """The operator has what neighbours have still to remove tried again."""
+    cloud = bench.cloud
+    for row in cloud.store.read(cleanups.list_all):
+        cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
+    cleaning.retry(cloud.engine)
+
+
+def return_hosts(bench: Bench) -> None:
+    """Every host is there."""
+    for host in bench.cloud.hosts.values():
+        if not host.is_on:
+            host.power_on()
+            bench.settle(LOCAL_SECONDS)
+            bench.cloud.force_down(host.name, False)
+            bench.world(LOOK_SECONDS)
+            bench.settle(LOCAL_SECONDS)
+
+
+def empty(bench: Bench) -> None:
+    """The server is deleted, and nothing of it is left anywhere."""
+    cloud, server = bench.cloud, bench.trial.server
+    return_hosts(bench)
+    if not cloud.show(server).deleted:
+        cloud.ask(server, "delete")
+    bench.settle(LOCAL_SECONDS)
+    for late in bench.at_end:
+        late()
+    bench.settle(LOCAL_SECONDS)
+    clean_up(bench)
+    assert cloud.show(server).deleted, "it is not deleted"
+    assert (found := cloud.findings()) == [], found
+    left = {f"cleanup {kind}": target for kind, target in cloud.pending()}
+    for host in cloud.hosts.values():
+        memory = host.driver.host
+        for what in ("guests", "files", "incoming", "storage"):
+            if kept := dict(getattr(memory, what)):
+                left[f"{what} at {host.name}"] = str(list(kept))
+    left |= {f"port {port}": str(held) for port, held in cloud.networks.held.items()}
+    left |= {f"image {image}": "" for image in set(cloud.images.records) - KEPT_IMAGES}
+    left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
+    with cloud.store.engine.connect() as tx:
+        for table in (schema.guests, schema.allocations, schema.consumers):
+            if count := tx.scalar(sa.select(sa.func.count()).select_from(table)):
+                left[f"rows of {table.name}"] = str(count)
+    assert not left, f"left behind: {left}"

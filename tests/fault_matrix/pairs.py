@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another action comes while one is in hand: it is refused, or both end."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from common import errors, states
+from common.store import schema
+from conductor.workflows import WORKFLOWS
+from tests.fault_matrix.aim import CONDUCTOR, once
+from tests.fault_matrix.bench import Bench, Point
+from tests.fault_matrix.cells import ASKED, Cell
+from tests.fault_matrix.outcome import Verdict
+from tests.workflows.scenarios import ask
+
+
+def pair(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """The second is asked for while the first is at its host, or at a service."""
+    once(bench, lambda point: _is_in_hand(cell.workflow, point), lambda point: _ask(bench, cell))
+    return Verdict.BOTH
+
+
+def _is_in_hand(workflow: str, point: Point) -> bool:
+    steps = WORKFLOWS[workflow].steps
+    if any(step.command for step in steps):
+        return point[0] == "agent" and point[4] == "before"
+    if any(step.call for step in steps):
+        return point[0] == "part" and point[1] == workflow and point[3:] == ("call", "begins")
+    return point[0] == CONDUCTOR and point[3] == "taken"
+
+
+def _ask(bench: Bench, cell: Cell) -> None:
+    """As the table of states says."""
+    cloud, wanted = bench.cloud, ASKED[cell.fault]
+    server = cloud.show(bench.trial.server)
+    may = _is_allowed(wanted, server)
+    with cloud.store.engine.connect() as tx:
+        before = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))
+    try:
+        ask(cloud, server.id, wanted)
+    except errors.Problem as problem:
+        assert 400 <= problem.status < 500, f"{wanted} is answered with {problem.status}"
+        assert may or problem.status == 409, f"{wanted} is answered with {problem.status}"
+        with cloud.store.engine.connect() as tx:
+            after = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))
+        assert before == after, "it was refused and left an action"
+        bench.accepted = False
+        return
+    assert may, f"{wanted} is accepted, which the table of states forbids"
+    bench.accepted = True
+
+
+def _is_allowed(wanted: str, server: object) -> bool:
+    """Does the table let it begin, now that another action has the server?"""
+    key, _, value = wanted.partition(":")
+    vm_state, task_state = getattr(server, "vm_state"), getattr(server, "task_state")  # noqa: B009
+    for row in states.ACTIONS:
+        if row.key != key or (row.when and row.when[1] != value) or not row.workflow:
+            continue
+        fits = (row.vm == states.ANY or vm_state in row.vm) and (
+            row.task == states.ANY or task_state in row.task
+        )
+        if fits and row.supersedes and (row.task == states.ANY or task_state is not None):
+            return True
+    return False

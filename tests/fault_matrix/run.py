@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cell is run: its fault is injected once, exactly there, and what must hold is looked at."""
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from dataclasses import dataclass
+
+from tests.fault_matrix import (
+    at_accept,
+    at_database,
+    at_hosts,
+    at_scheduler,
+    at_services,
+    at_undo,
+    outcome,
+    pairs,
+    stage,
+)
+from tests.fault_matrix.aim import Fault
+from tests.fault_matrix.bench import Bench
+from tests.fault_matrix.cells import ASKED, Cell, Kind
+
+BY_KIND: dict[Kind, dict[str, Fault]] = {
+    Kind.TRANSACTION: at_database.FAULTS,
+    Kind.SCHEDULE: at_scheduler.FAULTS,
+    Kind.COMMAND: at_hosts.FAULTS,
+    Kind.EXTERNAL: at_services.FAULTS,
+    Kind.UNDO: at_undo.FAULTS,
+    Kind.PAIR: dict.fromkeys(ASKED, pairs.pair),
+    Kind.ACCEPT: dict.fromkeys(at_accept.ACCEPTS, at_accept.nothing),
+}
+MOST_TURNS = 12
+#: Faults that have several points in one cell; each is tried.
+TURNS = ("agent-kill-mid",)
+
+
+class NotInjected(AssertionError):
+    """The fault was not injected as it was meant."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell; ``problem`` empty: it passed."""
+
+    cell: Cell
+    problem: str = ""
+    story: str = ""
+
+
+def run(cell: Cell, seed: int = 0) -> Outcome:
+    """Run it, and catch what went wrong."""
+    try:
+        check(cell, seed)
+    except Exception as problem:  # noqa: BLE001  # it is what the cell is about
+        said = " ".join(str(problem).split()) or "no words"
+        return Outcome(cell, f"{type(problem).__name__}: {said[:300]}", traceback.format_exc())
+    return Outcome(cell)
+
+
+def check(cell: Cell, seed: int = 0) -> None:
+    """Run it.
+
+    Raises:
+        NotInjected: its fault could not be. AssertionError: something does not hold.
+    """
+    fault = BY_KIND.get(cell.kind, {}).get(cell.fault)
+    if fault is None:
+        raise NotInjected("nobody has written how")
+    for turn in range(MOST_TURNS if cell.fault in TURNS else 1):
+        if not _turn(cell, fault, seed, turn):
+            if not turn:
+                raise NotInjected("its point was not reached")
+            return
+
+
+def _turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
+    """One run; False: there is no such point any more."""
+    bench = Bench(
+        stage.scenario_of(cell.workflow, cell.step), zlib.crc32(cell.id.encode()) + seed + turn
+    )
+    try:
+        verdict = fault(bench, cell, turn)
+        if cell.kind is Kind.ACCEPT:
+            at_accept.begin(bench, cell)
+        else:
+            bench.begin()
+        outcome.judge(bench, verdict)
+        if not bench.hits:
+            return False
+        if bench.hits != 1 or not all(proof() for proof in bench.proofs):
+            raise NotInjected(f"injected {bench.hits} times, or without effect")
+        outcome.empty(bench)
+        return True
+    finally:
+        bench.close()

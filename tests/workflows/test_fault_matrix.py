@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the fault matrix that the commit draws, and that the matrix can be believed.
+
+All of it: ``./deploy/test faults``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from common.store.servers import actions
+from compute_agent.virt.memory.host import MemoryHost
+from conductor.workflows import WORKFLOWS
+from tests.fault_matrix import run
+from tests.fault_matrix.cells import ASKED, FAULTS, Cell, Kind, cells, commit, drawn, kinds_of
+from tests.fault_matrix.known import FOUND, KNOWN, WAIVED, waived
+from tests.fault_matrix.run import BY_KIND, NotInjected
+
+EVERY = {cell.id: cell for cell in cells()}
+DRAWN = [
+    cell
+    for cell in drawn(list(EVERY.values()), commit())
+    if cell.id not in KNOWN | FOUND and not waived(cell.id)
+]
+
+
+@pytest.mark.parametrize("cell", DRAWN, ids=lambda cell: cell.id)
+def test_a_cell_that_the_commit_draws(cell: Cell) -> None:
+    run.check(cell)
+
+
+@pytest.mark.parametrize("cell", FOUND)
+def test_what_was_found_stays_mended(cell: str) -> None:
+    run.check(EVERY[cell])
+
+
+def test_every_step_has_the_faults_of_what_it_is_made_of() -> None:
+    for workflow in WORKFLOWS.values():
+        for step in workflow.steps:
+            for kind in kinds_of(step):
+                for fault in FAULTS[kind]:
+                    assert f"{workflow.name}/{step.name}/{fault}" in EVERY
+    assert len(EVERY) == len(cells()), "two cells have one id"
+
+
+def test_every_fault_is_written() -> None:
+    assert {kind: set(faults) for kind, faults in BY_KIND.items()} == {
+        kind: set(faults) or set(ASKED) for kind, faults in FAULTS.items()
+    }
+
+
+def test_few_are_waived_and_what_is_known_is_a_cell() -> None:
+    assert sum(bool(waived(cell)) for cell in EVERY) <= len(EVERY) / 100
+    assert all(any(part in cell for cell in EVERY) for part in WAIVED)
+    assert {*KNOWN, *FOUND} <= set(EVERY)
+    assert not KNOWN.keys() & FOUND.keys()
+
+
+def test_a_fault_that_does_not_happen_is_no_pass() -> None:
+    nowhere = Cell("stop", "no_such_step", Kind.COMMAND, "agent-kill-before")
+    with pytest.raises(NotInjected):
+        run.check(nowhere)
+
+
+def test_what_is_left_on_a_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that says that it has removed a guest, and has not."""
+    cell = EVERY["stop/stop/request-lost"]
+    assert run.run(cell).problem == ""
+    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    assert "left behind" in run.run(cell).problem or "domain" in run.run(cell).problem
+
+
+def test_what_is_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sends a lost command again."""
+    monkeypatch.setattr(actions, "outstanding", lambda *what, **more: [])
+    assert "not over" in run.run(EVERY["stop/stop/request-lost"]).problem
