@@ -30,6 +30,7 @@ def service_of(bench: Bench, cell: Cell) -> Neighbour:
         Lane.IMAGE: cloud.images,
         Lane.NETWORK: cloud.networks,
         Lane.SHARE: cloud.shares,
+        Lane.VOLUME: cloud.volumes,
         Lane.FENCING: getattr(cloud, "fencer", None),
     }[step.lane]
     return found

@@ -16,6 +16,7 @@ from tests.fault_matrix.at_hosts import INSIDE
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
+from tests.fault_matrix.stage import CIRCUMSTANCES
 from tests.workflows.neighbours import Answer
 
 #: Steps whose undo is a part of an action that a certain step fails.
@@ -41,7 +42,13 @@ def _failing(cell: Cell) -> AnyStep:
         (number for number, step in enumerate(story.steps) if step.pivot), len(story.steps)
     )
     later = story.steps[at + 1 : pivot + 1]
-    return next(step for step in (*later, story.steps[at]) if step.command or step.call)
+    circumstances = ("", CIRCUMSTANCES.get((cell.workflow, cell.step), ""))
+    return next(
+        step
+        for step in (*later, story.steps[at])
+        if (step.command or step.call)
+        and CIRCUMSTANCES.get((cell.workflow, step.name), "") in circumstances
+    )
 
 
 def _provoke(bench: Bench, cell: Cell) -> None:

@@ -20,6 +20,14 @@ KNOWN: dict[str, str] = {
         "its host is dead, so that the detach counts as done; when the host is back, its domain still names "
         "the share until it is defined anew (the rule is gone, and nothing is mounted)"
     ),
+    "attach_volume/attach/undo-refused": (
+        "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
+        "it (volume-in-error), and its user removes it from the server"
+    ),
+    "evacuate/revive/undo-kill-mid": (
+        "the agent dies before it has started the guest again, and its host is still forced down, so that nobody "
+        "waits for it: the server is STOPPED, as it is, and its user starts it"
+    ),
     "evacuate/then/evacuate": (
         "the second ends the first, which had placed the server elsewhere; it fails, since that host is up, and "
         "the guest kept at the first host belongs to no open migration until the server is deleted"

@@ -102,7 +102,13 @@ def heal(bench: Bench) -> None:
     """Everybody is well again, but for hosts that have no power."""
     cloud = bench.cloud
     fencer = getattr(cloud, "fencer", None)
-    for service in (cloud.images, cloud.networks, cloud.shares, *([fencer] if fencer else ())):
+    for service in (
+        cloud.images,
+        cloud.networks,
+        cloud.shares,
+        cloud.volumes,
+        *([fencer] if fencer else ()),
+    ):
         service.well()
     cloud.cut.clear()
     for host in cloud.hosts.values():

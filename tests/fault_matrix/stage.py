@@ -12,7 +12,9 @@ from common import states
 from common.store import doctor
 from common.store.servers import actions
 from conductor.host_actions import HostActions
+from conductor.saga import Lane, Run
 from conductor.sweep import Watch
+from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.neighbours import Neighbour
@@ -28,6 +30,9 @@ LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
     "late-shared",
     "shelved",
 )
+WITH_VOLUMES, OFFLOADS_VOLUMES, LATE_VOLUMES = "volumes", "offloads-volumes", "late-volumes"
+#: Workflows whose servers get or have a volume as they are.
+OF_VOLUMES = ("attach_volume", "detach_volume", "extend_volume")
 #: Steps that are a part of their workflow in these circumstances only.
 CIRCUMSTANCES: dict[tuple[str, str], str] = {
     **{
@@ -43,6 +48,15 @@ CIRCUMSTANCES: dict[tuple[str, str], str] = {
     ("delete", "release"): LATE,
     ("delete", "unshare_late"): LATE_SHARED,
     ("delete", "forget"): SHELVED,
+    **{
+        (workflow, step.name): WITH_VOLUMES
+        for workflow, story in WORKFLOWS.items()
+        if workflow not in OF_VOLUMES
+        for step in story.steps
+        if step.lane is Lane.VOLUME or step.condition is Run.has_volumes
+    },
+    ("shelve", "reserve_volumes"): OFFLOADS_VOLUMES,
+    ("delete", "release_volumes_late"): LATE_VOLUMES,
 }
 
 
@@ -82,12 +96,22 @@ def _fences(trial: Trial) -> None:
     trial.cloud.engine.fence_host = trial.cloud.options["fence_host"] = fencer.fence
 
 
+def _asked_of(cloud: Cloud, key: str) -> Neighbour:
+    """The service that an attach asks first."""
+    found: dict[str, Neighbour] = {
+        "attach_interface": cloud.networks,
+        "attach_share": cloud.shares,
+        "attach_volume": cloud.volumes,
+    }
+    return found[key]
+
+
 def _attaches(key: str) -> Callable[[Trial], None]:
     """The service does not answer the call of an action that the delete then supersedes."""
 
     def arrange(trial: Trial) -> None:
         cloud = trial.cloud
-        service = cloud.networks if key == "attach_interface" else cloud.shares
+        service = _asked_of(cloud, key)
         service.silent = 1
         ask(cloud, trial.server, key)
         cloud.advance()
@@ -107,6 +131,11 @@ _ALL: dict[str, Circumstance] = {
     LATE_SHARED: Circumstance(
         lambda one: replace(one, before=("os-stop",)), _attaches("attach_share")
     ),
+    WITH_VOLUMES: Circumstance(lambda one: replace(one, volumes=True)),
+    OFFLOADS_VOLUMES: Circumstance(
+        lambda one: replace(one, ends=states.SHELVED_OFFLOADED, domains=0, volumes=True), _offloads
+    ),
+    LATE_VOLUMES: Circumstance(arrange=_attaches("attach_volume")),
     SHELVED: Circumstance(lambda one: replace(one, before=("shelve",))),
 }
 _PREPARED: dict[str, Frozen] = {}

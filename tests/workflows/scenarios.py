@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from common import states
+from common import ids, states
 from common.models import Flavor
 from common.store import doctor
 from common.wire import from_wire
@@ -334,7 +334,7 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
         volume_service.attach(cloud, server, cloud.volumes.make())
         return
     if key in ("detach_volume", "extend_volume"):
-        [volume] = volume_service.of(cloud, server)
+        volume = next(iter(volume_service.of(cloud, server)), ids.new())
         (volume_service.detach if key == "detach_volume" else volume_service.extend)(
             cloud, server, volume
         )
