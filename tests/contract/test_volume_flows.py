@@ -2,12 +2,10 @@
 """The life of servers with volumes, at a block storage service that runs: the conductor's real
 workflows and client, guests in memory. What the service forbids in any order of calls fails here.
 
-It can be run at a real Cinder as ``test_volume_client``.
-"""
+tests/cinder runs the same against Cinder."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TypeVar
@@ -44,13 +42,9 @@ class KnownToken:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    if "KILONOVA_VOLUME_URL" in os.environ:
-        of = os.environ
-        yield Service(of["KILONOVA_VOLUME_URL"], of["KILONOVA_VOLUME_TOKEN"], "")
-        return
     folder = tmp_path_factory.mktemp("flows")
     with volume_rig(folder, "--export-address", "127.0.0.1") as rig:
-        yield Service(rig.url, rig.service.session.get_token(), "")
+        yield Service(rig.url, rig.cloud)
 
 
 @pytest.fixture
