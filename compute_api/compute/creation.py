@@ -48,8 +48,6 @@ class Creation:
     reservation_id: str
     #: rows of servers and of actions for this many; the same ids at every call
     rows: Callable[[int], tuple[list[JsonObject], list[JsonObject]]]
-    #: rows of the volumes of this many servers
-    volumes: Callable[[int], list[JsonObject]] = _no_volumes
     key: str | None = None  #: the Idempotency-Key
     digest: str = ""  #: of the body that came with the key
     group: str | None = None  #: the server group that they join
@@ -58,6 +56,8 @@ class Creation:
     classes: Mapping[str, int] = field(
         default_factory=dict
     )  #: resource class -> amount of one server
+    #: rows of the volumes of this many servers
+    volumes: Callable[[int], list[JsonObject]] = _no_volumes
 
     @property
     def size(self) -> quotas.Size:

@@ -17,7 +17,7 @@ from conductor.gauges import KEEP_SECONDS, DatabaseGauges
 from tests.functional.cloud import Cloud
 from tests.unit.common.test_metrics import conf_of
 
-MAX_STATEMENTS = 9
+MAX_STATEMENTS = 10
 
 
 @pytest.fixture
