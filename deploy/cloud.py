@@ -123,7 +123,7 @@ class Cloud:
             networks={None: None, "yes": True, "no": False}[
                 _said("KILONOVA_NETWORKS", "yes", "no")
             ],
-            volumes=_said("KILONOVA_VOLUMES", "yes", "no") == "yes",
+            volumes=_said("KILONOVA_VOLUMES", "yes", "no") != "no",
             driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
             broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
             database_url=os.environ.get("KILONOVA_DATABASE_URL"),

@@ -82,7 +82,7 @@ def first_up() -> Iterator[First]:
         if given
         else (new_home(), free_ports(Ports.COUNT))
     )
-    live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"))
+    live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"), volumes=True)
     said = live.up()
     try:
         if said.returncode != 0:

@@ -184,6 +184,7 @@ class Live:
             "KILONOVA_HOME": str(home),
             "KILONOVA_PORT_BASE": str(base),
             "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
+            "KILONOVA_VOLUMES": "yes" if self.cloud.volumes else "no",
             "no_proxy": self.cloud.address,
             "NO_PROXY": self.cloud.address,
         }

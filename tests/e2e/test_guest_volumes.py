@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of real guests, by the real client: what one server writes, another finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.connectivity import KEY, PRIVATE
+from tests.e2e.guests import Guest, give_address, remove
+from tests.e2e.live import Live
+from tests.waiting import await_true
+
+pytestmark = pytest.mark.slice("guests")
+MARK, AT_MIB = "what must not be lost", 512
+
+
+@pytest.fixture
+def left(cloud: Live) -> Iterator[None]:
+    """Nothing of servers and volumes stays."""
+    yield
+    storage = cloud.seed.demo.block_storage
+    for volume in storage.volumes():
+        await_true(lambda one=volume: is_free(cloud, one.id), 60, f"{volume.name} is free")  # type: ignore[misc]  # bound here
+        storage.delete_volume(volume.id)
+    await_true(lambda: not list(storage.volumes()), 60, "no volume")
+    cloud.judge()
+
+
+def is_free(cloud: Live, volume: str) -> bool:
+    return bool(cloud.seed.demo.block_storage.get_volume(volume).status == "available")
+
+
+def one(cloud: Live, command: str) -> Any:
+    [said] = cloud.openstack(f"{command} -f json")
+    return said
+
+
+def boot(cloud: Live, name: str, source: str) -> Guest:
+    """A guest whose root disk is a volume, reached by ssh."""
+    made = one(
+        cloud,
+        f"server create {source} --flavor m1.nano --network {PRIVATE} --key-name {KEY} --wait {name}",
+    )
+    assert made["status"] == "ACTIVE" and made["image"] == "N/A (booted from volume)"
+    return Guest(cloud, made["id"], name, give_address(cloud, made["id"])).await_ssh()
+
+
+def write(guest: Guest, device: str) -> None:
+    guest.run(f"echo '{MARK}' | dd of={device} bs=1M seek={AT_MIB} conv=notrunc,fsync 2> /dev/null")
+
+
+def read(guest: Guest, device: str) -> str:
+    return guest.run(
+        f"dd if={device} bs=1M skip={AT_MIB} count=1 2> /dev/null | head -c {len(MARK)}"
+    )
+
+
+def test_data_outlives_its_server(cloud: Live, left: None) -> None:
+    first = boot(cloud, "first-of-two", "--boot-from-volume 1 --image tiny")
+    [attached] = cloud.rest().server(first.server)["os-extended-volumes:volumes_attached"]
+    write(first, "/dev/vda")
+    remove(first)
+    await_true(lambda: is_free(cloud, attached["id"]), 60, "the volume is free")
+    second = boot(cloud, "second-of-two", f"--volume {attached['id']}")
+    assert read(second, "/dev/vda") == MARK
+    remove(second)
+
+
+def test_volume_is_plugged_into_a_guest_that_runs_and_out_again(cloud: Live, left: None) -> None:
+    volume = one(cloud, "volume create --size 1 data")["id"]
+    await_true(lambda: is_free(cloud, volume), 60, "the volume is there")
+    guest = boot(cloud, "has-data", "--boot-from-volume 1 --image tiny")
+    cloud.openstack(f"server add volume has-data {volume}")
+    await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
+    assert guest.run("cat /sys/block/vdb/serial").strip() == volume[:20]
+    write(guest, "/dev/vdb")
+    cloud.openstack(f"server remove volume has-data {volume}")
+    await_true(lambda: is_free(cloud, volume), 60, "the volume is free again")
+    assert not guest.does("test -b /dev/vdb")
+    cloud.openstack(f"server add volume has-data {volume}")
+    await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
+    assert read(guest, "/dev/vdb") == MARK
+    remove(guest)
