@@ -59,7 +59,7 @@ class LocalConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"device_path {str(path)[:200]!r} does not name it in one of [volume] local_folders",
+                f"device_path {str(path)[:200]!r} does not name it in one of [agent] volume_folders",
             )
         is_block = path.is_block_device()
         return VolumeSource(
