@@ -35,6 +35,7 @@ OPEN = {
         0o775,
         "QEMU's socket; others do not come through the folders above",
     ),
+    r"volume(/volumes)?": (0o711, THROUGH),
     r"tls(/libvirt-[^/]+)?": (
         0o711,
         "guests' processes go through it to the keys that are their group's",
