@@ -424,7 +424,7 @@ class Cloud:
             if row.key == key and (row.when is None or row.when[1] == value)
         ]
         sealed = self.engine.vault.seal(secrets) if secrets else None
-        return self._accept(
+        return self.accept(
             server,
             lambda tx: actions.begin(
                 tx,
@@ -456,7 +456,7 @@ class Cloud:
             "evacuate": migrations.EVACUATION,
         }
         self.volumes.moving = {server} if key == "os-migrateLive" else set()
-        return self._accept(
+        return self.accept(
             server,
             lambda tx: migrations.begin(
                 tx,
@@ -473,7 +473,7 @@ class Cloud:
 
     def attach_share(self, server: str, share_id: str, tag: str = "data") -> str:
         """Ask for a share as the API does."""
-        return self._accept(
+        return self.accept(
             server,
             lambda tx: mappings.attach(
                 tx,
@@ -492,7 +492,7 @@ class Cloud:
 
     def detach_share(self, server: str, share_id: str) -> str:
         """Ask for the end of it."""
-        return self._accept(
+        return self.accept(
             server,
             lambda tx: mappings.detach(
                 tx,
@@ -513,11 +513,11 @@ class Cloud:
 
     def close(self, server: str, key: str) -> str:
         """Confirm or revert a move."""
-        return self._accept(
+        return self.accept(
             server, lambda tx: migrations.close(tx, states.row(key), server, context=USER)
         )
 
-    def _accept(self, server: str, begin: Callable[[sa.Connection], str]) -> str:
+    def accept(self, server: str, begin: Callable[[sa.Connection], str]) -> str:
         """As the API does it: whether it has begun is looked up when COMMIT was not answered."""
         return self.store.write(begin, partial(actions.is_begun, server_id=server))
 

@@ -45,20 +45,22 @@ def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
     """Ask for a volume as the API does."""
     wanted = cloud.volumes.wanted(volume_id, **more)
     row = states.row("attach_volume")
-    return cloud.store.write(
+    return cloud.accept(
+        server,
         lambda tx: volumes.attach(
             tx, row, server, context=USER, project_id="project", volume=wanted
-        )
+        ),
     )
 
 
 def detach(cloud: Cloud, server: str, volume_id: str) -> str:
     """Ask for the end of it."""
     row = states.row("detach_volume")
-    return cloud.store.write(
+    return cloud.accept(
+        server,
         lambda tx: volumes.detach(
             tx, row, server, context=USER, project_id="project", volume_id=volume_id
-        )
+        ),
     )
 
 
