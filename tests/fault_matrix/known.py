@@ -24,6 +24,10 @@ KNOWN: dict[str, str] = {
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
     ),
+    "detach_volume/detach/host-gone": (
+        "the same of volumes: the host is dead, so that the detach counts as done and the attachment ends; when the "
+        "host is back, its stopped domain still names the volume. It must be taken from there before it starts"
+    ),
     "evacuate/revive/undo-kill-mid": (
         "the agent dies before it has started the guest again, and its host is still forced down, so that nobody "
         "waits for it: the server is STOPPED, as it is, and its user starts it"
