@@ -56,6 +56,20 @@ def kind_of(status: int) -> type[errors.Problem]:
     return REFUSALS.get(status, errors.Conflict)
 
 
+def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
+    """What a service of this name refuses, with its words, which stand under whatever key comes
+    first. ``needs``: who needs which version of its API, where it knows no such version."""
+    if answer.status_code == 401:
+        return errors.Unauthorized(f"The {name} does not accept the token.")
+    if answer.status_code == 406:
+        return errors.Conflict(f"The {name} does not know version {needs}.")
+    try:
+        words = next(iter(answer.json().values()))["message"]
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        words = f"it answered {answer.status_code}"
+    return kind_of(answer.status_code)(f"The {name} says: {words}"[:500])
+
+
 def require_answer(url: str, seconds: float = 2) -> None:
     """Raises Unavailable unless a service answers at this URL; what it answers to nobody is its
     own."""

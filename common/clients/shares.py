@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, OptionalService, kind_of
+from common.clients.http import Http, OptionalService, refusal_of
 from common.json_types import JsonObject
 
 NAME = "shared file system service"
 #: The first version in which a rule can be locked.
 VERSION = "2.82"
+NEEDS = f"{VERSION} of its API, which shares of servers need"
 #: States of a rule: it counts; it never will; it is on its way out, or on its way in.
 ACTIVE, FAILED, GOING = "active", "error", ("queued_to_deny", "denying")
 #: How an endpoint in a catalogue may end; the service asks for no project there since 2.60.
@@ -139,20 +140,5 @@ class ShareClient(OptionalService):
             **more,
         )
         if answer.status_code >= 300:
-            raise _refusal_of(answer)
+            raise refusal_of(answer, NAME, NEEDS)
         return dict(answer.json()) if answer.content else {}
-
-
-def _refusal_of(answer: HttpAnswer) -> errors.Problem:
-    """What the service refuses, with its words."""
-    if answer.status_code == 401:
-        return errors.Unauthorized(f"The {NAME} does not accept the token.")
-    if answer.status_code == 406:
-        return errors.Conflict(
-            f"The {NAME} does not know version {VERSION} of its API, which shares of servers need."
-        )
-    try:
-        words = next(iter(answer.json().values()))["message"]
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        words = f"it answered {answer.status_code}"
-    return kind_of(answer.status_code)(f"The {NAME} says: {words}"[:500])

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, OptionalService, kind_of
+from common.clients.http import Http, OptionalService, refusal_of
 from common.json_types import JsonObject
 
 NAME = "block storage service"
 #: The first version in which an attachment can be completed.
 VERSION = "3.44"
+NEEDS = f"{VERSION} of its API, which volumes of servers need"
 #: How an endpoint in a catalogue may end; a service that knows 3.67 asks for no project there.
 _VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
 #: A user may not end the connection of a server beneath it; who shows this may (CVE-2023-2088).
@@ -249,7 +250,7 @@ class VolumeClient(OptionalService):
             **more,
         )
         if answer.status_code >= 300:
-            raise _refusal_of(answer)
+            raise refusal_of(answer, NAME, NEEDS)
         return dict(answer.json()) if answer.content else {}
 
 
@@ -300,18 +301,3 @@ def _attachment(found: JsonObject) -> Attachment:
         status=str(found["status"]),
         connection=dict(found.get("connection_info") or {}),
     )
-
-
-def _refusal_of(answer: HttpAnswer) -> errors.Problem:
-    """What the service refuses, with its words."""
-    if answer.status_code == 401:
-        return errors.Unauthorized(f"The {NAME} does not accept the token.")
-    if answer.status_code == 406:
-        return errors.Conflict(
-            f"The {NAME} does not know version {VERSION} of its API, which volumes of servers need."
-        )
-    try:
-        words = next(iter(answer.json().values()))["message"]
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        words = f"it answered {answer.status_code}"
-    return kind_of(answer.status_code)(f"The {NAME} says: {words}"[:500])

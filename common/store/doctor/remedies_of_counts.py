@@ -83,17 +83,23 @@ def _count(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _shares(tx: Connection, finding: Finding) -> None:
-    number = (
-        sa.select(sa.func.count())
-        .select_from(share_mappings)
-        .where(share_mappings.c.server_id == finding.subject)
-    )
-    tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == finding.subject)
-        .values(shares=tx.scalar(number), updated_at=now())
-    )
+def _counted(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
+    """A server's ``column`` counts its rows of this table."""
+
+    def mend(tx: Connection, finding: Finding) -> None:
+        number = (
+            sa.select(sa.func.count())
+            .select_from(rows)
+            .where(rows.c.server_id == finding.subject)
+            .scalar_subquery()
+        )
+        tx.execute(
+            sa.update(servers)
+            .where(servers.c.id == finding.subject)
+            .values({column: number, "updated_at": now()})
+        )
+
+    return mend
 
 
 def _shares_of_gone(tx: Connection, finding: Finding) -> None:
@@ -103,19 +109,6 @@ def _shares_of_gone(tx: Connection, finding: Finding) -> None:
     shares.remove(tx, [one.uuid for one in found])
     for one in found:
         cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
-
-
-def _volumes(tx: Connection, finding: Finding) -> None:
-    number = (
-        sa.select(sa.func.count())
-        .select_from(block_devices)
-        .where(block_devices.c.server_id == finding.subject)
-    )
-    tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == finding.subject)
-        .values(volumes=tx.scalar(number), updated_at=now())
-    )
 
 
 def _volumes_of_gone(tx: Connection, finding: Finding) -> None:
@@ -209,10 +202,10 @@ def _members(tx: Connection, finding: Finding) -> None:
 
 COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
     "counted": _count,
-    "shares": _shares,
+    "shares": _counted("shares", share_mappings),
     "shares-of-gone": _shares_of_gone,
     "share-in-transit": _share,
-    "volumes": _volumes,
+    "volumes": _counted("volumes", block_devices),
     "volumes-of-gone": _volumes_of_gone,
     "attachment-of-server": _attachment,
     "attachment-incomplete": _complete,
