@@ -105,7 +105,6 @@ def nodes(
             # A container may write no groups of the kernel's; a machine may.
             node.shell("echo 'cgroup_controllers = [ ]' >> /etc/libvirt/qemu.conf")
             node.run("systemctl", "restart", "libvirtd")
-            node.shell(typed("Servers that move while they run"))
         yield booted
 
 
