@@ -9,11 +9,12 @@ each part of each process. What the API does for a request is its own ``Creator`
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,22 @@ from tests.workflows.networks import Networks
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 SECRETS = {Purpose.COMMAND: "conductors' secret", Purpose.QUERY: "everybody's secret"}
+CLOSE_SECONDS = 60  #: for all transports; each waits some seconds for its connections
 QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
+
+
+def _close_all(transports: Sequence[Any]) -> None:
+    """At once. Raises AssertionError: one does not end, with where it hangs; its thread is left,
+    since nothing else ends it."""
+    threads = [threading.Thread(target=one.close, daemon=True) for one in transports]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + CLOSE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    frames = sys._current_frames()
+    hang = [frames[one.ident] for one in threads if one.is_alive() and one.ident in frames]
+    assert not hang, "\n".join("".join(traceback.format_stack(frame)) for frame in hang)
 
 
 class NoImages(ImageGatewayAccess):
@@ -210,8 +226,7 @@ class Cloud:
         connections; then what both used."""
         for stop in reversed(self._stoppers):
             stop()
-        with ThreadPoolExecutor(len(self._transports)) as pool:
-            list(pool.map(lambda transport: transport.close(), self._transports))
+        _close_all(self._transports)
         for close in reversed(self._closers):
             close()
 
