@@ -51,7 +51,7 @@ LINT = ("systemd",)
 #: With what Debian packages are built and judged.
 DEBIAN = ("build-essential", "debhelper", "lintian")
 #: With what machines are made that the packages are installed on.
-MACHINES = ("mmdebstrap", "systemd-container")
+MACHINES = ("mmdebstrap", "systemd-container", "buildah")
 #: With what the tests look at guests, networks and the console's page.
 EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
 #: File systems of ephemeral disks that a host need not be able to make.

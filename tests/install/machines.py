@@ -136,7 +136,7 @@ def _remove_network() -> None:
 @contextmanager
 def machine(folder: Path, name: str) -> Iterator[Machine]:
     """Boot one with a layer in this folder, and end it as a power cut would."""
-    _make_tree()
+    make_tree()
     root = folder / "root"
     for part in ("upper", "work", "root"):
         (folder / part).mkdir(parents=True)
@@ -164,7 +164,8 @@ def machine(folder: Path, name: str) -> Iterator[Machine]:
         subprocess.run(["umount", root], check=False, capture_output=True)
 
 
-def _make_tree() -> None:
+def make_tree() -> None:
+    """The small system below all machines, where it is not made yet."""
     if TREE.exists():
         return
     made = TREE.with_suffix(".new")
