@@ -117,6 +117,16 @@ class AttachedVolume:
 
 
 @dataclass(frozen=True, slots=True)
+class Belongings:
+    """The ids of the volumes and shares that a guest may have when it starts. What its host has
+    kept for it beside these is not its server's any more: it was detached while the host was
+    away."""
+
+    volumes: list[str] = field(default_factory=list)
+    shares: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class NumaNode:
     """A NUMA node of a host. cpus: those that guests share; pcpus: those that a guest can have for
     itself;
@@ -188,7 +198,8 @@ class GuestSpec:
     ``assignment``: which parts of the host are its own. ``disks``: those beside its root disk, in
     the order in which the guest finds them. ``record``: what only its row says, for
     ``server_facts``: user_id, created_at, pinned_availability_zone, disks. ``volumes``: one with
-    boot_index 0 takes the place of the root disk.
+    boot_index 0 takes the place of the root disk. ``shares``: the ids of those that it may have;
+    None: a conductor of an earlier release does not say.
     """
 
     server: str
@@ -205,6 +216,14 @@ class GuestSpec:
     disks: list[LocalDisk] = field(default_factory=list)
     record: JsonObject = field(default_factory=dict)
     volumes: list[AttachedVolume] = field(default_factory=list)
+    shares: list[str] | None = None
+
+    @property
+    def belongings(self) -> Belongings | None:
+        """What it may have; None: it is not said."""
+        if self.shares is None:
+            return None
+        return Belongings([one.volume_id for one in self.volumes], self.shares)
 
 
 @dataclass(frozen=True, slots=True)

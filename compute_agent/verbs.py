@@ -17,6 +17,7 @@ from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
+    Belongings,
     Command,
     DomainState,
     FailureReason,
@@ -80,12 +81,18 @@ def _spec(command: Command) -> GuestSpec:
     return from_wire(GuestSpec, command.args["guest"])
 
 
+def _has(command: Command) -> Belongings | None:
+    """What the guest may have when it starts; a conductor of an earlier release does not say."""
+    has = command.args.get("has")
+    return None if has is None else from_wire(Belongings, has)
+
+
 def _ensure_guest(tools: Tools, command: Command) -> DomainState:
     return tools.driver.ensure_guest(_spec(command), tools.read_image, tools.context)
 
 
 def _ensure_running(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_running(command.server, command.fence, tools.context)
+    return tools.driver.ensure_running(command.server, command.fence, tools.context, _has(command))
 
 
 def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
@@ -96,7 +103,7 @@ def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
 
 def _reboot(tools: Tools, command: Command) -> DomainState:
     return tools.driver.reboot(
-        command.server, command.fence, float(command.args["timeout"]), tools.context
+        command.server, command.fence, float(command.args["timeout"]), tools.context, _has(command)
     )
 
 

@@ -11,11 +11,12 @@ may start the guest, ``record_running`` or ``record_stopped`` in the one that ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from common import states
 from common.instance_data import guest_spec
-from common.models import GuestSpec, ImageRef, Result
+from common.json_types import JsonObject
+from common.models import Belongings, GuestSpec, ImageRef, Result
 from common.store.engine import Connection
 from common.store.servers import guests
 from conductor import networks, volumes
@@ -45,6 +46,7 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         paused=networks.starts_paused(run),
         assignment=run.assignment,
         volumes=volumes.described(engine, run) if run.volumes else [],
+        shares=list(run.shares),
         record={
             "user_id": run.server.user_id,
             "created_at": run.server.created_at,
@@ -56,7 +58,15 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
 
 def start(engine: Engine, run: AnyRun) -> Verb:
     """Have it run: booted, or going on from where it was paused or suspended."""
-    return "ensure_running", {}
+    return "ensure_running", {"has": belongings(run)}
+
+
+def belongings(run: AnyRun) -> JsonObject:
+    """What the guest may have, for a verb that starts it as its host has it: a host that was away
+    when something was detached has that still. What the server has a row of is its own, however far
+    it is."""
+    kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
+    return asdict(Belongings(kept, list(run.shares)))
 
 
 def stop(engine: Engine, run: AnyRun) -> Verb:

@@ -17,6 +17,7 @@ from common.models import UNDO, Command
 from common.store.engine import Connection
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
+from common.store.servers import shares as share_mappings
 from conductor import runner
 from conductor.saga import DEBT, Engine, debt_command
 from conductor.workflows import WORKFLOWS, is_known
@@ -36,12 +37,18 @@ def resend(
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
     having = [row for row in servers.values() if row.volumes]
     volumes = block_devices.of_servers(tx, having) if having else {}
+    shares = share_mappings.ids_of(tx, servers.values())
     commands, failed = [], []
     for row in rows:
         try:
             command = (
                 _made_again(
-                    engine, row, servers[row.server_id], volumes.get(row.server_id, ()), session
+                    engine,
+                    row,
+                    servers[row.server_id],
+                    volumes.get(row.server_id, ()),
+                    shares.get(row.server_id, ()),
+                    session,
                 )
                 if row.server_id in servers
                 else None
@@ -97,13 +104,14 @@ def _made_again(
     row: ActionRow,
     server: PlacedServerRow,
     volumes: Sequence[BlockDeviceRow],
+    shares: Sequence[str],
     session: int,
 ) -> Command | None:
     """The command that a waiting action has at its host."""
     if not is_known(row):
         return None
     workflow = WORKFLOWS[row.workflow]
-    run = workflow.run(row, server, volumes)
+    run = workflow.run(row, server, volumes, shares=shares)
     step = workflow.steps[workflow.index(row.step)]
     command = step.undo_command if run.is_undoing else step.command
     assert command is not None

@@ -23,7 +23,7 @@ from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store.engine import Connection
 from common.store.hosts import host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
-from common.store.servers import actions, block_devices, fences, guests, migrations
+from common.store.servers import actions, block_devices, fences, guests, migrations, shares
 from conductor import flush, lost_commands, progress, report_parts, retries, runner
 from conductor.saga import AnyRun, Engine, Run
 from conductor.workflows import WORKFLOWS, is_known
@@ -378,10 +378,16 @@ def finish_step(
             head.workflow,
         )
         return None
-    volumes = block_devices.of_server(tx, server) if server.volumes else ()
-    run = WORKFLOWS[head.workflow].run(head, server, volumes)
+    run = _run(tx, head, server)
     runner.take_result(tx, engine, run, result)
     return run
+
+
+def _run(tx: Connection, head: ActionRow, server: PlacedServerRow) -> AnyRun:
+    """The action, with what its server has."""
+    volumes = block_devices.of_server(tx, server) if server.volumes else ()
+    having = shares.ids_of(tx, [server]).get(server.id, ())
+    return WORKFLOWS[head.workflow].run(head, server, volumes, shares=having)
 
 
 def _go_on(
@@ -408,8 +414,7 @@ def _go_on(
         index = workflow.index(head.step)
         step = workflow.steps[index]
         if step.apply and not step.prepare and not step.call and runner.is_held(server, head):
-            volumes = block_devices.of_server(tx, server) if server.volumes else ()
-            run = workflow.run(head, server, volumes)
+            run = _run(tx, head, server)
             runner.proceed(tx, engine, workflow, index, [run])
             runs.append(run)
     return runs

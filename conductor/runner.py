@@ -32,6 +32,7 @@ from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
 from common.store.servers import actions, block_devices
+from common.store.servers import shares as share_mappings
 from conductor import flush, retries
 from conductor.lanes import LANES, STEPS_WITH_CALLS
 from conductor.saga import (
@@ -269,6 +270,7 @@ def _write(
     servers, volumes = _with_volumes(
         tx, actions.lock_servers(tx, (run.server.id for run in planned))
     )
+    shares = share_mappings.ids_of(tx, servers.values())
     heads = actions.lock(tx, (run.action.id for run in planned))
     runs, lost = [], []
     for plan in planned:
@@ -285,6 +287,7 @@ def _write(
                 head,
                 server,
                 volumes.get(server.id, ()),
+                shares=shares.get(server.id, ()),
                 selection=plan.selection,
                 problem=plan.problem,
                 cleanups=plan.cleanups,

@@ -216,6 +216,7 @@ class Known(TypedDict, total=False):
     problem: StepFailed | None
     cleanups: list[JsonObject]
     volume_changes: dict[str, JsonObject | None]
+    shares: Sequence[str]
     woken: bool
     began: float
 
@@ -229,6 +230,7 @@ class Run(Generic[Args, Data]):
     args: Args
     data: Data
     volumes: Sequence[BlockDeviceRow] = ()  #: the server's, as they were read; see ``volumes.of``
+    shares: Sequence[str] = ()  #: the ids of the server's, as they were read
     selection: Selection | None = None  #: the scheduler's proposal
     problem: StepFailed | None = None  #: the present step has failed
     paused: bool = False  #: the present step is not over
@@ -238,9 +240,7 @@ class Run(Generic[Args, Data]):
     events: list[JsonObject] = field(default_factory=list)  #: of the journal
     commands: list[tuple[str, Command]] = field(default_factory=list)  #: host, command
     claimed: HardwareAssignment | None = None  #: what this transaction's claim got
-    build_verdicts: list[tuple[str, int]] = field(
-        default_factory=list
-    )  #: for ``allocations.judge``
+    build_verdicts: list[tuple[str, int]] = field(default_factory=list)  #: for ``allocations``
     migration_changes: JsonObject = field(default_factory=dict)  #: of the action's migration
     cleanups: list[JsonObject] = field(
         default_factory=list

@@ -24,6 +24,7 @@ from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
+    Belongings,
     Control,
     DomainState,
     FailureReason,
@@ -179,10 +180,14 @@ class Driver(Protocol):
         ``spec.paused`` its CPUs stay stopped until ``ensure_running``. After VerbFailed nothing of
         it runs."""
 
-    def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
+    def ensure_running(
+        self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
+    ) -> DomainState:
         """Start the domain if it does not run, resume it if it is paused. VerbFailed when it does
         not exist. Every start waits for a bridge that is not there yet, as long as
-        ``virt.interfaces`` says."""
+        ``virt.interfaces`` says. ``has``: a domain that is off loses every volume and share that
+        is not among these before it starts, and one that is paused or suspended with such a volume
+        does not go on (VerbFailed); verbs with a spec do the same."""
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext
@@ -193,11 +198,18 @@ class Driver(Protocol):
         """Destroy the domain, and drop its saved memory; fence and files stay. The conductor says
         that it must not run here. Without a domain nothing is done. Repeatable."""
 
-    def reboot(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def reboot(
+        self,
+        server: str,
+        fence: int,
+        timeout: float,
+        context: VerbContext,
+        has: Belongings | None = None,
+    ) -> DomainState:
         """Restart the domain once for this fence: ACPI shutdown for ``timeout`` seconds, then hard.
 
         A domain that runs and carries this fence has been rebooted: nothing is done.
-        A domain that is off is started.
+        A domain that is off is started. ``has``: as of ``ensure_running``.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:

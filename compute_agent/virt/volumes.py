@@ -128,6 +128,17 @@ def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
     )
 
 
+def foreign(volume_ids: Iterable[str]) -> VerbFailed:
+    """The failure of a guest that is to go on with volumes that were detached meanwhile: what it
+    has of them in its memory must not reach them."""
+    named = ", ".join(sorted(volume_ids))
+    return VerbFailed(
+        f"The guest rests with volume {named}, which is not the server's any more: it does not go on with "
+        "it. Reboot the server (hard): its memory is lost, its disks stay.",
+        details="it was detached while the host was away",
+    )
+
+
 def unknown(volume_id: str) -> VerbFailed:
     """The guest does not have this volume."""
     return VerbFailed(f"The server does not have volume {volume_id} on this host.")

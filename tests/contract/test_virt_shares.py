@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common import ids
-from common.models import AttachedShare, DomainState
+from common.models import AttachedShare, Belongings, DomainState
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
 from deploy.images import boot_disk
@@ -108,6 +108,28 @@ def test_a_rescued_guest_keeps_its_shares(rig: Rig, host: LocalMounts) -> None:
     rig.driver.ensure_stopped(spec.server, 6, 0, QUIET)
     rig.driver.ensure_running(spec.server, 7, QUIET)
     assert mounted(rig, host, spec.server) == {one.share_id}
+
+
+@pytest.mark.parametrize("verb", ["ensure_running", "reboot", "rescue"])
+def test_what_was_detached_elsewhere_is_not_mounted(rig: Rig, host: LocalMounts, verb: str) -> None:
+    """The host was away meanwhile; who rescues the guest describes it anew."""
+    spec, one, two = rig.boot(), share(), share("more")
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    for given in (one, two):
+        rig.driver.attach_share(spec.server, 3, given, QUIET)
+    has = Belongings(shares=[two.share_id])
+    if verb == "ensure_running":
+        rig.driver.ensure_running(spec.server, 4, QUIET, has)
+    elif verb == "reboot":
+        rig.driver.reboot(spec.server, 4, 0, QUIET, has)
+    else:
+        spec = replace(spec, fence=4, shares=has.shares)
+        rig.driver.rescue(spec, rig.image, rig.read_image, QUIET)
+    assert rig.state(spec.server) == (RUNNING, 4)
+    assert mounted(rig, host, spec.server) == {two.share_id}
+    if rig.kind == "test":
+        described = rig.describe(spec.server, stored=True)
+        assert "'more'" in described and "'data'" not in described
 
 
 def test_an_agent_that_begins_anew_knows_them(rig: Rig, host: LocalMounts) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from common import ids
-from common.models import AttachedVolume, DomainState
+from common.models import AttachedVolume, Belongings, DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbFailed
 from compute_agent.virt.libvirt import volume_xml
 from compute_agent.virt.memory.driver import MemoryDriver
@@ -146,6 +146,47 @@ def test_a_suspended_or_paused_guest_keeps_its_volumes(plugging: Rig) -> None:
     assert plugging.state(server) == (SHUTDOWN, 7)
     plugging.driver.ensure_running(server, 9, QUIET)
     assert has(plugging, server) == {one.volume_id, two.volume_id}
+
+
+@pytest.mark.parametrize("verb", ["ensure_running", "reboot"])
+def test_what_was_detached_elsewhere_is_gone_before_a_start(plugging: Rig, verb: str) -> None:
+    """The host was away meanwhile: the volume may be another guest's, or nowhere any more."""
+    server, gone, kept = plugging.ready().server, volume(plugging), volume(plugging)
+    for given in (gone, kept):
+        plugging.driver.attach_volume(server, 2, given, QUIET)
+    plugging.driver.pull_plug(server)
+    path_of(gone).unlink()
+    start(plugging, verb, server, 3, Belongings([kept.volume_id]))
+    assert plugging.state(server) == (RUNNING, 3)
+    assert has(plugging, server) == connected(plugging, server) == {kept.volume_id}
+    start(plugging, verb, server, 4, Belongings())  # one that runs keeps what it has
+    assert plugging.state(server) == (RUNNING, 4)
+    left = {kept.volume_id} if verb == "ensure_running" else set()
+    assert has(plugging, server) == connected(plugging, server) == left
+
+
+def start(rig: Rig, verb: str, server: str, fence: int, has: Belongings) -> DomainState:
+    if verb == "reboot":
+        return rig.driver.reboot(server, fence, 0, QUIET, has)
+    return rig.driver.ensure_running(server, fence, QUIET, has)
+
+
+@pytest.mark.parametrize("rests", ["ensure_paused", "ensure_suspended"])
+def test_a_guest_does_not_go_on_with_what_was_detached(plugging: Rig, rests: str) -> None:
+    """What it has of the volume in its memory must not reach it."""
+    server, gone = plugging.ready().server, volume(plugging)
+    plugging.driver.attach_volume(server, 2, gone, QUIET)
+    if rests == "ensure_paused":
+        plugging.driver.ensure_paused(server, 3, QUIET)
+    else:
+        plugging.driver.ensure_suspended(server, 3, QUIET)
+    before = plugging.state(server)
+    with pytest.raises(VerbFailed, match=f"volume {gone.volume_id}, which is not the server's"):
+        plugging.driver.ensure_running(server, 4, QUIET, Belongings())
+    assert plugging.state(server) == before
+    plugging.driver.reboot(server, 5, 0, QUIET, Belongings())
+    assert plugging.state(server) == (RUNNING, 5)
+    assert has(plugging, server) == connected(plugging, server) == set()
 
 
 def test_what_cannot_be_connected_is_refused_by_name(plugging: Rig) -> None:

@@ -16,17 +16,9 @@ _LATE_PORT = (
 KNOWN: dict[str, str] = {
     "create/networks/service-does-it-late": _LATE_PORT,
     "attach_interface/networks/service-does-it-late": _LATE_PORT,
-    "detach_share/detach/host-gone": (
-        "its host is dead, so that the detach counts as done; when the host is back, its domain still names "
-        "the share until it is defined anew (the rule is gone, and nothing is mounted)"
-    ),
     "attach_volume/attach/undo-refused": (
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
-    ),
-    "detach_volume/detach/host-gone": (
-        "the same of volumes: the host is dead, so that the detach counts as done and the attachment ends; when the "
-        "host is back, its stopped domain still names the volume. It must be taken from there before it starts"
     ),
     "evacuate/revive/undo-kill-mid": (
         "the agent dies before it has started the guest again, and its host is still forced down, so that nobody "
@@ -50,6 +42,10 @@ FOUND: dict[str, str] = {
         "a driver in memory that was killed while it gave a guest up had it twice"
     ),
     "live_migrate/migrate/hypervisor-restarts": "the same, when its hypervisor was restarted",
+    "detach_volume/detach/host-gone": (
+        "a volume that was detached while its host was dead was still in the guest that started there afterwards"
+    ),
+    "detach_share/detach/host-gone": "the same of shares",
 }
 
 

@@ -472,7 +472,8 @@ class Trial:
 
     def _has_its_shares(self) -> None:
         """Those that are attached may be mounted by the server's host, and no others; its guest has
-        these."""
+        these, at the latest when it starts: one that is off on a host that was away may be
+        described with more."""
         shares = self.cloud.shares_of(self.server)
         assert self.cloud.show(self.server).shares == len(shares)
         attached = {share for share, status in shares.items() if status == "inactive"}
@@ -480,6 +481,10 @@ class Trial:
         assert {share for share, _ in self.cloud.shares.rules} == attached
         for host in self.cloud.domains(self.server):
             guest = self.cloud.hosts[host].driver.host.guests[self.server]
+            if not guest.is_active and {one.share_id for one in guest.shares} - set(shares):
+                self.cloud.ask(self.server, "os-start")
+                self.cloud.settle()
+                assert guest.is_active
             assert attached <= {one.share_id for one in guest.shares} <= set(shares)
 
     def _has_its_volumes(self) -> None:
@@ -498,6 +503,8 @@ class Trial:
             guest = host.driver.host.guests.get(self.server)
             having = set(guest.connected) if guest is not None else set()
             assert having == (set(volumes) if name == server.host else set()), name
+            if guest is not None and guest.is_active:
+                assert {one.volume_id for one in guest.volumes} == set(volumes), name
 
     def is_as_before(self) -> None:
         """Nothing that its user sees of it has changed."""

@@ -252,3 +252,19 @@ def test_a_dead_host_has_let_go_of_its_shares(cloud: Cloud, server: str) -> None
     cloud.move(server, "evacuate")
     cloud.settle()
     assert cloud.show(server).host == "h2"
+
+
+def test_a_host_that_is_back_mounts_no_share_that_was_detached(cloud: Cloud, server: str) -> None:
+    attached(cloud, server)
+    cloud.attach_share(server, other := ids.new(), "more")
+    cloud.settle()
+    cloud.kill("h1")
+    cloud.detach_share(server, SHARE)
+    cloud.settle()
+    cloud.hosts["h1"].power_on()
+    cloud.force_down("h1", False)
+    cloud.settle()
+    cloud.ask(server, "os-start")
+    cloud.settle()
+    guest = cloud.hosts["h1"].driver.host.guests[server]
+    assert guest.is_active and guest.mounted == [one.share_id for one in guest.shares] == [other]

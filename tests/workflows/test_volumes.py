@@ -134,6 +134,57 @@ def test_a_dead_host_has_let_go_of_it(cloud: Cloud, server: str) -> None:
     assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
 
 
+@pytest.mark.parametrize("before", ["os-stop", "pause", ""])
+def test_a_host_that_is_back_has_lost_what_was_detached(
+    cloud: Cloud, server: str, before: str
+) -> None:
+    """Whether its guest ran or rested when the power went, it starts without it; what the server
+    has stays."""
+    gone, kept = attached(cloud, server), attached(cloud, server)
+    if before:
+        cloud.ask(server, before)
+        cloud.settle()
+    cloud.kill("h1")
+    volume_service.detach(cloud, server, gone)
+    cloud.settle()
+    other = cloud.create(host="h2")[0]
+    cloud.settle()
+    volume_service.attach(cloud, other, gone)
+    cloud.settle()
+    host = cloud.hosts["h1"]
+    host.power_on()
+    cloud.force_down("h1", False)
+    cloud.settle()
+    if not host.driver.host.guests[server].is_active:
+        cloud.ask(server, "os-start" if cloud.show(server).vm_state == states.STOPPED else "reboot")
+        cloud.settle()
+    guest = host.driver.host.guests[server]
+    assert guest.is_active and connected(cloud, server) == [kept]
+    assert [one.volume_id for one in guest.volumes] == [kept]
+    assert cloud.volumes.hosts_of(gone) == {"h2"} and cloud.findings() == []
+
+
+def test_a_command_that_is_sent_again_says_it_too(cloud: Cloud, server: str) -> None:
+    """The first sending is lost with its host's power."""
+    gone = attached(cloud, server)
+    cloud.ask(server, "os-stop")
+    cloud.settle()
+    cloud.kill("h1")
+    volume_service.detach(cloud, server, gone)
+    cloud.settle()
+    cloud.hosts["h1"].power_on()
+    cloud.force_down("h1", False)
+    cloud.settle()
+    lost, cloud.lose = [0], lambda kind: kind == "do" and not lost.append(1)
+    cloud.ask(server, "os-start")
+    for _ in range(2):
+        cloud.round()
+    cloud.lose = lambda kind: False
+    cloud.settle()
+    guest = cloud.hosts["h1"].driver.host.guests[server]
+    assert len(lost) > 1 and guest.is_active and guest.volumes == []
+
+
 def test_a_server_without_a_host_reserves_it(cloud: Cloud, server: str) -> None:
     for wanted in ("shelve", "shelveOffload"):
         cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})

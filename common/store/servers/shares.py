@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from common import errors, ids, states
 from common.context import RequestContext
 from common.store.engine import insert_many, now
-from common.store.rows import ShareMappingRow
+from common.store.rows import ServerRow, ShareMappingRow
 from common.store.schema import hosts, servers
 from common.store.schema import share_mappings as table
 from common.store.servers import actions
@@ -40,6 +40,22 @@ def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
             .order_by(table.c.created_at, table.c.uuid)
         )
     )
+
+
+def ids_of(tx: Connection, servers: Iterable[ServerRow]) -> dict[str, list[str]]:
+    """The ids of the shares of these servers, by server; nobody is asked when they have none."""
+    having = sorted(row.id for row in servers if row.shares)
+    found: dict[str, list[str]] = {}
+    for row in tx.execute(_OF_SERVERS, {"ids": having}) if having else ():
+        found.setdefault(row.server_id, []).append(row.share_id)
+    return found
+
+
+_OF_SERVERS = (
+    sa.select(table.c.server_id, table.c.share_id)
+    .where(table.c.server_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(table.c.created_at, table.c.uuid)
+)
 
 
 def show(tx: Connection, server_id: str, share_id: str) -> ShareMappingRow:

@@ -27,6 +27,7 @@ from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
+    Belongings,
     DomainState,
     GuestSpec,
     HostInventory,
@@ -195,8 +196,11 @@ class LibvirtDriver:
     ) -> DomainState:
         return self._patiently(context, lambda: self._guests.make(spec, read_image, context))
 
-    def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
+    def ensure_running(
+        self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
+    ) -> DomainState:
         def work() -> DomainState:
+            self._guests.keep_only(server, has)
             self._guests.shares.mount(server, context)
             self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)
@@ -219,13 +223,21 @@ class LibvirtDriver:
     def pull_plug(self, server: str) -> None:
         self._patiently(QUIET, lambda: self._guests.pull_plug(server))
 
-    def reboot(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def reboot(
+        self,
+        server: str,
+        fence: int,
+        timeout: float,
+        context: VerbContext,
+        has: Belongings | None = None,
+    ) -> DomainState:
         def work() -> DomainState:
             found = power.find(self._libvirt, server)
             if (found.power_state, found.fence) == (RUNNING, fence):
                 return power.state(found)
             context.require_lease()  # one that may not be started again is left as it is
             power.off(self._libvirt, server, timeout, context)
+            self._guests.keep_only(server, has)
             self._guests.shares.mount(server, context)
             self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)

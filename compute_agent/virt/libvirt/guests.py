@@ -23,7 +23,14 @@ from xml.etree import ElementTree
 from common import errors
 from common.command_progress import CommandPhase
 from common.hardware import Hardware
-from common.models import AttachedVolume, DomainState, GuestSpec, HardwareAssignment, ImageRef
+from common.models import (
+    AttachedVolume,
+    Belongings,
+    DomainState,
+    GuestSpec,
+    HardwareAssignment,
+    ImageRef,
+)
 from common.server_facts import HostedServer, facts_of
 from common.wire import from_wire, to_wire
 from compute_agent.config_drive import ConfigDrives
@@ -246,6 +253,12 @@ class LibvirtGuests:
         self.volumes.connect(spec.server, context)
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
+    def keep_only(self, server: str, has: Belongings | None) -> None:
+        """The guest starts with no more than it ``has``, see ``Driver.ensure_running``."""
+        if has is not None:
+            self.volumes.keep_only(self._libvirt, server, has.volumes)
+            self.shares.keep_only(self._libvirt, server, has.shares)
+
     def facts(self, server: str) -> HostedServer:
         """What the domain's metadata says of its server; of a domain that an older agent made what
         can be seen."""
@@ -297,8 +310,10 @@ class LibvirtGuests:
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
-        elif found.active:
-            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+        else:
+            self.keep_only(spec.server, spec.belongings)
+            if found.active:
+                interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
         return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
 
     def _install(
@@ -370,6 +385,8 @@ class LibvirtGuests:
         known = {**interface_xml.addresses(before), **volume_xml.addresses(before)}
         home = self.home(spec)
         self.volumes.keep(spec.server, spec.volumes)
+        if spec.shares is not None:
+            self.shares.keep(spec.server, spec.shares)
         xml = described(spec, home, root_disk(home.folder, spec), made, rescue, known)
         self._libvirt.define(self.shares.dress(spec.server, xml))
 

@@ -11,7 +11,9 @@ is mounted never lies below what is removed.
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from compute_agent.virt.libvirt import power, share_xml
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.mounts import Mounts, host_mounts
 
+log = logging.getLogger(__name__)
 FILE = "shares.json"
 #: Where packages say which processes can serve devices of guests.
 DESCRIPTIONS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
@@ -66,6 +69,27 @@ class GuestShares:
                 libvirt, server, fence, [one for one in self.of(server) if one.share_id != share_id]
             )
         self._leave(server)
+
+    def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
+        """Before the guest is started: one that is off has no other shares than these any more."""
+        found = power.find(libvirt, server)
+        if found.active or all(one.share_id in ids for one in self.of(server)):
+            return
+        self._write(libvirt, server, found.fence, self._kept(server, ids))
+
+    def keep(self, server: str, ids: Collection[str]) -> None:
+        """The same of a guest that is about to be described anew."""
+        if any(one.share_id not in ids for one in self.of(server)):
+            self._note(server, self._kept(server, ids))
+
+    def _kept(self, server: str, ids: Collection[str]) -> list[AttachedShare]:
+        for one in self.of(server):
+            if one.share_id not in ids:
+                log.warning(
+                    "server %s starts without share %s, which it lost", server, one.share_id
+                )
+                self.mounts.unmount(self._place(server, one.share_id))
+        return [one for one in self.of(server) if one.share_id in ids]
 
     def dress(self, server: str, described: str) -> str:
         """The guest's description with its shares."""
@@ -115,13 +139,16 @@ class GuestShares:
         self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]
     ) -> None:
         """The file first: a guest that is described anew meanwhile has what it is to have."""
+        self._note(server, shares)
+        tags = {one.tag: str(self._place(server, one.share_id)) for one in shares}
+        libvirt.define(share_xml.dressed(libvirt.describe(server, stored=True), tags))
+        libvirt.mark(server, fence=fence)
+
+    def _note(self, server: str, shares: list[AttachedShare]) -> None:
         path = self.instances / server / FILE
         part = path.with_name(f"{FILE}.part")
         part.write_text(json.dumps([asdict(one) for one in shares]))
         os.replace(part, path)
-        tags = {one.tag: str(self._place(server, one.share_id)) for one in shares}
-        libvirt.define(share_xml.dressed(libvirt.describe(server, stored=True), tags))
-        libvirt.mark(server, fence=fence)
 
 
 def is_served(folders: tuple[Path, ...] = DESCRIPTIONS) -> bool:

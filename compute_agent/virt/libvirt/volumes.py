@@ -11,9 +11,10 @@ leaves the stored definition only when the running guest has let go of it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from common.command_progress import CommandPhase
 from common.models import AttachedVolume, DomainState
 from common.wire import from_wire, to_wire
 from compute_agent.virt import volumes
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.libvirt import domain_xml, power, volume_xml
 from compute_agent.virt.libvirt.connection import (
     AFFECT_LIVE,
@@ -33,6 +34,7 @@ from compute_agent.virt.libvirt.connectors import Connectors
 from compute_agent.virt.libvirt.unplugging import RELEASE_SECONDS, unplug
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
+log = logging.getLogger(__name__)
 FILE = "volumes{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
 #: The controller that a guest gets with its first disk on SCSI.
@@ -71,6 +73,24 @@ class GuestVolumes:
         """The guest has these volumes and no others, in its folder if that is there."""
         if (self.instances / server).exists():
             self._write(server, list(wanted))
+
+    def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
+        """Before the guest is started: one that is off has no other volumes than these any more.
+        VerbFailed for one that would go on with another."""
+        found = power.find(libvirt, server)
+        stored = libvirt.describe(server, stored=True)
+        known = {*volume_xml.found(stored), *(one.volume_id for one in self.of(server))}
+        others = sorted(known - set(ids))
+        if not others or found.power_state == RUNNING:
+            return
+        if found.active or found.saved:
+            raise volumes.foreign(others)
+        for volume_id in others:
+            log.warning("server %s starts without volume %s, which it lost", server, volume_id)
+            stored = volume_xml.without(stored, volume_id)
+        libvirt.define(stored)
+        for volume_id in others:
+            self._forget(server, volume_id)
 
     def connect(self, server: str, context: VerbContext) -> None:
         """Before the guest is started: VerbFailed when one is not there, or not the one."""

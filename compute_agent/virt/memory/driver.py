@@ -16,6 +16,7 @@ from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
+    Belongings,
     DomainState,
     GuestSpec,
     HostInventory,
@@ -88,9 +89,11 @@ class MemoryDriver:
         with self.host.call("ensure_guest", spec.server, context):
             return guests.make(self.host, spec, read_image, context)
 
-    def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
+    def ensure_running(
+        self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
+    ) -> DomainState:
         with self.host.call("ensure_running", server, context):
-            return power.start(self.host, server, fence, context)
+            return power.start(self.host, server, fence, context, has)
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext
@@ -102,9 +105,16 @@ class MemoryDriver:
         with self.host.call("pull_plug", server):
             power.pull_plug(self.host, server)
 
-    def reboot(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    def reboot(
+        self,
+        server: str,
+        fence: int,
+        timeout: float,
+        context: VerbContext,
+        has: Belongings | None = None,
+    ) -> DomainState:
         with self.host.call("reboot", server, context):
-            return power.reboot(self.host, server, fence, timeout, context)
+            return power.reboot(self.host, server, fence, timeout, context, has)
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
         with self.host.call("ensure_paused", server, context):

@@ -20,6 +20,7 @@ from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
+    Belongings,
     GuestSpec,
     HardwareAssignment,
     Interface,
@@ -27,7 +28,7 @@ from common.models import (
 )
 from common.server_facts import HostedServer, facts_of
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, required_hardware
-from compute_agent.virt.volumes import EVERY_PROTOCOL, boots_from_volume, links
+from compute_agent.virt.volumes import EVERY_PROTOCOL, boots_from_volume, foreign, links
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
 HEADER = struct.pack(
@@ -129,6 +130,19 @@ class MemoryGuest:
             links(spec.volumes, EVERY_PROTOCOL)
         self.volumes = list(spec.volumes)
         self.connect()
+        if spec.shares is not None:
+            self.shares = [one for one in self.shares if one.share_id in spec.shares]
+
+    def keep_only(self, has: Belongings) -> None:
+        """It has no more than this when it starts. VerbFailed when it is to go on with more."""
+        others = {one.volume_id for one in self.volumes} - set(has.volumes)
+        if self.power_state == RUNNING:
+            return
+        if others and (self.saved or self.power_state == PAUSED):
+            raise foreign(others)
+        self.volumes = [one for one in self.volumes if one.volume_id not in others]
+        self.shares = [one for one in self.shares if one.share_id in has.shares]
+        self.connected = [one for one in self.connected if one not in others]
 
     def connect(self) -> None:
         """Its host has connected its volumes, and no others."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from common.command_progress import CommandPhase
-from common.models import DomainState, GuestSpec, Interface
+from common.models import Belongings, DomainState, GuestSpec, Interface
 from compute_agent import bridges
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
@@ -58,11 +58,21 @@ def boot(
     return host.set_power(server, guest, PAUSED if stays_paused else RUNNING)
 
 
-def start(host: MemoryHost, server: str, fence: int, context: VerbContext) -> DomainState:
-    """Start the server's guest, after its bridges and a lease are there."""
+def start(
+    host: MemoryHost,
+    server: str,
+    fence: int,
+    context: VerbContext,
+    has: Belongings | None = None,
+) -> DomainState:
+    """Start the server's guest, after its bridges and a lease are there, with no more than it
+    ``has``."""
     require_start(host, server, host.guest(server).interfaces, context)
     with host.lock:
-        return boot(host, server, host.guest(server), fence)
+        guest = host.guest(server)
+        if has is not None:
+            guest.keep_only(has)
+        return boot(host, server, guest, fence)
 
 
 def run_or_stop(
@@ -105,7 +115,12 @@ def pull_plug(host: MemoryHost, server: str) -> None:
 
 
 def reboot(
-    host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
+    host: MemoryHost,
+    server: str,
+    fence: int,
+    timeout: float,
+    context: VerbContext,
+    has: Belongings | None = None,
 ) -> DomainState:
     """Restart the guest once for this fence."""
     guest = host.guest(server)
@@ -114,6 +129,8 @@ def reboot(
         require_start(host, server, guest.interfaces, context)
         with host.lock:
             guest.power_state, guest.saved = SHUTDOWN, False
+            if has is not None:
+                guest.keep_only(has)
             boot(host, server, guest, fence)
     return state_of(server, guest)
 
