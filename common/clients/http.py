@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypedDict, Unpack
 
 from common import errors, tracing
-from common.json_types import JsonValue
+from common.json_types import JsonObject, JsonValue
 from common.log import request_id
 
 if TYPE_CHECKING:
@@ -114,6 +114,38 @@ class HttpAnswer(Protocol):
     def iter_content(self, size: int, /) -> Iterator[bytes]: ...
 
     def close(self) -> None: ...
+
+
+class Document(dict[str, Any]):
+    """What a neighbour says in an answer. A part that it lacks was never told, as when nobody
+    answers."""
+
+    def __init__(self, said: JsonObject, name: str) -> None:
+        super().__init__(said)
+        self._name = name
+
+    def __missing__(self, part: str) -> NoReturn:
+        raise _unreadable(self._name, f"without {part}")
+
+
+def document(answer: HttpAnswer, name: str) -> Document:
+    """What an answer of the neighbour of this name says; empty where it has no body.
+
+    Raises:
+        Unavailable: nobody can read it, because it broke off or somebody else answers there; what
+        became of the request is not known.
+    """
+    try:
+        said: Any = answer.json() if answer.content else {}
+        return Document(dict(said), name)
+    except (ValueError, TypeError) as problem:
+        raise _unreadable(name, "what is no JSON object") from problem
+
+
+def _unreadable(name: str, what: str) -> errors.Unavailable:
+    return errors.Unavailable(
+        f"The {name} answered {what}; try again later, or see who answers at its address."
+    )
 
 
 def wait_of(answer: HttpAnswer) -> float:

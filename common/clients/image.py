@@ -22,10 +22,11 @@ from typing import Unpack
 from urllib.parse import quote, urlencode
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, RequestOptions, kind_of
+from common.clients.http import Http, HttpAnswer, RequestOptions, document, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
 
+NAME = "image service"
 CHUNK = 1024 * 1024
 _REMEMBERED = 1000
 _LONGEST = 500  # characters of a refusal
@@ -132,7 +133,7 @@ class ImageClient:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        self._http = Http("image service", self.endpoint, self.timeout, verify=self.verify)
+        self._http = Http(NAME, self.endpoint, self.timeout, verify=self.verify)
 
     def show(self, image_id: str, token: str) -> Image:
         """The image, if the token may see it.
@@ -177,7 +178,7 @@ class ImageClient:
         if answer.status_code in (400, 404):
             raise errors.NotFound(f"Image {image_id[:80]} could not be found.")
         _check_seen(answer)
-        return dict(answer.json())
+        return document(answer, NAME)
 
     def page(self, query: Mapping[str, str], token: str) -> list[JsonObject]:
         """The records of one page of images, by the service's own parameters.
@@ -187,7 +188,7 @@ class ImageClient:
         """
         answer = self._get(f"/v2/images?{urlencode(query)}", token)
         _check(answer)
-        return list(answer.json()["images"])
+        return list(document(answer, NAME)["images"])
 
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
         """Set these properties of an image; None takes one out.
@@ -259,7 +260,7 @@ class ImageClient:
         answer = self._send("POST", "/v2/images", token, json=dict(record))
         if answer.status_code == 409:
             there = self._get(f"/v2/images/{record['id']}", token)
-            if there.status_code == 200 and _is(there.json(), record):
+            if there.status_code == 200 and _is(document(there, NAME), record):
                 return
         _check(answer)
 
@@ -285,7 +286,7 @@ class ImageClient:
         while path:
             answer = self._get(path, token)
             _check(answer)
-            page = answer.json()
+            page = document(answer, NAME)
             found += page["images"]
             path = page.get("next") or ""
         return found
@@ -303,7 +304,7 @@ class ImageClient:
         self.put(image_id, token, given)
         stored = self._get(f"/v2/images/{image_id}", token)
         _check(stored)
-        given.compare(image_of(stored.json()))
+        given.compare(image_of(document(stored, NAME)))
 
     def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
         """The same, by who leaves it to another to look.

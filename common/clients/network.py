@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from common import errors
-from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, kind_of
+from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, document, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 
@@ -287,7 +287,7 @@ class NetworkClient(OptionalService):
         answer = self._answer(method, path, token, body)
         if answer.status_code >= 300:
             raise refusal_of(answer)
-        return dict(answer.json()) if answer.content else {}
+        return document(answer, NAME)
 
     def _answer(
         self,

@@ -14,8 +14,8 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from common import errors
-from common.clients.http import HttpAnswer
-from common.clients.network import NetworkClient, refusal_of
+from common.clients.http import HttpAnswer, document
+from common.clients.network import NAME, NetworkClient, refusal_of
 from common.json_types import JsonObject
 
 ALIAS = "binding-extended"
@@ -62,7 +62,7 @@ class Bindings(NetworkClient):
             return {"host": host, "vif_type": FAILED, "vif_details": {}}
         if answer.status_code >= 300:
             raise refusal_of(answer)
-        return dict(answer.json()["binding"])
+        return dict(document(answer, NAME)["binding"])
 
     def activate(self, token: str, port_id: str, host: str) -> None:
         """This host's binding is the active one from now on, or is already.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from common import errors
-from common.clients.http import Http, OptionalService, refusal_of
+from common.clients.http import Http, OptionalService, document, refusal_of
 from common.json_types import JsonObject
 
 NAME = "shared file system service"
@@ -141,4 +141,4 @@ class ShareClient(OptionalService):
         )
         if answer.status_code >= 300:
             raise refusal_of(answer, NAME, NEEDS)
-        return dict(answer.json()) if answer.content else {}
+        return document(answer, NAME)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from common import errors
-from common.clients.http import Http, OptionalService, refusal_of
+from common.clients.http import Http, OptionalService, document, refusal_of
 from common.json_types import JsonObject
 
 NAME = "block storage service"
@@ -251,7 +251,7 @@ class VolumeClient(OptionalService):
         )
         if answer.status_code >= 300:
             raise refusal_of(answer, NAME, NEEDS)
-        return dict(answer.json()) if answer.content else {}
+        return document(answer, NAME)
 
 
 def _part(name: str) -> str:

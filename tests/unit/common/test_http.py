@@ -91,6 +91,12 @@ CALLS: dict[str, Callable[[int], Any]] = {
     "record": lambda status: networks(status, Records).update("t", "security-groups", "g", {}),
 }
 
+#: Those that read what is answered.
+READING = [
+    *("image show", "image look", "image find", "ports", "port", "create ports", "update port"),
+    *("bindings", "bind also", "unbind at", "record"),
+]
+
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("status", NOT_NOW)
@@ -105,6 +111,24 @@ def test_other_refusals_are_definite(call: str, status: int) -> None:
     with pytest.raises(errors.Problem) as raised:
         CALLS[call](status)
     assert type(raised.value) is FOR_GOOD[status]
+
+
+@pytest.mark.parametrize("body", ["no JSON", [], 7, None, {}, {"other": 1}], ids=repr)
+@pytest.mark.parametrize("call", READING)
+def test_half_an_answer_is_none(call: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It broke off, or another program answers at the neighbour's address."""
+    if body != "no JSON":
+        monkeypatch.setattr(Answer, "json", lambda answer: body)
+    with pytest.raises(errors.Unavailable, match="who answers at its address"):
+        CALLS[call](200)
+
+
+def test_an_answer_without_a_body_says_nothing() -> None:
+    client = networks(200)
+    client._http._session.answer.content = b""
+    client.delete_port("t", "p")
+    with pytest.raises(errors.Unavailable, match="without ports"):
+        client.ports("t")
 
 
 def test_an_image_that_is_gone_is_no_missing_role() -> None:
