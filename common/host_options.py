@@ -148,6 +148,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
             "as a volume service on this host names them; default: none, only volumes that are served over "
             "a network.",
         ),
+        cfg.ListOpt(
+            "qemu_volume_protocols",
+            item_type=types.String(choices=["iscsi", "rbd"]),
+            default=[],
+            help="Protocols of volumes that QEMU speaks on this host by itself, without the kernel: iscsi, rbd; both "
+            "need the Debian package qemu-block-extra. Default: none, such volumes are refused.",
+        ),
         cfg.StrOpt(
             "config_drive_format",
             default="iso9660",

@@ -122,7 +122,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
             options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
         ),
         connectors=connectors.of_host(
-            options.volume_folders,
+            connectors.Protocols(options.volume_folders, options.qemu_volume_protocols),
             tls.of(conf),
             conf.tls.allow_plain_text,
             connectors.describe_host(conf.host, own_address(conf)),

@@ -56,6 +56,8 @@ MACHINES = ("mmdebstrap", "systemd-container", "buildah")
 EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
 #: File systems of ephemeral disks that a host need not be able to make.
 FILE_SYSTEMS = ("xfsprogs", "ntfs-3g")
+#: An iSCSI target that needs no module of the kernel, and with what QEMU reaches it.
+ISCSI = ("tgt", "qemu-block-extra")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
 #: What judges alert rules; the package around it is a server with libraries of JavaScript.
 PROMTOOL, PROMTOOL_PACKAGE = ROOT / "build/promtool", "prometheus"
@@ -133,7 +135,7 @@ def for_up() -> tuple[str, ...]:
 
 def for_test() -> tuple[str, ...]:
     """What ./deploy/test needs."""
-    return for_up() + DATABASES + LINT + EYES + FILE_SYSTEMS + image_packages("debian")
+    return for_up() + DATABASES + LINT + EYES + FILE_SYSTEMS + ISCSI + image_packages("debian")
 
 
 def for_deb() -> tuple[str, ...]:
@@ -228,7 +230,7 @@ def _disable(units: set[str], log: Path) -> None:
     ours = sorted(
         unit
         for unit in units
-        if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql|nftables)", unit)
+        if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql|nftables|tgt)", unit)
     )
     if ours:
         run(["systemctl", "disable", *ours], "Disable these units by hand.", log=log)

@@ -17,9 +17,16 @@ from common.models import AttachedVolume, GuestSpec, ImageRef
 from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
 
 #: Protocols that need nothing but QEMU.
-LOCAL, NBD, RBD = "local", "nbd", "rbd"
+LOCAL, NBD, RBD, ISCSI = "local", "nbd", "rbd", "iscsi"
 #: All that the volume service may name.
-EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, "fibre_channel", "iscsi", "nfs", "nvmeof"})
+EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, ISCSI, "fibre_channel", "nfs", "nvmeof"})
+#: What an operator does for a host that does not know one.
+BY_QEMU = "Name it in [agent] qemu_volume_protocols of the host's configuration."
+REMEDIES = {
+    LOCAL: "Name its folder in [agent] volume_folders of the host's configuration.",
+    RBD: BY_QEMU,
+    ISCSI: BY_QEMU,
+}
 #: Where a disk can be, and which of these a running guest can get and give back.
 BUSES = ("virtio", "scsi", "sata", "ide", "usb")
 HOT_BUSES = ("virtio", "scsi")
@@ -48,7 +55,7 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
     if protocol not in protocols:
         raise VerbFailed(
             f"This host cannot connect volume {volume.volume_id}: it is served by {protocol!s:.40}, and the "
-            f"host knows {', '.join(sorted(protocols))}.",
+            f"host knows {', '.join(sorted(protocols))}. {REMEDIES.get(str(protocol), '')}".rstrip(),
             retryable=True,
         )
     # The service's attachments have the data beside the protocol, os-brick's connectors below it.

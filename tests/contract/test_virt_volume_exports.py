@@ -16,6 +16,7 @@ import pytest
 
 from common import ids
 from common.models import AttachedVolume
+from common.tls import Tls
 from compute_agent.virt.driver import RUNNING, VerbFailed
 from compute_agent.virt.libvirt import connectors, volume_xml
 from deploy import certificates
@@ -59,7 +60,7 @@ class ServingWorld:
         proofs = [
             self.authority.issue(f"host-{address}", address) for address in self.machines.addresses
         ]
-        self.connectors = [connectors.of_host([], proof, False, {}) for proof in proofs]
+        self.connectors = [self.reaching(at, proof) for at, proof in enumerate(proofs)]
         ports = (free_ports(1), 65535)
         tls = str(self.certified(self.address, "volumes"))
         (folder / "volumes").mkdir()
@@ -75,6 +76,10 @@ class ServingWorld:
             },
             user_data=WRITES,
         )
+
+    def reaching(self, at: int, proof: Tls) -> connectors.Connectors:
+        """How the first host (0) or the second reaches volumes."""
+        return connectors.of_host(connectors.Protocols(), proof, False, {})
 
     def certified(self, address: str, name: str) -> Path:
         place = self.folder / f"pki-{name}"

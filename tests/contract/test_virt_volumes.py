@@ -55,7 +55,11 @@ def connectors(folder: Path) -> dict[str, Any]:
     """The options of a driver that reaches the files of ``volume``."""
     from compute_agent.virt.libvirt import connectors
 
-    return {"connectors": connectors.of_host([str(folder / "volumes")], None, False, {})}
+    return {
+        "connectors": connectors.of_host(
+            connectors.Protocols([str(folder / "volumes")]), None, False, {}
+        )
+    }
 
 
 @pytest.fixture(params=["memory", "test", QEMU])

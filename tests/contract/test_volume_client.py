@@ -93,11 +93,12 @@ def test_a_volume_is_made_and_told_and_deleted(service: Service) -> None:
     assert volume.image_metadata == {} and volume.availability_zone and volume.project_id
     service.client.delete(service.token, volume.id)
     for _ in range(2):
-        await_true(lambda: _is_gone(service, volume.id), 60, "the volume is still there")
+        await_true(lambda: is_gone(service, volume.id), 60, "the volume is still there")
         service.client.delete(service.token, volume.id)
 
 
-def _is_gone(service: Service, volume_id: str) -> bool:
+def is_gone(service: Service, volume_id: str) -> bool:
+    """The service knows no such volume."""
     try:
         service.client.volume(service.token, volume_id)
     except errors.NotFound as problem:

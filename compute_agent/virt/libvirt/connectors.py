@@ -11,35 +11,32 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from common.models import AttachedVolume
 from common.tls import Tls, is_loopback
 from compute_agent.virt import volumes
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt import nbd, volume_xml
+from compute_agent.virt.libvirt.connector import (
+    HOST,
+    Connector,
+    Found,
+    NoSecrets,
+    Secrets,
+    not_there,
+)
 from compute_agent.virt.libvirt.hardware_xml import DISK_LIMITS
 from compute_agent.virt.libvirt.images import GIBIBYTE
+from compute_agent.virt.libvirt.network_connectors import IscsiConnector, RbdConnector
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
 
 #: Where open-iscsi has this host's name.
 INITIATOR = Path("/etc/iscsi/initiatorname.iscsi")
-HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
 EXPORT = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
-
-
-class Connector(Protocol):
-    """One protocol."""
-
-    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
-        """Where QEMU finds the volume. VerbFailed when that is none that this host may use."""
-
-    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
-        """Reach it; its bytes. VerbFailed when it is not there. Repeatable."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +63,22 @@ class LocalConnector:
             volume_xml.BLOCK if is_block else volume_xml.FILE, str(path), direct=_is_direct(path)
         )
 
-    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        source = self.source(volume, link)
         try:
             # A symbolic link may be a logical volume's name, but a file's own name is no link.
             about = os.stat(source.path, follow_symlinks=source.kind == volume_xml.BLOCK)
             if stat.S_ISREG(about.st_mode):
-                return about.st_size
+                return Found(about.st_size)
             if stat.S_ISBLK(about.st_mode):
                 with open(source.path, "rb") as device:
-                    return device.seek(0, os.SEEK_END)
+                    return Found(device.seek(0, os.SEEK_END))
         except OSError as problem:
-            raise _not_there(volume, str(problem)) from problem
-        raise _not_there(volume, f"{source.path} is neither a file nor a block device")
+            raise not_there(volume, str(problem)) from problem
+        raise not_there(volume, f"{source.path} is neither a file nor a block device")
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        """It was QEMU alone that had it open."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,26 @@ class NbdConnector:
             )
         return VolumeSource(volume_xml.NETWORK, "", host, port, export, encrypted)
 
-    def connect(self, volume: AttachedVolume, source: VolumeSource) -> int:
-        return nbd.export_size(
-            source.host, source.port, source.export, self.tls if source.tls else None
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        source = self.source(volume, link)
+        return Found(
+            nbd.export_size(
+                source.host, source.port, source.export, self.tls if source.tls else None
+            )
         )
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        """It was QEMU alone that had it open."""
 
 
 @dataclass(frozen=True)
 class Connectors:
     """Those of this host, by what the volume service calls their protocols. ``about``: who the host
-    is to that service."""
+    is to that service; ``secrets``: libvirt's."""
 
     table: Mapping[str, Connector] = field(default_factory=lambda: {volumes.NBD: NbdConnector()})
     about: Mapping[str, object] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=NoSecrets)
 
     def source(self, volume: AttachedVolume) -> VolumeSource:
         """Where QEMU finds it. VerbFailed when this host cannot reach it."""
@@ -141,28 +149,52 @@ class Connectors:
         found = self.table[link.protocol].source(volume, link)
         return replace(found, limits=_limits(volume, link))
 
-    def connect(self, volume: AttachedVolume) -> int:
-        """Reach it and verify that it is the one; its bytes."""
+    def connect(self, volume: AttachedVolume) -> Found:
+        """Reach it and verify that it is the one."""
         link = volumes.link(volume, self.table)
-        connector = self.table[link.protocol]
-        size = connector.connect(volume, connector.source(volume, link))
-        if size < volume.size_gb * GIBIBYTE:
+        found = self.table[link.protocol].connect(volume, link, self.secrets)
+        if found.size_bytes < volume.size_gb * GIBIBYTE:
             raise VerbFailed(
-                f"What this host found as volume {volume.volume_id} is not that volume: it has {size} bytes, "
-                f"not {volume.size_gb} GiB. The server does not get it.",
+                f"What this host found as volume {volume.volume_id} is not that volume: it has "
+                f"{found.size_bytes} bytes, not {volume.size_gb} GiB. The server does not get it.",
                 details=f"over {link.protocol}",
             )
-        return size
+        return found
+
+    def disconnect(self, volume: AttachedVolume) -> None:
+        """No guest of this host has it any more. VerbFailed when the host does not let go of it."""
+        if volume.connection.get("driver_volume_type") in self.table:
+            link = volumes.link(volume, self.table)
+            self.table[link.protocol].disconnect(volume, link, self.secrets)
+
+
+@dataclass(frozen=True)
+class Protocols:
+    """What the operator allows beside NBD. ``by_qemu``: names of protocols, as the volume
+    service has them."""
+
+    folders: Sequence[str] = ()
+    by_qemu: Collection[str] = ()
 
 
 def of_host(
-    folders: Sequence[str], tls: Tls | None, plain_text: bool, about: Mapping[str, object]
+    allowed: Protocols, tls: Tls | None, plain_text: bool, about: Mapping[str, object]
 ) -> Connectors:
     """As the operator allows them."""
     table: dict[str, Connector] = {volumes.NBD: NbdConnector(tls, plain_text)}
-    if folders:
-        table[volumes.LOCAL] = LocalConnector([Path(folder) for folder in folders])
+    if allowed.folders:
+        table[volumes.LOCAL] = LocalConnector([Path(folder) for folder in allowed.folders])
+    if volumes.ISCSI in allowed.by_qemu:
+        about = {"initiator": initiator_of(str(about["host"])), **about}
+        table[volumes.ISCSI] = IscsiConnector(str(about["initiator"]))
+    if volumes.RBD in allowed.by_qemu:
+        table[volumes.RBD] = RbdConnector()
     return Connectors(table, about)
+
+
+def initiator_of(name: str) -> str:
+    """A name in iSCSI for a host that open-iscsi has given none."""
+    return f"iqn.2026-11.org.kilonova:{re.sub(r'[^a-z0-9.-]', '-', name.lower())}"
 
 
 def describe_host(name: str, address: str) -> dict[str, object]:
@@ -191,14 +223,6 @@ def _limits(volume: AttachedVolume, link: VolumeLink) -> dict[str, int]:
         return {rate: int(rates[rate]) for rate in DISK_LIMITS if rate in rates}
     except (TypeError, ValueError) as problem:
         raise volumes.unreadable(volume.volume_id, f"qos_specs: {problem}") from problem
-
-
-def _not_there(volume: AttachedVolume, details: str) -> VerbFailed:
-    return VerbFailed(
-        f"This host does not find volume {volume.volume_id}; see the volume service, and try again.",
-        details=details,
-        retryable=True,
-    )
 
 
 def _is_direct(path: Path) -> bool:

@@ -73,6 +73,7 @@ from compute_agent.virt.libvirt.images import ImageCache
 from compute_agent.virt.libvirt.incoming import records
 from compute_agent.virt.libvirt.incoming.records import Incoming
 from compute_agent.virt.libvirt.local_disks import LocalDisks
+from compute_agent.virt.libvirt.secrets import LibvirtSecrets
 from compute_agent.virt.libvirt.shares import GuestShares
 from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.mounts import Mounts, host_mounts
@@ -136,9 +137,11 @@ class LibvirtDriver:
         )
         if virt_type != "test":
             consoles.check_length(instances)
-        self._connectors = connectors or Connectors()
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri, bridges)
+        self._connectors = replace(
+            connectors or Connectors(), secrets=LibvirtSecrets(self._libvirt)
+        )
         self._guests = LibvirtGuests(
             self._libvirt,
             self._images,

@@ -149,6 +149,9 @@ class LibvirtGuests:
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
         """VerbFailed when this host cannot make the server's hardware; nothing is made."""
         home = self.home(spec)
+        # Secrets come with the volumes, which are not connected yet.
+        open_to_all = tuple((one, replace(source, secret="")) for one, source in home.volumes)
+        home = replace(home, volumes=open_to_all)
         planned = None if boots_from_volume(spec.volumes) else Disk(home.folder / disks.ROOT_DISK)
         xml = described(spec, home, planned, made=0, rescue=rescue)
         if self._virt_type() == "test":

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from common.command_progress import CommandPhase
 from compute_agent.sandbox import client
 from compute_agent.virt.driver import VerbContext, VerbFailed
 from compute_agent.virt.libvirt.domain_xml import Disk
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
 PERCENT = re.compile(rb"\((\d+)\.\d+/100%\)")
 PROGRAM_TIMEOUT_SECONDS = 120.0
+#: A cluster whose monitors do not answer is waited for much longer by librbd itself.
+NETWORK_TIMEOUT_SECONDS = 30.0
 MEBIBYTE = 1 << 20
 #: A whole disk is copied at least as fast; slower storage needs larger limits on nothing else.
 MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYTE
@@ -104,6 +108,43 @@ def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
         client.helpers().limits(seconds=PROGRAM_TIMEOUT_SECONDS),
         context,
     )
+
+
+def size_of_rbd(source: VolumeSource, key: bytes) -> int:
+    """Bytes of an image of a Ceph cluster, which ``key`` opens. No helper does it: what is told of
+    is a number that librbd gives. Raises OSError."""
+    pool, _, image = source.export.partition("/")
+    about = {"driver": "rbd", "pool": pool}
+    if "/" in image:
+        about["namespace"], _, image = image.partition("/")
+    about["image"] = image
+    servers = [f"{source.host}:{source.port}", *source.beside]
+    for number, one in enumerate(servers):
+        about[f"server.{number}.host"], _, about[f"server.{number}.port"] = one.rpartition(":")
+    secret: list[str] = []
+    read, write = os.pipe()
+    try:
+        os.write(write, key)
+        os.close(write)
+        if source.secret:
+            secret = ["--object", f"secret,id=key,file=/proc/self/fd/{read}"]
+            about |= {"user": source.user, "key-secret": "key", "auth-client-required.0": "cephx"}
+        options = ",".join(f"file.{name}={value}" for name, value in about.items())
+        ended = subprocess.run(
+            [_program(), "info", "--output=json", *secret, "--image-opts", f"driver=raw,{options}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=NETWORK_TIMEOUT_SECONDS,
+            pass_fds=[read],
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"qemu-img did not end within {error.timeout:.0f} seconds") from error
+    finally:
+        os.close(read)
+    if ended.returncode != 0:
+        raise OSError(f"qemu-img: {ended.stderr.decode(errors='replace').strip()[-500:]}")
+    return int(json.loads(ended.stdout)["virtual-size"])
 
 
 def _do(arguments: list[str], files: Mapping[Path, bool], file: int, work: int = 0) -> None:

@@ -10,7 +10,7 @@ file; a volume that a guest has had keeps its PCI address when the guest is desc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -20,14 +20,20 @@ from compute_agent.virt.libvirt import hardware_xml
 
 #: What libvirt calls the places where a volume can be.
 FILE, BLOCK, NETWORK = "file", "block", "network"
+#: What it calls the protocols that QEMU speaks, and the kind of secret that goes with each.
+NBD, ISCSI, RBD = "nbd", "iscsi", "rbd"
+SECRETS = {ISCSI: "iscsi", RBD: "ceph"}
 DEVICE = re.compile(r"(?:/dev/)?((?:vd|sd|hd|xvd)[a-z]{1,2})", re.ASCII)
 SCSI_CONTROLLER = "devices/controller[@type='scsi']"
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeSource:
-    """Where QEMU finds a volume: a file or block device of the host (``path``), or an NBD export.
-    ``direct``: past the host's cache; ``limits``: libvirt's name of a rate -> number."""
+    """Where QEMU finds a volume: a file or block device of the host (``path``), or what a server
+    has under a name (``export``) by a protocol that QEMU speaks. ``beside``: more servers that have
+    it, host:port; ``user`` and ``secret``: who asks, and libvirt's secret with his password;
+    ``initiator``: this host's name in iSCSI. ``direct``: past the host's cache; ``limits``:
+    libvirt's name of a rate -> number."""
 
     kind: str
     path: str = ""
@@ -37,6 +43,11 @@ class VolumeSource:
     tls: bool = False
     direct: bool = True
     limits: Mapping[str, int] = field(default_factory=dict)
+    protocol: str = "nbd"
+    beside: Sequence[str] = ()
+    user: str = ""
+    secret: str = ""
+    initiator: str = ""
 
 
 def element(
@@ -67,8 +78,18 @@ def element(
 def _source(source: VolumeSource) -> Element:
     if source.kind != NETWORK:
         return Element("source", {"file" if source.kind == FILE else "dev": source.path})
-    made = Element("source", protocol="nbd", name=source.export, tls="yes" if source.tls else "no")
+    made = Element("source", protocol=source.protocol, name=source.export)
+    if source.protocol == NBD:
+        made.set("tls", "yes" if source.tls else "no")
     SubElement(made, "host", name=source.host, port=str(source.port))
+    for one in source.beside:
+        host, _, port = one.rpartition(":")
+        SubElement(made, "host", name=host, port=port)
+    if source.initiator:
+        SubElement(SubElement(made, "initiator"), "iqn", name=source.initiator)
+    if source.secret:
+        auth = SubElement(made, "auth", username=source.user)
+        SubElement(auth, "secret", type=SECRETS[source.protocol], uuid=source.secret)
     return made
 
 

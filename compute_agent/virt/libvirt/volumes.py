@@ -14,11 +14,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.command_progress import CommandPhase
+from common.json_types import JsonObject
 from common.models import AttachedVolume, DomainState
 from common.wire import from_wire, to_wire
 from compute_agent.virt import volumes
@@ -39,6 +42,7 @@ FILE = "volumes{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
 #: The controller that a guest gets with its first disk on SCSI.
 SCSI_MODEL = "virtio-scsi"
+NO_SERIALS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class GuestVolumes:
 
     instances: Path
     connectors: Connectors = field(default_factory=Connectors)
+    _locks: defaultdict[str, threading.Lock] = field(
+        default_factory=lambda: defaultdict(threading.Lock)
+    )
 
     def file(self, server: str) -> Path:
         """Where the guest's volumes on this host stand."""
@@ -56,12 +63,7 @@ class GuestVolumes:
 
     def of(self, server: str) -> list[AttachedVolume]:
         """A guest's, in the order in which it got them."""
-        try:
-            return [
-                from_wire(AttachedVolume, one) for one in json.loads(self.file(server).read_text())
-            ]
-        except FileNotFoundError:
-            return []
+        return [from_wire(AttachedVolume, one) for one in _entries(self.file(server))]
 
     def placed(
         self, wanted: Iterable[AttachedVolume]
@@ -70,9 +72,16 @@ class GuestVolumes:
         return tuple((one, self.connectors.source(one)) for one in wanted)
 
     def keep(self, server: str, wanted: Iterable[AttachedVolume]) -> None:
-        """The guest has these volumes and no others, in its folder if that is there."""
-        if (self.instances / server).exists():
-            self._write(server, list(wanted))
+        """The guest has these volumes and no others, in its folder if that is there; the host lets
+        go of the others. VerbFailed when it does not."""
+        if not (self.instances / server).exists():
+            return
+        wanted = list(wanted)
+        reached = {(one.volume_id, _way(one)) for one in wanted}
+        for one in self.of(server):
+            if (one.volume_id, _way(one)) not in reached:
+                self._let_go(server, one)
+        self._write(server, wanted)
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
         """Before the guest is started: one that is off has no other volumes than these any more.
@@ -98,7 +107,45 @@ class GuestVolumes:
             context.phase(CommandPhase.CONNECTING_VOLUMES)
             if context.cancelled():
                 raise Cancelled
-            self.connectors.connect(volume)
+            self._connect(server, volume)
+
+    def _connect(self, server: str, volume: AttachedVolume) -> int:
+        """Its bytes. VerbFailed when it is not there, or another device than it was before."""
+        with self._locks[volume.volume_id]:
+            found = self.connectors.connect(volume)
+        known = self._serials(server).get(volume.volume_id, "")
+        if known and found.serial and found.serial != known:
+            raise VerbFailed(
+                f"What this host found as volume {volume.volume_id} is another device than before. The server "
+                "does not get it; see the volume service.",
+                details=f"its serial is {found.serial[:100]!r}, and was {known[:100]!r}",
+            )
+        if found.serial and not known:
+            self._write(server, self.of(server), {volume.volume_id: found.serial})
+        return found.size_bytes
+
+    def _let_go(self, server: str, volume: AttachedVolume) -> None:
+        """The host has it connected no more, unless another guest here has it too."""
+        with self._locks[volume.volume_id]:
+            if not (volume.multiattach and self._is_elsewhere(server, volume.volume_id)):
+                self.connectors.disconnect(volume)
+
+    def _is_elsewhere(self, server: str, volume_id: str) -> bool:
+        name = self.file(server).name
+        return any(
+            one.get("volume_id") == volume_id
+            for path in self.instances.glob(f"*/{name}")
+            if path.parent.name != server
+            for one in _entries(path)
+        )
+
+    def _serials(self, server: str) -> dict[str, str]:
+        """By what the devices of a guest's volumes were known when they came."""
+        return {
+            one["volume_id"]: one["serial"]
+            for one in _entries(self.file(server))
+            if one.get("serial")
+        }
 
     def attach(
         self,
@@ -118,13 +165,13 @@ class GuestVolumes:
         others = [one for one in before if one.volume_id != volume.volume_id]
         self._write(server, [*others, volume])
         try:
-            self.connectors.connect(volume)
+            self._connect(server, volume)
             if context.cancelled():
                 raise Cancelled
             self._plug(libvirt, server, found, volume, source)
         except VerbFailed:
             if not _has(libvirt, server, volume.volume_id):
-                self._write(server, others)
+                self._forget_after_failure(server, volume.volume_id)
             raise
         libvirt.mark(server, fence=fence)
         return power.state(power.find(libvirt, server))
@@ -218,7 +265,7 @@ class GuestVolumes:
         if known is None:
             raise volumes.unknown(volume.volume_id)
         wanted = volumes.grown(known, volume.size_gb)
-        size = self.connectors.connect(wanted)
+        size = self._connect(server, wanted)
         disk = volume_xml.found(libvirt.describe(server)).get(volume.volume_id)
         if found.active and disk is not None:
             name = volume_xml.name_of(disk)
@@ -229,24 +276,59 @@ class GuestVolumes:
             )
         self._write(server, [wanted if one is known else one for one in kept])
 
+    def _forget_after_failure(self, server: str, volume_id: str) -> None:
+        """What the host does not let go of stays in the file, and is let go of with the guest."""
+        try:
+            self._forget(server, volume_id)
+        except VerbFailed as problem:
+            log.warning("volume %s stays connected: %s %s", volume_id, problem, problem.details)
+
     def _forget(self, server: str, volume_id: str) -> None:
         kept = self.of(server)
         left = [one for one in kept if one.volume_id != volume_id]
+        for one in kept:
+            if one not in left:
+                self._let_go(server, one)
         if left != kept:
             self._write(server, left)
 
-    def _write(self, server: str, wanted: list[AttachedVolume]) -> None:
-        path = self.file(server)
+    def _write(
+        self, server: str, wanted: list[AttachedVolume], serials: Mapping[str, str] = NO_SERIALS
+    ) -> None:
+        """``serials``: those that are new."""
+        path, known = self.file(server), dict(serials)
+        for one in _entries(path):
+            # Reached otherwise, it may have moved to another device.
+            if one.get("serial") and any(
+                _way(from_wire(AttachedVolume, one)) == _way(each) for each in wanted
+            ):
+                known[one["volume_id"]] = one["serial"]
         if not wanted:
             path.unlink(missing_ok=True)
             return
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump([to_wire(one) for one in wanted], file)
+            json.dump(
+                [{**to_wire(one), "serial": known.get(one.volume_id, "")} for one in wanted], file
+            )
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+
+def _entries(path: Path) -> list[JsonObject]:
+    """What the file says; a guest without volumes has none."""
+    try:
+        return list(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return []
+
+
+def _way(volume: AttachedVolume) -> str:
+    """How it is reached, whichever attachment says so."""
+    said = {name: value for name, value in volume.connection.items() if name != "attachment_id"}
+    return json.dumps(said, sort_keys=True)
 
 
 def _changeable(libvirt: Connection, server: str) -> GuestDomain:

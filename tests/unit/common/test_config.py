@@ -121,6 +121,8 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
         found += [(wrong, wrong) for wrong in ("spice.example", "192.0.2.0/24")]
     elif option.dest == "direct_proxy_base_url":
         found += [(wrong, "must be like") for wrong in ("spice.example", "ftp://x")]
+    elif option.dest.endswith("_volume_protocols"):
+        found.append(("iscsi, smoke", "iscsi"))
     elif option.dest == "compute_monitors":
         found.append(("cpu.guess", "cpu.virt_driver"))
     elif type(kind).__name__ == "Url":

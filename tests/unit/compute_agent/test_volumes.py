@@ -39,7 +39,7 @@ def local(path: Path | str, **changed: Any) -> AttachedVolume:
 
 def host(folder: Path | None = None, **options: Any) -> connectors.Connectors:
     given = {"tls": None, "plain_text": False, "about": {}} | options
-    return connectors.of_host([str(folder)] if folder else [], **given)
+    return connectors.of_host(connectors.Protocols([str(folder)] if folder else []), **given)
 
 
 def made(folder: Path, size: int = GIBIBYTE, name: str = f"volume-{KEY}") -> Path:
@@ -54,8 +54,8 @@ def test_a_file_is_the_volume_it_names(tmp_path: Path) -> None:
     path = made(tmp_path)
     source = host(tmp_path).source(local(path))
     assert (source.kind, source.path) == ("file", str(path))
-    assert host(tmp_path).connect(local(path)) == GIBIBYTE
-    assert host(tmp_path).connect(local(made(tmp_path, 3 * GIBIBYTE))) == 3 * GIBIBYTE
+    assert host(tmp_path).connect(local(path)).size_bytes == GIBIBYTE
+    assert host(tmp_path).connect(local(made(tmp_path, 3 * GIBIBYTE))).size_bytes == 3 * GIBIBYTE
 
 
 def test_another_file_is_no_volume(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_export_has_the_size_that_its_server_says() -> None:
         GREETING + reply(nbd.INFO_REPLY, other) + reply(nbd.INFO_REPLY, size) + reply(nbd.ACK)
     ) as port:
         given = volume(host="127.0.0.1", port=port, export=KEY)
-        assert host().connect(given) == GIBIBYTE
+        assert host().connect(given).size_bytes == GIBIBYTE
     with served(GREETING + reply(nbd.INFO_REPLY, size) + reply(nbd.ACK)) as port:
         given = replace(volume(host="127.0.0.1", port=port, export=KEY), size_gb=2)
         with pytest.raises(VerbFailed, match="is not that volume"):

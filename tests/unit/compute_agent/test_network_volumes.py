@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that QEMU reaches by itself: what a volume service and a target may say, and what becomes
+of it in XML and on a command line."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from common.models import AttachedVolume
+from compute_agent.virt import volumes
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import connectors, iscsi, volume_xml
+from compute_agent.virt.libvirt.connector import Found
+from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, served
+
+SECRET = "6f1d8b0e-6f0e-4f0e-8e9a-0f3c5d7a9b11"
+ISCSI: dict[str, Any] = {
+    "target_portal": "192.0.2.9:3260",
+    "target_iqn": f"iqn.2010-10.org.openstack:volume-{KEY}",
+    "target_lun": 1,
+    "auth_method": "CHAP",
+    "auth_username": "someone",
+    "auth_password": "s3cret",
+}
+RBD: dict[str, Any] = {
+    "name": f"volumes/volume-{KEY}",
+    "hosts": ["192.0.2.1", "[2001:db8::2]"],
+    "ports": ["6789", "3300"],
+    "auth_enabled": True,
+    "auth_username": "cinder",
+    "secret_uuid": SECRET,
+}
+
+
+class Kept:
+    """Secrets as libvirt keeps them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[str, str]] = {}
+
+    def keep(self, key: str, kind: str, value: str) -> None:
+        self.values[key] = (kind, value)
+
+    def drop(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    def read(self, key: str) -> bytes:
+        return {SECRET: b"\x00the key"}[key]
+
+
+def volume(protocol: str, data: dict[str, Any]) -> AttachedVolume:
+    return AttachedVolume(KEY, "/dev/vdb", 1, {"driver_volume_type": protocol, **data})
+
+
+def host(secrets: Kept | None = None) -> connectors.Connectors:
+    made = connectors.of_host(
+        connectors.Protocols(by_qemu=["iscsi", "rbd"]), None, False, {"host": "H1 of\tus"}
+    )
+    return replace(made, secrets=secrets or Kept())
+
+
+def source_xml(given: AttachedVolume) -> dict[str, dict[str, str]]:
+    """Tag -> attributes, of what libvirt is told of the source; the first of each tag."""
+    disk = volume_xml.element(given, host().source(given), "vdb")
+    found: dict[str, dict[str, str]] = {}
+    for one in ElementTree.fromstring(volume_xml.text(disk)).iter():
+        found.setdefault(one.tag, dict(one.attrib))
+    return found
+
+
+def test_what_is_not_chosen_is_refused_by_name() -> None:
+    plain = connectors.of_host(connectors.Protocols(), None, False, {"host": "h1"})
+    for protocol, data in (("iscsi", ISCSI), ("rbd", RBD)):
+        with pytest.raises(VerbFailed, match=rf"served by {protocol}.*qemu_volume_protocols"):
+            plain.connect(volume(protocol, data))
+    for protocol in sorted(volumes.EVERY_PROTOCOL - {"iscsi", "rbd", "nbd", "local"}):
+        with pytest.raises(VerbFailed, match=f"served by {protocol}"):
+            host().connect(volume(protocol, {"x": 1}))
+
+
+# --- iSCSI ---
+def test_a_unit_is_described_without_its_password() -> None:
+    given = volume("iscsi", ISCSI)
+    found = source_xml(given)
+    assert found["source"] == {"protocol": "iscsi", "name": f"{ISCSI['target_iqn']}/1"}
+    assert found["host"] == {"name": "192.0.2.9", "port": "3260"}
+    assert found["iqn"] == {"name": "iqn.2026-11.org.kilonova:h1-of-us"}
+    assert (found["auth"], found["secret"]) == (
+        {"username": "someone"},
+        {"type": "iscsi", "uuid": KEY},
+    )
+    assert "s3cret" not in repr(host().source(given)) and "auth" not in source_xml(
+        volume("iscsi", {**ISCSI, "auth_method": None, "auth_username": None})
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target_portal": "192.0.2.9:0"},
+        {"target_portal": "a b:1"},
+        {"target_portal": ""},
+        {"target_portal": "192.0.2.9:x"},
+        {"target_iqn": "iqn.x'/><b>"},
+        {"target_iqn": ""},
+        {"target_lun": "1"},
+        {"target_lun": -1},
+        {"target_lun": 1 << 14},
+        {"auth_username": 'a"b'},
+        {"auth_password": ""},
+        {"auth_method": "KRB5"},
+    ],
+)
+def test_a_unit_is_named_in_words(changed: dict[str, Any]) -> None:
+    with pytest.raises(VerbFailed, match="cannot be used on this host"):
+        host().source(volume("iscsi", ISCSI | changed))
+
+
+@pytest.mark.parametrize(
+    ("portal", "found"),
+    [
+        ("h:1", ("h", 1)),
+        ("192.0.2.1", ("192.0.2.1", 3260)),
+        ("[2001:db8::1]:3261,1", ("2001:db8::1", 3261)),
+        ("[2001:db8::1]", ("2001:db8::1", 3260)),
+    ],
+)
+def test_a_portal_has_an_address(portal: str, found: tuple[str, int]) -> None:
+    assert iscsi.address(portal) == found
+
+
+def designator(kind: int, name: bytes, association: int = 0) -> bytes:
+    return bytes([1, association << 4 | kind, 0, len(name)]) + name
+
+
+@pytest.mark.parametrize(
+    ("names", "serial"),
+    [
+        (b"", ""),
+        (designator(3, bytes.fromhex("6001405abc")), "6001405abc"),
+        (designator(3, bytes.fromhex("3000000100000001")), ""),
+        (designator(2, b"\x01\x02") + designator(3, bytes.fromhex("3001")), "0102"),
+        (designator(3, bytes.fromhex("5001"), association=1), ""),
+        (designator(1, b"IET     00010001"), ""),
+        (b"\x01\x03\x00\xff\x50", "50"),
+    ],
+)
+def test_only_a_world_wide_name_is_a_serial(names: bytes, serial: str) -> None:
+    assert iscsi.world_wide_name(names) == serial
+
+
+def answer(opcode: int, flags: int, data: bytes = b"", **words: int) -> bytes:
+    head = bytearray(48)
+    head[0], head[1] = opcode, flags
+    head[5:8] = len(data).to_bytes(3, "big")
+    head[3], head[36], head[37] = (words.get(name, 0) for name in ("status", "kind", "detail"))
+    return bytes(head) + data + b"\0" * (-len(data) % 4)
+
+
+IN = (answer(0x23, 0x81), answer(0x23, 0x87))
+SIZE = answer(0x25, 0x81, struct.pack(">QI20x", GIBIBYTE // 512 - 1, 512))
+RESET = answer(0x21, 0x80, b"\x00\x12\x70\x00\x06" + bytes(13), status=2)
+BUSY = answer(0x21, 0x80, b"\x00\x12\x70\x00\x02" + bytes(13), status=2)
+NAMES = answer(0x25, 0x81, b"\x00\x83\x00\x0c" + designator(3, bytes.fromhex("6001405abc000000")))
+
+
+def look(port: int) -> iscsi.Unit:
+    return iscsi.look_at(iscsi.UnitAddress("127.0.0.1", port, "iqn.t", 1, "iqn.i"))
+
+
+def test_a_unit_that_was_reset_is_asked_again() -> None:
+    with served(*IN, RESET, SIZE, NAMES, answer(0x26, 0x80)) as port:
+        assert look(port) == iscsi.Unit(GIBIBYTE, "6001405abc000000")
+
+
+def test_a_portal_sends_to_another() -> None:
+    with (
+        served(*IN, SIZE, BUSY, answer(0x26, 0x80)) as there,
+        served(
+            answer(0x23, 0, f"TargetAddress=127.0.0.1:{there},1\0".encode(), kind=1, detail=1)
+        ) as here,
+    ):
+        assert look(here) == iscsi.Unit(GIBIBYTE, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ((b"220 mail server, ready and willing to hear you.\r\n",), "does not find volume"),
+        ((answer(0x23, 0, kind=2, detail=1),), "does not give it"),
+        ((answer(0x23, 0),) * iscsi.MAX_LOGIN_STEPS, "does not give it"),
+        ((answer(0x25, 0x81),), "does not find volume"),
+        ((*IN, BUSY), "does not give it"),
+        ((*IN, *(RESET,) * iscsi.ATTEMPTS), "does not give it"),
+        ((*IN, answer(0x25, 0x80, bytes(64))), "does not find volume"),
+        ((*IN, answer(0x3F, 0x80)), "does not find volume"),
+        ((answer(0x23, 0x81, b"")[:5] + b"\xff\xff\xff" + bytes(40),), "does not find volume"),
+    ],
+)
+def test_a_target_that_says_something_else_is_refused(said: tuple[bytes, ...], reason: str) -> None:
+    kept = Kept()
+    with served(*said) as port, pytest.raises(VerbFailed, match=reason):
+        plain = ISCSI | {"target_portal": f"127.0.0.1:{port}", "auth_username": None}
+        host(kept).connect(volume("iscsi", plain))
+    assert kept.values == {}
+
+
+def test_nobody_at_the_portal_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(VerbFailed, match="does not find volume"):
+        host().connect(volume("iscsi", ISCSI | {"target_portal": f"127.0.0.1:{port}"}))
+
+
+# --- RBD ---
+def test_an_image_is_described_by_all_monitors() -> None:
+    given = volume("rbd", RBD)
+    disk = volume_xml.element(given, host().source(given), "vdb")
+    assert [dict(one.attrib) for one in disk.iterfind("source/host")] == [
+        {"name": "192.0.2.1", "port": "6789"},
+        {"name": "2001:db8::2", "port": "3300"},
+    ]
+    found = source_xml(given)
+    assert found["source"] == {"protocol": "rbd", "name": RBD["name"]}
+    assert (found["auth"], found["secret"]) == (
+        {"username": "cinder"},
+        {"type": "ceph", "uuid": SECRET},
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "volumes/another"},
+        {"name": KEY},
+        {"name": f"volumes/volume-{KEY},x=y"},
+        {"name": f"a/b/c/volume-{KEY}"},
+        {"hosts": [], "ports": []},
+        {"hosts": ["a,b"], "ports": ["1"]},
+        {"hosts": ["h"], "ports": ["0"]},
+        {"hosts": ["h"] * 17, "ports": ["1"] * 17},
+        {"secret_uuid": None},
+        {"auth_username": "a,b"},
+    ],
+)
+def test_an_image_is_named_in_words(changed: dict[str, Any]) -> None:
+    with pytest.raises(VerbFailed, match="cannot be used on this host"):
+        host().source(volume("rbd", RBD | changed))
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a qemu-img first that ends like this, and notes what it was told."""
+
+    def put(ends: str) -> Path:
+        path = tmp_path / "qemu-img"
+        path.write_text(
+            '#!/bin/sh\nprintf "%s\\n" "$@" > "$0.told"\n'
+            'for one; do case $one in secret,*) cat "${one##*file=}" > "$0.key" ;; esac; done\n'
+            f"{ends}\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        return path
+
+    return put
+
+
+def test_qemu_img_is_told_all_but_the_key(program: Callable[[str], Path]) -> None:
+    path = program(f"echo '{json.dumps({'virtual-size': GIBIBYTE})}'")
+    assert host().connect(volume("rbd", RBD)) == Found(GIBIBYTE)
+    told = path.with_name("qemu-img.told").read_text()
+    assert path.with_name("qemu-img.key").read_bytes() == b"\x00the key"
+    assert "the key" not in told
+    assert told.splitlines()[-1] == (
+        f"driver=raw,file.driver=rbd,file.pool=volumes,file.image=volume-{KEY},"
+        "file.server.0.host=192.0.2.1,file.server.0.port=6789,"
+        "file.server.1.host=2001:db8::2,file.server.1.port=3300,"
+        "file.user=cinder,file.key-secret=key,file.auth-client-required.0=cephx"
+    )
+
+
+def test_a_cluster_that_refuses_is_said(program: Callable[[str], Path]) -> None:
+    program("echo 'error connecting: Permission denied' >&2; exit 1")
+    with pytest.raises(VerbFailed, match="does not find volume") as refused:
+        host().connect(volume("rbd", RBD))
+    assert "Permission denied" in refused.value.details
+    program(f"echo '{json.dumps({'virtual-size': 7})}'")
+    with pytest.raises(VerbFailed, match="is not that volume: it has 7 bytes"):
+        host().connect(volume("rbd", RBD))
