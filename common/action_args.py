@@ -107,6 +107,9 @@ class ImageArgs(ActionArgs):
     image_id: str
     name: str = ""
     properties: JsonObject = field(default_factory=dict)
+    snapshots: list[str] = field(
+        default_factory=list
+    )  #: of the volumes of a server that boots from one, at the block storage service
 
 
 @dataclass(frozen=True, kw_only=True)

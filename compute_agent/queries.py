@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the API that a host answers at once: they change nothing and are not journalled.
+"""Queries of the API that a host answers at once: they are not journalled, and change nothing but
+that a guest is held still, which ends by itself.
 
 ``service.AgentProcess.query`` passes each query to ``HostQueries.answer``; each is an entry of its
 table. Must stay true: the length of what a guest wrote is bounded, and an unknown query is refused
@@ -19,6 +20,7 @@ from compute_agent.consoles import Consoles
 from compute_agent.virt.driver import Driver, VerbFailed
 
 MAX_CONSOLE_BYTES = 64 * 1024
+MAX_STILL_SECONDS = 60.0  #: that a guest's file systems are held still
 Arguments = JsonObject
 
 
@@ -32,6 +34,8 @@ class HostQueries:
             "console_output": self._console_output,
             "diagnostics": self._diagnostics,
             "domains": self._domains,
+            "quiesce": self._quiesce,
+            "unquiesce": self._unquiesce,
             "server_facts": self._server_facts,
             "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())},
         }
@@ -69,6 +73,21 @@ class HostQueries:
 
     def _domains(self, arguments: Arguments) -> JsonObject:
         return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
+
+    def _quiesce(self, arguments: Arguments) -> JsonObject:
+        seconds = min(float(arguments["seconds"]), MAX_STILL_SECONDS)
+        try:
+            self._driver.quiesce(arguments["server"], seconds)
+        except VerbFailed as problem:
+            raise errors.Conflict(str(problem)) from problem
+        return {}
+
+    def _unquiesce(self, arguments: Arguments) -> JsonObject:
+        try:
+            self._driver.unquiesce(arguments["server"])
+        except VerbFailed as problem:
+            raise errors.Conflict(str(problem)) from problem
+        return {}
 
     def _server_facts(self, arguments: Arguments) -> JsonObject:
         """The guest of a server, with its power state and fence."""

@@ -125,6 +125,11 @@ def _attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
     volumes.reconcile(engine, row, look)
 
 
+def _snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Of an image that was not made."""
+    volumes.service(engine).delete_snapshot(row.target)
+
+
 Remedy = Callable[[Engine, CleanupRow, Look], None]
 REMEDIES: dict[str, Remedy] = {
     cleanups.PORT: _port,
@@ -134,4 +139,5 @@ REMEDIES: dict[str, Remedy] = {
     cleanups.BACKUPS: _backups,
     cleanups.SHARE: _share,
     cleanups.ATTACHMENT: _attachment,
+    cleanups.SNAPSHOT: _snapshot,
 }

@@ -42,6 +42,9 @@ class ImageApi(Protocol):
     def delete(self, image_id: str) -> None:
         """Remove an image; one that is gone is fine."""
 
+    def leave_empty(self, image_id: str) -> None:
+        """Make an image whole that has no bytes; one that is so already is fine."""
+
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
         """Images with these properties, newest first."""
 
@@ -103,6 +106,9 @@ class VolumeApi(Protocol):
 
     def delete(self, volume_id: str) -> None:
         """Delete a volume that is attached to nothing; one that is gone is fine."""
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        """Delete a snapshot; one that is gone is fine."""
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         """A server's, or those that it has of one volume."""

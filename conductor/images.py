@@ -105,7 +105,7 @@ def _create_record(engine: Engine, run: ImageRun) -> None:
             "disk_format": "qcow2",
             "container_format": "bare",
             "visibility": "private",
-            "min_disk": run.server.flavor["root_gb"],
+            "min_disk": 0 if args.snapshots else run.server.flavor["root_gb"],
             "min_ram": int(image.get("min_ram", 0)),
             **args.properties,
         }

@@ -38,6 +38,9 @@ class ImageService:
     def delete(self, image_id: str) -> None:
         self._images.ask(lambda client, token: client.delete(image_id, token))
 
+    def leave_empty(self, image_id: str) -> None:
+        self._images.ask(lambda client, token: client.leave_empty(image_id, token))
+
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
         found = self._images.ask(lambda client, token: client.find(filters, token))
         return sorted(found, key=lambda image: str(image.get("created_at", "")), reverse=True)
@@ -111,6 +114,9 @@ class BlockStorageService:
 
     def delete(self, volume_id: str) -> None:
         self._ask(lambda token: self._client.delete(token, volume_id))
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        self._ask(lambda token: self._client.delete_snapshot(token, snapshot_id))
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         return self._ask(lambda token: self._client.attachments(token, server, volume_id))

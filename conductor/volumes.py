@@ -25,7 +25,7 @@ from common.json_types import JsonObject
 from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
-from common.store.neighbours.cleanups import ATTACHMENT
+from common.store.neighbours.cleanups import ATTACHMENT, SNAPSHOT
 from common.store.rows import BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices, guests
 from common.store.servers.volumes import (
@@ -465,6 +465,13 @@ def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     """A server that is deleted has none."""
     for run in runs:
         run.remove_volumes(of(run))
+
+
+def delete_snapshots(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:
+    """Snapshots of volumes, for an image that there is not."""
+    for snapshot in snapshots:
+        with run.cleanup_on_failure(SNAPSHOT, snapshot):
+            service(engine).delete_snapshot(snapshot)
 
 
 # --- a pending cleanup ---

@@ -306,6 +306,19 @@ class ImageClient:
         _check(stored)
         given.compare(image_of(document(stored, NAME)))
 
+    def leave_empty(self, image_id: str, token: str) -> None:
+        """Make an image whole that has no bytes, only properties; one that is so already is fine.
+
+        Raises:
+            NotFound, Conflict, Forbidden, TooLarge, Unavailable: as above.
+        """
+        try:
+            self.put(image_id, token, ())
+        except errors.Conflict:
+            there = image_of(self.record(image_id, token))
+            if there.status != "active" or there.ref.size:
+                raise
+
     def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
         """The same, by who leaves it to another to look.
 

@@ -97,14 +97,7 @@ class VolumeClient(OptionalService):
 
     def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
         """One snapshot. Raises NotFound: there is none that the token may see."""
-        found = self._json("GET", f"/snapshots/{_part(snapshot_id)}", token)["snapshot"]
-        return VolumeSnapshot(
-            str(found["id"]),
-            str(found["status"]),
-            int(found["size"]),
-            str(found["volume_id"]),
-            found.get("os-extended-snapshot-attributes:project_id"),
-        )
+        return _snapshot(self._json("GET", f"/snapshots/{_part(snapshot_id)}", token)["snapshot"])
 
     def types(self, token: str) -> list[VolumeType]:
         """Those that the token may ask for."""
@@ -145,6 +138,35 @@ class VolumeClient(OptionalService):
             BadRequest: it is attached, or has snapshots.
         """
         self._gone_is_fine("DELETE", f"/volumes/{_part(volume_id)}", token)
+
+    # --- snapshots ---
+    def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
+        """A new snapshot, of the token's project, also of a volume that is in use. It is taken when
+        its status is ``available``, and never will be when that is ``error``.
+
+        Raises:
+            TooLarge: a quota of the service does not allow it.
+        """
+        wanted = {"volume_id": volume_id, "name": name, "force": True}
+        return _snapshot(self._json("POST", "/snapshots", token, {"snapshot": wanted})["snapshot"])
+
+    def delete_snapshot(self, token: str, snapshot_id: str) -> None:
+        """Delete a snapshot; one that is gone, or going, is fine.
+
+        Raises:
+            BadRequest: it is being made.
+        """
+        try:
+            self._gone_is_fine("DELETE", f"/snapshots/{_part(snapshot_id)}", token)
+        except errors.BadRequest:
+            if not self._is_going(token, snapshot_id):
+                raise
+
+    def _is_going(self, token: str, snapshot_id: str) -> bool:
+        try:
+            return self.snapshot(token, snapshot_id).status == "deleting"
+        except errors.NotFound:
+            return True
 
     # --- attachments ---
     def attachments(
@@ -286,6 +308,16 @@ def _volume(found: JsonObject) -> Volume:
         read_only=_is_true(metadata.get("readonly")),
         encrypted=_is_true(found.get("encrypted")),
         project_id=found.get("os-vol-tenant-attr:tenant_id"),
+    )
+
+
+def _snapshot(found: JsonObject) -> VolumeSnapshot:
+    return VolumeSnapshot(
+        str(found["id"]),
+        str(found["status"]),
+        int(found["size"]),
+        str(found["volume_id"]),
+        found.get("os-extended-snapshot-attributes:project_id"),
     )
 
 

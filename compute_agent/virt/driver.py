@@ -344,6 +344,15 @@ class Driver(Protocol):
         (with ``spec.paused`` its CPUs stay stopped). Repeatable. After VerbFailed nothing of it
         runs."""
 
+    # --- a guest whose volumes are snapshotted ---
+    def quiesce(self, server: str, seconds: float) -> None:
+        """Write out the guest's file systems and hold them still, until ``unquiesce``, and for at
+        most so many seconds, also when the agent is restarted meanwhile. VerbFailed: the guest does
+        not run, or its agent cannot do that."""
+
+    def unquiesce(self, server: str) -> None:
+        """Let them go on; without ``quiesce`` nothing happens."""
+
     # --- a guest that is resized where it is ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Resize the guest, which is off, to ``spec``, once for this fence: keep copies of its

@@ -34,6 +34,7 @@ SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
 #: What every driver does with volumes.
 VOLUMES = frozenset(
     {
+        "COMPUTE_RESCUE_BFV",
         "COMPUTE_VOLUME_ATTACH",
         "COMPUTE_VOLUME_ATTACH_WITH_TAG",
         "COMPUTE_VOLUME_EXTEND",

@@ -13,7 +13,7 @@ here: soft delete, which only stops the guest, and restore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common import states
 from common.action_args import ActionArgs, ShareArgs
@@ -40,6 +40,7 @@ class DeleteData(SharesData, LeavingData):
     """What the steps leave."""
 
     images: list[str] | None = None  #: that nobody will want; None: not known yet
+    snapshots: list[str] = field(default_factory=list)  #: of such an image
     moves: bool = False  #: a migration may be open
     late: bool = False  #: a call of the superseded action may still be carried out
     waited: bool = False  #: long enough for that
@@ -63,6 +64,7 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.moves = run.args.was == states.RESIZED or superseded is not None
         begun = superseded.args.get("image_id") if superseded is not None else None
         run.data.images = sorted({image for image in (run.server.shelved_image_id, begun) if image})
+        run.data.snapshots = superseded.args.get("snapshots", []) if superseded else []
         if run.volumes:
             volumes.leaving(run)
         run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
@@ -98,6 +100,10 @@ def _delete_images(engine: Engine, run: DeleteRun) -> None:
     for image in run.data.images or ():
         with run.cleanup_on_failure(IMAGE, image):
             images.service(engine).delete(image)
+
+
+def _delete_snapshots(engine: Engine, run: DeleteRun) -> None:
+    volumes.delete_snapshots(engine, run, run.data.snapshots)
 
 
 def _kept(tx: Connection, run: AnyRun, result: Result) -> None:
@@ -183,6 +189,13 @@ DELETE = Workflow(
             "last: only images are left, and the server is gone for its user already",
             call=_delete_images,
             condition=lambda run: run.data.images is None or bool(run.data.images),
+        ),
+        Step(
+            "delete_snapshots",
+            "with the image that would have named them",
+            call=_delete_snapshots,
+            lane=Lane.VOLUME,
+            condition=lambda run: bool(run.data.snapshots),
         ),
     ),
 )

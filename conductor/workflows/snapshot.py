@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshot and backup: the server's disk becomes an image, while the server goes on.
 
+The image of a server that boots from a volume has no bytes. It names snapshots of its volumes,
+which the API has made with the user's token: the action makes the image, or deletes them.
+
 A backup is a snapshot that counts: when it is whole, the oldest of its kind beyond the rotation go.
 One that the image service keeps, because it is protected say, costs the new one nothing: it is
 tried again later, and with each backup.
@@ -14,9 +17,9 @@ from dataclasses import replace
 from common.action_args import BackupArgs, ImageArgs
 from common.store.engine import Connection
 from common.store.neighbours import cleanups
-from conductor import images
-from conductor.images import ImageData
-from conductor.saga import Engine, Run, Step, Workflow
+from conductor import images, volumes
+from conductor.images import ImageData, ImageRun
+from conductor.saga import Engine, Lane, Run, Step, Workflow
 
 BackupRun = Run[BackupArgs, ImageData]
 
@@ -38,8 +41,50 @@ def _rotated(tx: Connection, engine: Engine, runs: Sequence[BackupRun]) -> None:
         cleanups.forget(tx, cleanups.BACKUPS, run.server.id, run.args.backup_type)
 
 
+def _has_snapshots(run: ImageRun) -> bool:
+    """Is the image one of snapshots?"""
+    return bool(run.args.snapshots)
+
+
+def _has_disk(run: ImageRun) -> bool:
+    return not run.args.snapshots
+
+
+def _delete_snapshots(engine: Engine, run: ImageRun) -> None:
+    volumes.delete_snapshots(engine, run, run.args.snapshots)
+
+
+def _leave_empty(engine: Engine, run: ImageRun) -> None:
+    images.service(engine).leave_empty(run.args.image_id)
+
+
+def _whole(tx: Connection, engine: Engine, runs: Sequence[ImageRun]) -> None:
+    for run in runs:
+        run.set(progress=100)
+
+
 SNAPSHOT = Workflow(
-    "snapshot", args=ImageArgs, data=ImageData, steps=(images.RECORD, images.UPLOAD)
+    "snapshot",
+    args=ImageArgs,
+    data=ImageData,
+    steps=(
+        Step(
+            "delete_snapshots",
+            "only on the way back: without an image nobody looks for them",
+            undo_call=_delete_snapshots,
+            lane=Lane.VOLUME,
+            condition=_has_snapshots,
+        ),
+        images.RECORD,
+        replace(images.UPLOAD, condition=_has_disk),
+        Step(
+            "leave_empty",
+            "the image of snapshots is what its properties say",
+            call=_leave_empty,
+            apply=_whole,
+            condition=_has_snapshots,
+        ),
+    ),
 )
 
 BACKUP = Workflow(

@@ -393,7 +393,6 @@ def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> N
     ("action", "body", "text"),
     [
         ("rescue", None, "cannot be rescued: Cannot rescue a volume-backed instance"),
-        ("createImage", {"name": "i"}, "boots from a volume, of which this cloud makes no image"),
         (
             "createBackup",
             {"name": "i", "backup_type": "daily", "rotation": 1},
@@ -414,6 +413,27 @@ def test_what_needs_a_disk_of_the_host_is_refused(
     cloud.change(schema.servers, schema.servers.c.id == row.server_id, image_id=IMAGE)
     answer = cloud.call("POST", f"/servers/{row.server_id}/action", {action: body})
     assert answer.status_code in (200, 202), answer.text
+
+
+def test_a_server_that_boots_from_a_volume_is_rescued(cloud: Cloud, volumes: Volumes) -> None:
+    [row] = made(cloud, BOOT)
+    done(cloud, row.server_id)
+
+    def rescue(mv: str, **body: str) -> Any:
+        path = f"/servers/{row.server_id}/action"
+        return cloud.call("POST", path, {"rescue": body or None}, mv=mv)
+
+    assert "Cannot rescue a volume-backed" in rescue("2.86", rescue_image_ref=IMAGE).text
+    assert "give a rescue_image_ref" in rescue("2.87").text
+    found = cloud.images.images[IMAGE]
+    said = {"block_device_mapping": "[]"}
+    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=said))
+    answer = rescue("2.87", rescue_image_ref=IMAGE)
+    assert answer.status_code == 400 and "is not supported" in answer.text
+    cloud.images.images[IMAGE] = found
+    assert rescue("2.87", rescue_image_ref=IMAGE).status_code == 200
+    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rescue"]
+    assert action.args["image"]["id"] == IMAGE
 
 
 def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> None:

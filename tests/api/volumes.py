@@ -20,7 +20,8 @@ SNAPSHOT, TYPE = "e8debdc0-447a-4376-a10a-4cd9122d7986", "70a599e0-31e7-49b7-b26
 
 
 class Volumes:
-    """A test changes what is ``held``, and how many volumes the quota lets be made: ``allowed``."""
+    """A test changes what is ``held``, how many volumes the quota lets be made: ``allowed``, and
+    what a new snapshot ``becomes``."""
 
     def __init__(self) -> None:
         self.there, self.allowed = True, 100
@@ -30,6 +31,7 @@ class Volumes:
         }
         self.held[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
         self.snapshots = {SNAPSHOT: VolumeSnapshot(SNAPSHOT, "available", 3, VOLUME)}
+        self.allowed_snapshots, self.becomes = 100, "available"
         self.made: list[dict[str, Any]] = []
         self.deleted: list[str] = []
 
@@ -45,6 +47,18 @@ class Volumes:
         if snapshot_id not in self.snapshots:
             raise errors.NotFound(f"Snapshot {snapshot_id} could not be found.")
         return self.snapshots[snapshot_id]
+
+    def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
+        if len(self.snapshots) > self.allowed_snapshots:
+            raise errors.TooLarge("The block storage service says: SnapshotLimitExceeded")
+        made = VolumeSnapshot(
+            ids.new(), "creating", self.volume("", volume_id).size_gb, volume_id, token
+        )
+        self.snapshots[made.id] = replace(made, status=self.becomes)
+        return made
+
+    def delete_snapshot(self, token: str, snapshot_id: str) -> None:
+        self.snapshots.pop(snapshot_id, None)
 
     def types(self, token: str) -> list[VolumeType]:
         return [VolumeType(TYPE, "fast")]

@@ -93,6 +93,23 @@ def test_a_snapshot_from_its_record_to_its_end(client: ImageClient, token: str) 
         client.upload(made["id"], token, [b"x"])
 
 
+def test_an_image_that_is_what_its_properties_say(client: ImageClient, token: str) -> None:
+    made = record(block_device_mapping="[]", bdm_v2="True")
+    client.create(made, token)
+    for _ in range(2):
+        client.leave_empty(made["id"], token)
+    found = client.show(made["id"], token)
+    assert (found.status, found.ref.size) == ("active", 0)
+    assert found.ref.properties["block_device_mapping"] == "[]"
+    full = record()
+    client.create(full, token)
+    client.upload(full["id"], token, [b"x"])
+    with pytest.raises(errors.Conflict):
+        client.leave_empty(full["id"], token)
+    for one in (made, full):
+        client.delete(one["id"], token)
+
+
 def test_backups_are_found_newest_first(client: ImageClient, token: str) -> None:
     server = str(uuid.uuid4())
     ids = []

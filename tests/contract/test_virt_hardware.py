@@ -399,6 +399,21 @@ def test_an_image_that_demands_stillness_is_not_copied_from_a_guest_without_agen
     assert rig.driver.snapshot(spec.server, 4, list, QUIET) > 0
 
 
+def test_a_guest_is_held_still_for_others(rig: Rig) -> None:
+    spec = rig.boot()
+    if rig.real:
+        with pytest.raises(VerbFailed, match="qemu-guest-agent"):
+            rig.driver.quiesce(spec.server, 30)
+    else:
+        rig.driver.quiesce(spec.server, 30)
+        rig.driver.unquiesce(spec.server)
+    rig.driver.unquiesce(spec.server)
+    assert not [path for path in rig.files(spec.server) if path.name == "still"]
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    with pytest.raises(VerbFailed):
+        rig.driver.quiesce(spec.server, 30)
+
+
 # --- images ---
 def test_an_image_fetched_ahead_is_not_fetched_for_the_guest(rig: Rig) -> None:
     if rig.kind == "memory":

@@ -97,6 +97,29 @@ def test_a_volume_is_made_and_told_and_deleted(service: Service) -> None:
         service.client.delete(service.token, volume.id)
 
 
+def test_a_snapshot_is_made_and_deleted(service: Service) -> None:
+    volume = service.make()
+    made = service.client.make_snapshot(service.token, volume.id, "of the contract")
+    assert (made.volume_id, made.size_gb) == (volume.id, 1)
+    await_true(
+        lambda: service.client.snapshot(service.token, made.id).status == "available",
+        60,
+        "it is not taken",
+    )
+    for _ in range(2):
+        service.client.delete_snapshot(service.token, made.id)
+    await_true(lambda: _has_no_snapshot(service, made.id), 60, "it is still there")
+    service.client.delete_snapshot(service.token, made.id)
+
+
+def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
+    try:
+        service.client.snapshot(service.token, snapshot_id)
+    except errors.NotFound:
+        return True
+    return False
+
+
 def is_gone(service: Service, volume_id: str) -> bool:
     """The service knows no such volume."""
     try:

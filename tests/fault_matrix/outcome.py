@@ -157,6 +157,8 @@ def empty(bench: Bench) -> None:
                 left[f"{what} at {host.name}"] = str(list(kept))
     left |= {f"port {port}": str(held) for port, held in cloud.networks.held.items()}
     left |= {f"image {image}": "" for image in set(cloud.images.records) - KEPT_IMAGES}
+    if not set(cloud.images.records) & KEPT_IMAGES:
+        left |= {f"snapshot {one}": of for one, of in cloud.volumes.state.snapshots.items()}
     left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
     with cloud.store.engine.connect() as tx:
         for table in (schema.guests, schema.allocations, schema.consumers):

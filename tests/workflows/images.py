@@ -41,6 +41,13 @@ class Images(Neighbour):
         self.records.pop(image_id, None)
         self._answer(None)
 
+    def leave_empty(self, image_id: str) -> None:
+        self._speak("leave_empty", image_id)
+        if image_id not in self.records:
+            raise errors.NotFound(f"Image {image_id} could not be found.")
+        self.records[image_id].update(data=b"", status="active")
+        self._answer(None)
+
     def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
         self._speak("find")
         found = [

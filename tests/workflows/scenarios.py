@@ -259,6 +259,7 @@ SCENARIOS |= {
         "stop",
         "rebuild",
         "rescue",
+        "unrescue",
         "shelve",
         "offload",
         "unshelve",
@@ -275,6 +276,9 @@ SCENARIOS |= {
     for name, changes in (
         ("create", {}),
         ("delete", {}),
+        ("snapshot", {"verbs": ()}),
+        ("rescue", {}),
+        ("unrescue", {}),
         ("resize", {"verbs": ("prepare", "disconnect_volumes", "receive")}),
         (
             "shelve",
@@ -339,6 +343,9 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
             cloud, server, volume
         )
         return
+    if key == "createImage" and volume_service.boots(cloud, server):
+        made = [cloud.volumes.snapshot(volume) for volume in volume_service.of(cloud, server)]
+        args = {**(args or {}), "snapshots": made}
     if key == "detach_interface":
         args = {"port": cloud.show(server).interfaces[0]["port"]}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
@@ -448,6 +455,8 @@ class Trial:
         assert self.cloud.findings() == []
         self._has_its_shares()
         self._has_its_volumes()
+        snapshots = self.cloud.volumes.state.snapshots
+        assert not snapshots or images, "snapshots that no image names"
         if (
             domains and server.host and ends != states.ERROR
         ):  # a scripted failure comes before any effect

@@ -229,6 +229,39 @@ def test_a_volume_that_is_never_made_fails_the_create(cloud: Cloud) -> None:
     assert cloud.volumes.state.held == {}
 
 
+def asked_for_image(cloud: Cloud) -> tuple[str, list[str]]:
+    """A server that boots from a volume, whose image was asked for, and the snapshots."""
+    server, volume = bootable(cloud)
+    cloud.settle()
+    made = [cloud.volumes.snapshot(volume)]
+    args = {"image_id": "11111111-1111-4111-8111-111111111111", "snapshots": made}
+    cloud.ask(server, "createImage", args=args)
+    return server, made
+
+
+def test_an_image_of_snapshots_has_no_bytes(cloud: Cloud) -> None:
+    server, made = asked_for_image(cloud)
+    cloud.settle()
+    [record] = cloud.images.records.values()
+    assert (record["status"], record["data"], record["min_disk"]) == ("active", b"", 0)
+    assert list(cloud.volumes.state.snapshots) == made
+    assert cloud.show(server).vm_state == states.ACTIVE
+
+
+@pytest.mark.parametrize("method", ["create", "leave_empty"])
+def test_snapshots_go_with_an_image_that_is_refused(cloud: Cloud, method: str) -> None:
+    image = "11111111-1111-4111-8111-111111111111"
+    cloud.images.refusing[method, image] = errors.Forbidden("No.")
+    server, made = asked_for_image(cloud)
+    cloud.volumes.refusing["delete_snapshot", made[0]] = errors.BadRequest("It is being made.")
+    cloud.settle()
+    assert cloud.images.records == {} and last(cloud, server)[:2] == ("createImage", "failed")
+    assert cloud.pending() == [(cleanups.SNAPSHOT, made[0])]
+    cloud.volumes.well()
+    cloud.clean_up()
+    assert cloud.volumes.state.snapshots == {} and cloud.pending() == []
+
+
 def test_delete_ends_the_wait(cloud: Cloud) -> None:
     server, volume = bootable(cloud, looks=6)
     for _ in range(2):
@@ -421,7 +454,9 @@ def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int) -> 
     cloud.settle()
     cloud.volumes.finish()
     cloud.clean_up()
-    trial.is_right(states.DELETED, 0)
+    before = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[1]
+    keeps = before.name == "createImage" and before.state == "done"
+    trial.is_right(states.DELETED, 0, trial.scenario.images if keeps else 0)
     assert cloud.volumes.state.held == {}
 
 

@@ -39,6 +39,7 @@ class VolumeRecords:
     volumes: dict[str, Volume] = field(default_factory=dict)
     held: dict[str, HeldVolume] = field(default_factory=dict)
     creating: dict[str, int] = field(default_factory=dict)
+    snapshots: dict[str, str] = field(default_factory=dict)  #: id -> of which volume
 
 
 def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
@@ -76,6 +77,11 @@ def of(cloud: Cloud, server: str) -> dict[str, str]:
     """The status of each volume of a server."""
     rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
     return {str(row.volume_id): row.status for row in rows}
+
+
+def boots(cloud: Cloud, server: str) -> bool:
+    """Does a server boot from a volume?"""
+    return cloud.store.read(lambda tx: volumes.root_of(tx, server)) is not None
 
 
 def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
@@ -119,6 +125,11 @@ class Volumes(Neighbour):
         self.state.creating[volume_id] = looks
         return volume_id
 
+    def snapshot(self, volume_id: str) -> str:
+        """A snapshot of a volume, made by its user."""
+        self.state.snapshots[made := ids.new()] = volume_id
+        return made
+
     def wanted(self, volume_id: str, **more: Any) -> WantedVolume:
         """What the API freezes of a volume that a server is to get."""
         found = self.state.volumes[volume_id]
@@ -150,6 +161,11 @@ class Volumes(Neighbour):
                 raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
             del self.state.volumes[volume_id]
             self.deleted.append(volume_id)
+        self._answer(None)
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        self._speak("delete_snapshot", snapshot_id)
+        self.state.snapshots.pop(snapshot_id, None)
         self._answer(None)
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:

@@ -22,8 +22,9 @@ from common.store.schema import cleanups, servers
 
 #: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that
 #: is bound to a host besides its own, an image, a server whose old backups are meant, a share that
-#: a host's address may mount, an attachment of the volume that is the place.
-PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT = (
+#: a host's address may mount, an attachment of the volume that is the place, a snapshot
+#: of a volume.
+PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "port",
     "ports",
     "binding",
@@ -31,6 +32,7 @@ PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT = (
     "backups",
     "share",
     "attachment",
+    "snapshot",
 )
 OF_PORTS = (PORT, PORTS, BINDING)
 FIRST = 10 * SECOND  #: until the second try; doubled each time

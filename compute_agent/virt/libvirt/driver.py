@@ -75,6 +75,7 @@ from compute_agent.virt.libvirt.incoming.records import Incoming
 from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.secrets import LibvirtSecrets
 from compute_agent.virt.libvirt.shares import GuestShares
+from compute_agent.virt.libvirt.still_guests import StillGuests
 from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.mounts import Mounts, host_mounts
 
@@ -142,6 +143,7 @@ class LibvirtDriver:
         self._connectors = replace(
             connectors or Connectors(), secrets=LibvirtSecrets(self._libvirt)
         )
+        self._still = StillGuests(self._libvirt, instances)
         self._guests = LibvirtGuests(
             self._libvirt,
             self._images,
@@ -367,6 +369,14 @@ class LibvirtDriver:
         finally:
             target.unlink(missing_ok=True)
 
+    def quiesce(self, server: str, seconds: float) -> None:
+        self._guests.folder(server)
+        self._still.hold(server, seconds)
+
+    def unquiesce(self, server: str) -> None:
+        self._guests.folder(server)
+        self._still.let_go(server)
+
     def inject_nmi(self, server: str) -> None:
         self._found_active(server)
         self._libvirt.on(server, "interrupt the guest", lambda domain: domain.injectNMI(0))
@@ -521,6 +531,7 @@ class LibvirtDriver:
 
     def close(self) -> None:
         self._incoming.close()
+        self._still.close()
         self._libvirt.close()
 
     def _withdraw(self, server: str) -> None:

@@ -56,20 +56,28 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
 def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
     """The guest's file systems are written out and still meanwhile; False when its agent cannot do
     that."""
-    able = power.find(libvirt, server).power_state == RUNNING and is_there(libvirt, server)
-    if able:
-        _limit(libvirt, server)
+    still = freeze(libvirt, server)
+    try:
+        yield still
+    finally:
+        if still:
+            thaw(libvirt, server)
+
+
+def freeze(libvirt: Connection, server: str) -> bool:
+    """Write the guest's file systems out and hold them still until ``thaw``; False when its agent
+    cannot do that."""
+    if power.find(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
+        return False
+    _limit(libvirt, server)
     # A guest that was frozen by a process of ours that died stays frozen until it is told; one that
     # does not even answer this is not asked for more.
-    if not able or not thaw(libvirt, server):
-        yield False
-        return
-    try:
-        yield _try(
-            libvirt, server, "freeze the guest's file systems", lambda domain: domain.fsFreeze()
-        )
-    finally:
-        thaw(libvirt, server)
+    if not thaw(libvirt, server):
+        return False
+    if _try(libvirt, server, "freeze the guest's file systems", lambda domain: domain.fsFreeze()):
+        return True
+    thaw(libvirt, server)  # it may be frozen all the same
+    return False
 
 
 def thaw(libvirt: Connection, server: str) -> bool:

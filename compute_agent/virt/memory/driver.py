@@ -195,6 +195,14 @@ class MemoryDriver:
         with self.host.call("snapshot", server, context):
             return snapshots.snapshot(self.host, server, write_image, context)
 
+    def quiesce(self, server: str, seconds: float) -> None:
+        with self.host.call("quiesce", server):
+            guest_agent.quiesce(self.host, server, seconds)
+
+    def unquiesce(self, server: str) -> None:
+        with self.host.call("unquiesce", server), self.host.lock:
+            self.host.guest(server).still_until = 0.0
+
     def inject_nmi(self, server: str) -> None:
         with self.host.call("inject_nmi", server):
             guests.inject_nmi(self.host, server)

@@ -108,6 +108,8 @@ class MemoryGuest:
     connected: list[str] = field(default_factory=list)
     #: It lets go of no volume while it runs.
     holds_volumes: bool = False
+    #: Until when its file systems are held still, on the monotonic clock.
+    still_until: float = 0.0
     #: What is remembered of its server, but for its ports, which ``interfaces`` have.
     facts: HostedServer = field(default_factory=HostedServer)
 
@@ -178,6 +180,11 @@ class MemoryGuest:
     def ephemeral(self) -> dict[str, JsonObject]:
         """The disks beside its own one that keep what was written while it is off."""
         return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
+
+    @property
+    def is_still(self) -> bool:
+        """Are its file systems held still?"""
+        return self.power_state == RUNNING and time.monotonic() < self.still_until
 
     @property
     def can_be_still(self) -> bool:

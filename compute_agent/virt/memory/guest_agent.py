@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent inside a guest in memory: it sets passwords."""
+"""The agent inside a guest in memory: it sets passwords, and holds file systems still."""
 
 from __future__ import annotations
 
+import time
+
 from compute_agent.virt.driver import RUNNING, VerbFailed
+from compute_agent.virt.memory.guest import MemoryGuest
 from compute_agent.virt.memory.host import MemoryHost
 
 
 def set_password(host: MemoryHost, server: str, user: str, password: str) -> None:
     with host.lock:
-        guest = host.active_guest(server)
-        if not guest.has_agent or guest.power_state != RUNNING:
-            raise VerbFailed(
-                "The guest has no agent that answers; install and start qemu-guest-agent in it."
-            )
+        guest = _answering(host, server)
         guest.set_password(user, password)
         host.write(server, guest)
+
+
+def quiesce(host: MemoryHost, server: str, seconds: float) -> None:
+    with host.lock:
+        _answering(host, server).still_until = time.monotonic() + seconds
+
+
+def _answering(host: MemoryHost, server: str) -> MemoryGuest:
+    guest = host.active_guest(server)
+    if not guest.has_agent or guest.power_state != RUNNING:
+        raise VerbFailed(
+            "The guest has no agent that answers; install and start qemu-guest-agent in it."
+        )
+    return guest

@@ -8,13 +8,18 @@ Pure; raises BadRequest as the API has it, or by the field's name. Which are dis
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from common import device_names, errors, local_disks
 from common.json_types import JsonMapping, JsonObject
 from compute_api.edge.validation import is_true
 
+#: The properties of an image that are true of its own snapshots only; the first has mappings.
+IMAGE_MAPPINGS = "block_device_mapping"
+OF_IMAGE = frozenset((IMAGE_MAPPINGS, "bdm_v2", "root_device_name"))
 FIELD, OLD_FIELD = "block_device_mapping_v2", "block_device_mapping"
 VOLUME, LOCAL, IMAGE, SNAPSHOT, BLANK = "volume", "local", "image", "snapshot", "blank"
 INVALID = "Block Device Mapping is Invalid"
@@ -93,6 +98,36 @@ def _from_old(one: JsonMapping) -> JsonObject:
                 "uuid": one[f"{source}_id"],
             }
     raise errors.BadRequest(f"{INVALID}: Unrecognized legacy format.")
+
+
+def of_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
+    """The mappings that an image names in place of bytes, as of the second version."""
+    text = properties.get(IMAGE_MAPPINGS)
+    if not text:
+        return []
+    try:
+        found = [
+            {name: value for name, value in dict(one).items() if value is not None}
+            for one in orjson.loads(text)
+        ]
+    except (ValueError, TypeError) as problem:
+        raise errors.BadRequest(
+            f"Image {image_id}: its property {IMAGE_MAPPINGS} is no list of mappings; use another image."
+        ) from problem
+    return found if is_true(properties.get("bdm_v2", "")) else _of_old(found, False)
+
+
+def merged(of_image: Sequence[JsonObject], asked: Sequence[JsonObject]) -> list[JsonObject]:
+    """What a request asks for takes the place of the image's of the same device name. An image that
+    names what to boot from is no disk itself."""
+    if any(boot_index(one) == 0 for one in of_image):
+        asked = [one for one in asked if (one.get("source_type"), boot_index(one)) != (IMAGE, 0)]
+    taken = {_name(one) for one in asked} - {None}
+    return [*(one for one in of_image if _name(one) not in taken), *asked]
+
+
+def _name(one: JsonMapping) -> str | None:
+    return device_names.canonical(one["device_name"]) if one.get("device_name") else None
 
 
 def split(mappings: Sequence[JsonObject]) -> tuple[list[JsonObject], list[VolumeMapping]]:

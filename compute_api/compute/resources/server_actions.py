@@ -17,7 +17,7 @@ from common.store.servers import immediate_actions
 from compute_api.compute import action_waits, microversions, passwords
 from compute_api.compute.request import Request
 from compute_api.compute.resources.server_action_table import PREPARERS, QUERIES
-from compute_api.compute.resources.server_preparers import nothing
+from compute_api.compute.resources.server_preparers import PreparedAction, nothing
 from compute_api.compute.schemas import server_actions as schemas
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
@@ -51,19 +51,32 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
             args=prepared.args,
         )
         return ApiResponse(None, row.success)
-    action_id = request.begin(
-        prepared.begin,
-        rows,
-        server.id,
-        args=prepared.args,
-        changes=prepared.changes,
-        secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
-    )
+    action_id = _begin(request, rows, server, prepared)
     request.services.wakeup.wake()
     step = prepared.answer_after or row.answer_after
     if step is not None:
         _wait(request, action_id, step, prepared.failure)
     return prepared.answer() if prepared.answer is not None else ApiResponse(None, row.success)
+
+
+def _begin(
+    request: Request, rows: list[states.Action], server: ServerRecord, prepared: PreparedAction
+) -> str:
+    try:
+        return request.begin(
+            prepared.begin,
+            rows,
+            server.id,
+            args=prepared.args,
+            changes=prepared.changes,
+            secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
+        )
+    except errors.Unavailable:
+        raise  # whether it has begun is not known: nothing is taken back
+    except errors.Problem:
+        if prepared.give_up is not None:
+            prepared.give_up()
+        raise
 
 
 def _rows(key: str, request: Request) -> list[states.Action]:

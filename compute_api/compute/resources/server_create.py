@@ -195,7 +195,7 @@ def _password(body: JsonObject, key: str | None) -> Password:
 def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     """Everything that can be wrong with a create is found here."""
     min_count, max_count = parts.counts(body)
-    local, asked = block_devices.split(block_devices.read(body))
+    local, asked = block_devices.split(_mappings(request, body))
     image_id = server_disks.boot_image(body, local, asked)
     files = parts.personality(body, request.limits)
     parts.check_metadata(body.get("metadata", {}), request.limits)
@@ -208,7 +208,7 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     where = _destination(request, body)
     flavor, key, group, where = _named(request, body, hints, where)
     found = server_volumes.wanted(request, asked, max_count, bool(image_id))
-    image = found.image or request.services.images.show(image_id, request.context.token)
+    image = found.image or _image(request, image_id)
     where = replace(where, zone=server_volumes.zone_of(request, found, where.zone))
     if found.root is not None:
         server_volumes.check_image(image, flavor, found.root)
@@ -251,6 +251,26 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         files,
         volumes,
     )
+
+
+def _mappings(request: Request, body: JsonObject) -> list[JsonObject]:
+    """What the request asks for, and what its image names."""
+    asked, image_id = block_devices.read(body), str(body.get("imageRef") or "")
+    if not image_id:
+        return asked
+    image = request.services.images.show(image_id, request.context.token)
+    return block_devices.merged(block_devices.of_image(image_id, image.ref.properties), asked)
+
+
+def _image(request: Request, image_id: str) -> Image:
+    """The image, without what it names in place of bytes."""
+    found = request.services.images.show(image_id, request.context.token)
+    kept = {
+        name: value
+        for name, value in found.ref.properties.items()
+        if name not in block_devices.OF_IMAGE
+    }
+    return replace(found, ref=replace(found.ref, properties=kept))
 
 
 def _columns(

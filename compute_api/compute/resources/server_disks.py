@@ -49,7 +49,7 @@ def boot_image(
     ]
     if body.get(FIELD):
         block_devices.check_boot_order(indexes)
-    elif image_id and not images:  # which nothing of the first version says
+    elif image_id and not images and 0 not in indexes:  # which nothing of the first version says
         block_devices.check_boot_order([0, *indexes])
     if not image_id and 0 not in indexes:
         raise errors.BadRequest("Invalid imageRef provided.")

@@ -22,7 +22,7 @@ from common.store.servers.servers import loads
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import destinations
+from compute_api.compute.resources import block_devices, destinations, volume_snapshots
 from compute_api.compute.resources import server_parts as parts
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
@@ -42,6 +42,9 @@ class PreparedAction:
     begin: Begin = actions.begin  #: begins it in the store, called as ``actions.begin``
     answer_after: str | None = None  #: the step that the answer waits for, beside the row's
     failure: type[errors.Problem] = errors.Conflict  #: the error that the failure of that step is
+    give_up: Callable[[], None] | None = (
+        None  #: takes back what was made elsewhere, when it cannot begin
+    )
     files: list[dict[str, str]] = field(
         default_factory=list, repr=False
     )  #: kept encrypted as the password
@@ -103,6 +106,9 @@ def change_password(request: Request, server: ServerRecord, given: JsonObject) -
     return PreparedAction(password=given["adminPass"])
 
 
+_RESCUES_VOLUMES = Range("2.87")
+
+
 def refuse_volume_backed(request: Request, server: ServerRecord, text: str) -> None:
     """Raises BadRequest with this text: the server boots from a volume."""
     if server.volumes and request.read(volumes.root_of, server.id) is not None:
@@ -110,23 +116,33 @@ def refuse_volume_backed(request: Request, server: ServerRecord, text: str) -> N
 
 
 def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """The image to boot from, which the caller must be allowed to see; none: the server's own."""
+    """The image to boot from, which the caller must be allowed to see; none: the server's own,
+    which one that boots from a volume has not."""
     given = given or {}
-    refuse_volume_backed(
-        request,
-        server,
-        f"Instance {server.id} cannot be rescued: Cannot rescue a volume-backed instance",
-    )
     password, image_id, image = (
         given.get("adminPass") or passwords.generate(),
         given.get("rescue_image_ref"),
         None,
     )
+    refused = f"Instance {server.id} cannot be rescued:"
+    if request.version not in _RESCUES_VOLUMES:
+        refuse_volume_backed(request, server, f"{refused} Cannot rescue a volume-backed instance")
     if image_id:
         found = request.services.images.show(image_id, request.context.token)
         if found.status != "active":
             raise errors.BadRequest(f"Image {image_id} is not active.")
+        if found.ref.properties.get(block_devices.IMAGE_MAPPINGS):
+            raise errors.BadRequest(
+                f"Requested rescue image '{image_id}' is not supported: it has no bytes, but names "
+                "snapshots of volumes; use another one."
+            )
         image = to_wire(found.ref)
+    else:
+        refuse_volume_backed(
+            request,
+            server,
+            f"{refused} it boots from a volume and has no image; give a rescue_image_ref.",
+        )
     return PreparedAction(
         {"image": image}, password, answer=lambda: ApiResponse({"adminPass": password}, 200)
     )
@@ -181,18 +197,16 @@ def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResp
 
 def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image, and what is said of it."""
-    refuse_volume_backed(
-        request,
-        server,
-        f"Instance {server.id} boots from a volume, of which this cloud makes no image; make a snapshot "
-        "or an image of the volume at the block storage service.",
-    )
-    image_id = ids.new()
+    image_id, name = ids.new(), given["name"].strip()
     properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
-    return PreparedAction(
-        {"image_id": image_id, "name": given["name"].strip(), "properties": properties},
-        answer=lambda: _image_answer(request, image_id),
-    )
+    args: JsonObject = {"image_id": image_id, "name": name, "properties": properties}
+    give_up = None
+    if server.volumes and request.read(volumes.root_of, server.id) is not None:
+        made = volume_snapshots.make(request, server, name)
+        properties |= made.properties
+        args["snapshots"] = made.snapshots
+        give_up = made.give_up
+    return PreparedAction(args, answer=lambda: _image_answer(request, image_id), give_up=give_up)
 
 
 def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
