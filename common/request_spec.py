@@ -7,6 +7,7 @@ Pure. The conductor makes it of a server that is being placed (``conductor.claim
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from common import hardware
@@ -31,6 +32,7 @@ def of(
     image: ImageRef | None = None,
     *,
     hints: JsonMapping | None = None,
+    boots_from_volume: bool = False,
     **more: Unpack[SpecOptions],
 ) -> RequestSpec:
     """The request for one server of this flavor and image.
@@ -38,6 +40,7 @@ def of(
     Args:
         server: its id, or any text for one that is not made.
         image: None for one that boots from no image.
+        boots_from_volume: it has no root disk on its host.
         hints: scheduler hints as the user gave them; the server group is the one that they name.
         more: other fields of ``RequestSpec``.
     Raises:
@@ -49,7 +52,9 @@ def of(
     return RequestSpec(
         server=server,
         project_id=project_id,
-        resources=hardware.resources(flavor, properties),
+        resources=hardware.resources(
+            replace(flavor, root_gb=0) if boots_from_volume else flavor, properties
+        ),
         flavor=flavor,
         image_id=(image.id or None) if image is not None else None,
         image_properties=dict(properties),

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from common import errors, metrics, request_spec
 from common.action_args import ActionArgs
 from common.clock import SECOND
-from common.hardware import hardware
+from common.hardware import ON_VOLUME, hardware
 from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment, ImageRef, RequestSpec
 from common.store.engine import Connection
@@ -89,6 +89,7 @@ def spec(
         flavor or from_wire(Flavor, server.flavor),
         image,
         hints=server.scheduler_hints,
+        boots_from_volume=bool(server.image and server.image.get(ON_VOLUME)),
         availability_zone=zone,
         force_host=host if forced else None,
         requested_host=None if forced else host,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from common import errors, local_disks, states
 from common.action_args import MoveArgs
-from common.hardware import hardware, resources
+from common.hardware import hardware, on_host, resources_of
 from common.json_types import JsonObject
 from common.models import Flavor, GuestSpec, HardwareAssignment, Interface, RequestSpec
 from common.states import BY_WORKFLOW
@@ -26,7 +26,7 @@ from common.wire import from_wire, to_wire
 from conductor import claims, guest, volumes
 from conductor.claims import ClaimedHost, PlacementData
 from conductor.networks import PortData
-from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb
+from conductor.saga import AnyRun, Engine, Lane, Run, Step, StepFailed, Verb
 from conductor.volumes import ArrivingData
 
 RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
@@ -119,7 +119,7 @@ def request_spec(run: MoveRun) -> RequestSpec:
 
 def old_resources(run: MoveRun) -> dict[str, int]:
     """What the server has at the source."""
-    return resources(run.args.old_flavor, _properties(run))
+    return resources_of(run.args.old_flavor, run.server.image)
 
 
 def _properties(run: MoveRun) -> dict[str, str]:
@@ -272,7 +272,7 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
     _switch_host(tx, run, claimed_destination(run), runs, source(run), guests.KEPT)
-    run.set(availability_zone=run.data.zone, **flavor_columns(run.args.new_flavor))
+    run.set(availability_zone=run.data.zone, **flavor_columns(run, run.args.new_flavor))
 
 
 def _switch_host(
@@ -302,7 +302,8 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
     destination may not."""
     _switch_host(tx, run, source(run), runs, claimed_destination(run), guests.ARRIVING)
     run.set(
-        availability_zone=_zone_of(tx, engine, source(run)), **flavor_columns(run.args.old_flavor)
+        availability_zone=_zone_of(tx, engine, source(run)),
+        **flavor_columns(run, run.args.old_flavor),
     )
 
 
@@ -311,7 +312,9 @@ def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bo
     guest."""
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), guests.KEPT)
-    run.set(availability_zone=_zone_of(tx, engine, host), **flavor_columns(run.args.new_flavor))
+    run.set(
+        availability_zone=_zone_of(tx, engine, host), **flavor_columns(run, run.args.new_flavor)
+    )
 
 
 def return_source_resources(tx: Connection, run: MoveRun) -> None:
@@ -320,9 +323,10 @@ def return_source_resources(tx: Connection, run: MoveRun) -> None:
     allocations.hand_back(tx, run.args.migration, run.server.id, source(run))
 
 
-def flavor_columns(flavor: Flavor) -> JsonObject:
-    """The columns of a server of this flavor, but for what the quota counts."""
-    return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": flavor.disk_gb}
+def flavor_columns(run: AnyRun, flavor: Flavor) -> JsonObject:
+    """The columns of the server when it has this flavor, but for what the quota counts."""
+    held = on_host(flavor, run.server.image).disk_gb
+    return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": held}
 
 
 def quota_columns(flavor: Flavor) -> dict[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from common.hardware import options
 from common.hardware.cpus import dedicated, numa_nodes, pages, topology
@@ -30,6 +31,7 @@ from common.hardware.specs import (
     refusal,
     whole,
 )
+from common.json_types import JsonMapping
 from common.models import Flavor
 
 __all__ = [
@@ -61,6 +63,7 @@ _DEVICES = {
 }
 #: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them
 #: out.
+ON_VOLUME = "on_volume"  #: key of a frozen image: a volume takes the root disk's place
 LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
@@ -122,6 +125,17 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
             "a server must take something of its host; leave it at least one resource.",
         )
     return held
+
+
+def on_host(flavor: Flavor, image: JsonMapping | None) -> Flavor:
+    """A server's flavor as far as its host holds it. image: as it is frozen in the server's row; of
+    one that boots from a volume it says so, and the host has no root disk of it."""
+    return replace(flavor, root_gb=0) if image and image.get(ON_VOLUME) else flavor
+
+
+def resources_of(flavor: Flavor, image: JsonMapping | None) -> dict[str, int]:
+    """``resources`` of a server with this frozen image. Raises BadRequest."""
+    return resources(on_host(flavor, image), (image or {}).get("properties", {}))
 
 
 def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], list[str]]:

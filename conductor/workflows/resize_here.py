@@ -35,7 +35,7 @@ def _switch(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
     for run in runs:
         run.data.old_assignment = None
         run.data.switched = run.data.knows_old_assignment = True
-        run.set(task_state=states.RESIZE_FINISH, **moves.flavor_columns(run.args.new_flavor))
+        run.set(task_state=states.RESIZE_FINISH, **moves.flavor_columns(run, run.args.new_flavor))
         if moves.was_running(run):
             guests.want(tx, [run.server.id], guests.RUNNING, True)
         run.set_migration(status="post-migrating")
@@ -44,7 +44,7 @@ def _switch(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
 def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
     if run.data.switched:
         run.data.switched = False
-        run.set(**moves.flavor_columns(run.args.old_flavor))
+        run.set(**moves.flavor_columns(run, run.args.old_flavor))
 
 
 def _change(engine: Engine, run: MoveRun) -> Verb:
@@ -178,7 +178,7 @@ def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
     allocations.stay(
         tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run)
     )
-    run.set(**moves.flavor_columns(old), **moves.quota_columns(old))
+    run.set(**moves.flavor_columns(run, old), **moves.quota_columns(old))
     if resize.ran_before(run):
         guests.want(tx, [run.server.id], guests.RUNNING, True)
 

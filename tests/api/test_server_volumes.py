@@ -13,6 +13,7 @@ import pytest
 from common import errors, ids
 from common.models import Flavor
 from common.store import schema
+from common.store.tenants import quotas
 from compute_api.compute.resources import server_volumes
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
@@ -434,6 +435,15 @@ def test_a_server_that_boots_from_a_volume_is_rescued(cloud: Cloud, volumes: Vol
     assert rescue("2.87", rescue_image_ref=IMAGE).status_code == 200
     [action] = [one for one in cloud.rows(schema.actions) if one.name == "rescue"]
     assert action.args["image"]["id"] == IMAGE
+
+
+def test_the_root_disk_of_the_flavor_is_not_its_hosts(cloud: Cloud, volumes: Volumes) -> None:
+    cloud.add_flavor(Flavor("large", "m1.large", 1, 512, 40, ephemeral_gb=2))
+    made(cloud, BOOT, flavorRef="large")
+    [server] = cloud.rows(schema.servers)
+    assert (server.disk_gb, server.flavor["root_gb"]) == (2, 40)
+    held = cloud.store.read(lambda tx: quotas.held(tx, server.project_id))
+    assert held == {"": 1, "VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 2}
 
 
 def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config, states
+from common import config, hardware, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
@@ -378,6 +378,10 @@ class Cloud:
             new_servers.rows(wishes, flavor=flavor, group=group, disks=disks, **args)
             for _ in range(count)
         ]
+        if any(one.more.get("boot_index") == 0 for one in volumes):
+            for server, _ in made:
+                server["image"] = {"id": "", hardware.ON_VOLUME: True}
+                server["disk_gb"] = hardware.on_host(flavor, server["image"]).disk_gb
         with self.store.begin() as tx:
             for server, action in made:
                 tx.execute(

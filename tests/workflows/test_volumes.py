@@ -21,7 +21,7 @@ from deploy.testing.plan import Slice
 from tests.schemas import memory_store
 from tests.workflows import volumes as volume_service
 from tests.workflows.neighbours import Answer
-from tests.workflows.scenarios import SCENARIOS, bigger, trial_of
+from tests.workflows.scenarios import KILL, SCENARIOS, ask, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_moves_cost import Meter
 
@@ -218,6 +218,34 @@ def test_a_server_waits_for_the_volume_that_it_boots_from(cloud: Cloud) -> None:
     assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
         cloud, server
     ) == [volume]
+
+
+@pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive", "shelve", "evacuate"])
+def test_the_root_disk_is_nobodys_wherever_it_is(cloud: Cloud, key: str) -> None:
+    """What its host holds for it, after each of its moves; the doctor compares it with its
+    flavor."""
+    server, _ = bootable(cloud)
+    cloud.settle()
+    classes = [{"VCPU", "MEMORY_MB"}]
+    assert held(cloud, server) == classes
+    ask(cloud, server, KILL) if key == "evacuate" else None
+    ask(cloud, server, key)
+    cloud.settle()
+    if key == "shelve":
+        ask(cloud, server, "unshelve")
+    elif key in ("resize", "migrate"):
+        ask(cloud, server, "confirmResize")
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert held(cloud, server) == classes and cloud.show(server).disk_gb == 0
+
+
+def held(cloud: Cloud, server: str) -> list[set[str]]:
+    """The resource classes that are claimed for it."""
+    table = schema.allocations
+    with cloud.store.engine.connect() as tx:
+        found = tx.execute(sa.select(table).where(table.c.consumer_id == server)).all()
+    return [{row.resource_class for row in found}] if found else []
 
 
 def test_a_volume_that_is_never_made_fails_the_create(cloud: Cloud) -> None:

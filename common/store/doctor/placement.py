@@ -150,7 +150,7 @@ def _allocations(
 def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
     """What a resize on the same host keeps for its way back."""
     old, new = (
-        hardware.resources(from_wire(Flavor, flavor), _properties(server))
+        hardware.resources_of(from_wire(Flavor, flavor), server.image)
         for flavor in (move.old_flavor, move.new_flavor)
     )
     return {
@@ -175,7 +175,7 @@ def _exact(
     server: ServerRow, flavor: JsonObject, host: str, amounts: Mapping[str, int]
 ) -> Iterator[Finding]:
     try:
-        wanted = hardware.resources(from_wire(Flavor, flavor), _properties(server))
+        wanted = hardware.resources_of(from_wire(Flavor, flavor), server.image)
     except errors.BadRequest as problem:
         yield Finding(
             "allocation-exact",

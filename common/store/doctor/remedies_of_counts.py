@@ -49,8 +49,7 @@ def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = Non
     flavor = row.flavor
     if move is not None and host in (move.source_host, move.dest_host):
         flavor = move.new_flavor if host == move.dest_host else move.old_flavor
-    wanted, properties = from_wire(Flavor, flavor), (row.image or {}).get("properties", {})
-    amounts = hardware.resources(wanted, properties)
+    amounts = hardware.resources_of(from_wire(Flavor, flavor), row.image)
     allocations.put(
         tx,
         {

@@ -226,7 +226,7 @@ def _count(tx: Connection, one: Adoption, known: ServerRow | None, limits: quota
     user = one.facts.user_id
     if known is not None:
         had = from_wire(Flavor, known.flavor)
-        classes -= Counter(hardware.resources(had, (known.image or {}).get("properties", {})))
+        classes -= Counter(hardware.resources_of(had, known.image))
         more = (max(0, one.flavor.vcpus - had.vcpus), max(0, one.flavor.memory_mb - had.memory_mb))
         size, user = quotas.Size(0, *more, classes), known.user_id
     if not one.is_forced:

@@ -243,8 +243,9 @@ def _classes(flavor: str, image: str | None) -> Counter[str] | None:
     """What a server of this frozen flavor and image holds of its host; None: it cannot be
     understood any more, which must not hinder the project's other servers."""
     try:
-        properties = loads(image or "{}").get("properties", {})
-        return Counter(hardware.resources(from_wire(Flavor, loads(flavor)), properties))
+        return Counter(
+            hardware.resources_of(from_wire(Flavor, loads(flavor)), loads(image or "{}"))
+        )
     except (ValueError, TypeError, LookupError, AttributeError, errors.BadRequest):
         return None
 

@@ -56,6 +56,7 @@ from compute_agent.virt.libvirt.connection import (
     JobStats,
 )
 from compute_agent.virt.libvirt.incoming.question import has_arrived
+from compute_agent.virt.volumes import local_gb
 
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_SECONDS = (
@@ -374,9 +375,7 @@ class _Migration:
     def _enforce_timeout(self) -> None:
         """More time for a larger guest; counted by libvirt, so that an agent that died does not
         prolong it."""
-        size = self._spec.flavor.memory_mb / 1024 + (
-            0 if self._shared else self._spec.flavor.disk_gb
-        )
+        size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else local_gb(self._spec))
         most = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
         if not most or int(self._stats.get("time_elapsed", 0)) <= most * 1000:
             return

@@ -122,7 +122,7 @@ def _room(tx: Connection, request: Request, order: ServerRequest) -> int:
         1,
         order.flavor.vcpus,
         order.flavor.memory_mb,
-        hardware.resources(order.flavor, order.image.ref.properties),
+        hardware.resources_of(order.flavor, order.columns["image"]),
     )
     account = quotas.Account(tx, request.context.project_id, limits)
     return account.room(request.context.user_id, size, order.min_count, order.max_count)
@@ -159,7 +159,7 @@ def _commit(
             digest=digest,
             group=order.group,
             limits=request.services.quota.source(request.context.project_id),
-            classes=hardware.resources(order.flavor, order.image.ref.properties),
+            classes=hardware.resources_of(order.flavor, order.columns["image"]),
         )
     )
 
@@ -282,15 +282,18 @@ def _columns(
 ) -> JsonObject:
     """What stands in each server's row of the body, and of what it is made of."""
     has_disk = volumes is None or volumes.found.root is None
+    frozen = to_wire(image.ref if has_disk else replace(image.ref, id=""))
+    if not has_disk:
+        frozen[hardware.ON_VOLUME] = True
     return {
         "description": body.get("description"),
         "image_id": image.ref.id if has_disk else None,
-        "image": to_wire(image.ref if has_disk else replace(image.ref, id="")),
+        "image": frozen,
         "flavor": to_wire(flavor),
         "flavor_id": flavor.id,
         "vcpus": flavor.vcpus,
         "memory_mb": flavor.memory_mb,
-        "disk_gb": flavor.disk_gb,
+        "disk_gb": hardware.on_host(flavor, frozen).disk_gb,
         "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
         "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))),

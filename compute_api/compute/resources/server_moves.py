@@ -145,9 +145,9 @@ def _grown(
         "vcpus": max(server.vcpus, flavor.vcpus),
         "memory_mb": max(server.memory_mb, flavor.memory_mb),
     }
-    properties = loads(server.image or "{}").get("properties", {})
-    more = Counter(hardware.resources(flavor, properties))
-    more.subtract(hardware.resources(from_wire(models.Flavor, loads(server.flavor)), properties))
+    image = loads(server.image or "{}")
+    more = Counter(hardware.resources_of(flavor, image))
+    more.subtract(hardware.resources_of(from_wire(models.Flavor, loads(server.flavor)), image))
     quotas.Account(tx, server.project_id, limits).room(
         server.user_id,
         quotas.Size(0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more),
