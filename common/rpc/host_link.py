@@ -333,7 +333,7 @@ class ControlSide(_Side):
         self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
         self._joins: dict[str, Method] = {}
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="told")
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
 
     def serve(
