@@ -140,4 +140,6 @@ REMEDIES: dict[str, Remedy] = {
     cleanups.SHARE: _share,
     cleanups.ATTACHMENT: _attachment,
     cleanups.SNAPSHOT: _snapshot,
+    cleanups.LATE_PORTS: _ports,
+    cleanups.LATE_ATTACHMENTS: _attachment,
 }

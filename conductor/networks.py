@@ -21,9 +21,10 @@ from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import Interface
 from common.store.engine import Connection
-from common.store.neighbours.cleanups import BINDING, PORT, PORTS
+from common.store.neighbours.cleanups import BINDING, LATE_PORTS, PORT, PORTS
 from common.store.rows import ServerRow
 from common.wire import from_wire, to_wire
+from conductor import late_calls
 from conductor.external_services import NetworkApi
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
 
@@ -96,6 +97,7 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
             found[number] = networks.update(port["id"], _binding(networks, run, run.host))
     missing = [number for number in range(len(requests)) if number not in found]
     if missing:
+        late_calls.look_for(run, LATE_PORTS)
         made = networks.create([_new(networks, run, requests[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
     run.data.plugged = _described(

@@ -32,9 +32,8 @@ from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi, VolumeApi
 from conductor.heartbeats import Heartbeats
 
-MAX_CLEANING_TRIES = (
-    8  #: tries, in about twenty seconds, after which a silent service holds no cleaning up
-)
+#: Tries, in about twenty seconds, after which a silent service holds no cleaning up.
+MAX_CLEANING_TRIES = 8
 T = TypeVar("T")
 
 
@@ -319,7 +318,7 @@ class Run(Generic[Args, Data]):
     @property
     def is_repeated(self) -> bool:
         """May this step have been tried before? Its effect outside may be there already."""
-        return self.action.owner is not None or self.action.sends > 0
+        return self.action.owner is not None or self.action.sends > 0 or self.action.attempt > 1
 
     @property
     def is_undoing(self) -> bool:
@@ -331,8 +330,9 @@ class Run(Generic[Args, Data]):
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
     def continue_at(self, step: str | None, **head: object) -> None:
-        """A conductor should go on at this step, at once."""
-        self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, **head)
+        """A conductor should go on at this step, at once, which was not tried yet."""
+        head = {"state": "due", "due_at": now(), "step": step, "sends": 0, **head}
+        self.head.update(owner=None, lease_until=None, **head)
 
     def go_to(self, step: str) -> None:
         """Leave the step as it is; this one comes first."""

@@ -25,7 +25,7 @@ from common.json_types import JsonObject
 from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
-from common.store.neighbours.cleanups import ATTACHMENT, SNAPSHOT
+from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS, SNAPSHOT
 from common.store.rows import BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices, guests
 from common.store.servers.volumes import (
@@ -35,6 +35,7 @@ from common.store.servers.volumes import (
     RESERVED,
 )
 from common.wire import to_wire
+from conductor import late_calls
 from conductor.external_services import VolumeApi
 from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
 
@@ -157,8 +158,13 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
     """Nobody else can have the volume from here on."""
     found = _found(engine, run, row) if run.is_repeated else []
+    _look_for_late_calls(run, row)
     made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
     run.set_volume(row, attachment_id=made.id)
+
+
+def _look_for_late_calls(run: AnyRun, row: BlockDeviceRow) -> None:
+    late_calls.look_for(run, LATE_ATTACHMENTS, str(row.volume_id))
 
 
 def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]:
@@ -170,6 +176,7 @@ def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]
 def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
     """Let the host of this connector have the volume that is reserved. A reservation that somebody
     has removed is made anew."""
+    _look_for_late_calls(run, row)
     try:
         made = _connected(engine, row, str(row.attachment_id), connector)
     except errors.NotFound:
@@ -214,6 +221,7 @@ def _renew(
     the volume is left; for the host of the connector, or for none. The service has no second one
     beside one that is not complete: that one ends first."""
     found = _found(engine, run, row)
+    _look_for_late_calls(run, row)
     if connector is None and [(one.id, bool(one.connection)) for one in found] == [
         (row.attachment_id, False)
     ]:
@@ -383,6 +391,7 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     """Let this host have the volumes too: the server moves there while it runs."""
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
+        _look_for_late_calls(run, row)
         for one in _found(engine, run, row) if run.is_repeated else ():
             if one.id != row.attachment_id:  # of an earlier try; nobody was told of it
                 service(engine).detach(one.id)

@@ -4,22 +4,23 @@ whoever calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from common import errors
 from common.store.servers import actions
 from conductor.saga import Lane
 from conductor.workflows import WORKFLOWS
+from tests.answers import Answer
 from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import Answer, Neighbour
+from tests.workflows.neighbours import Neighbour
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
-#: Calls that change something at a service.
-CHANGES = ("create", "update", "delete", "bind_also", "activate", "unbind_at", "allow", "deny")
+#: Calls that change nothing at a service.
+READS = {"show", "find", "ports", "port", "names_guests", "described", "volume", "attachments"}
+#: Steps that only look, as they are reached here: there a look is given up.
+ONLY_LOOK = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
 
 
 def service_of(bench: Bench, cell: Cell) -> Neighbour:
@@ -81,6 +82,11 @@ def did_it(bench: Bench, cell: Cell, turn: int) -> Verdict:
     return Verdict.LATE
 
 
+def half(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.HALF))
+    return Verdict.LATE
+
+
 def script(bench: Bench, cell: Cell, answer: Answer) -> None:
     """The next request is answered so."""
     service = service_of(bench, cell)
@@ -97,42 +103,16 @@ def answers_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 def does_it_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The first request that changes something is given up, and carried out some seconds later."""
-    once(bench, part(cell, "call", "begins"), lambda point: _put_off(bench, cell))
+
+    def put_off(point: Point) -> None:
+        service = service_of(bench, cell)
+        looks = cell.step in ONLY_LOOK
+        service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
+        bench.later(LATE_SECONDS, service.catches_up)
+        bench.proofs.append(lambda: service.next_of is None and not service.given_up)
+
+    once(bench, part(cell, "call", "begins"), put_off)
     return Verdict.LATE
-
-
-def _put_off(bench: Bench, cell: Cell) -> None:
-    service: Any = service_of(bench, cell)
-    put_off: list[str] = []
-    names = [name for name in CHANGES if hasattr(service, name)]
-
-    def later(name: str) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
-            for one in names:
-                delattr(service, one)
-            put_off.append(name)
-            bench.later(LATE_SECONDS, lambda: _carry_out(getattr(service, name), arguments))
-            raise errors.NoAnswer(f"the {service.name} is slow")
-
-        return call
-
-    def over(point: Point) -> None:
-        if part(cell, "call", "ends")(point):
-            bench.watchers.remove(over)
-            for one in names if not put_off else ():
-                delattr(service, one)
-
-    for name in names:
-        setattr(service, name, later(name))
-    bench.watchers.append(over)
-
-
-def _carry_out(call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    """Nobody hears what comes of it."""
-    try:
-        call(*arguments)
-    except errors.Problem:
-        return
 
 
 def away(bench: Bench, cell: Cell, turn: int) -> Verdict:
@@ -178,6 +158,7 @@ FAULTS: dict[str, Fault] = {
     "service-refuses": refuses,
     "service-silent": silent,
     "service-did-it-unanswered": did_it,
+    "service-answers-half": half,
     "service-answers-late": answers_late,
     "service-does-it-late": does_it_late,
     "service-away": away,

@@ -9,6 +9,7 @@ from common.models import UNDO
 from compute_agent.virt.memory.script import Fail
 from conductor.saga import AnyStep
 from conductor.workflows import WORKFLOWS
+from tests.answers import Answer
 from tests.fault_matrix import at_services
 from tests.fault_matrix.aim import CONDUCTOR, Fault, commits, dies, journals, once, part
 from tests.fault_matrix.at_database import GONE, dies_next, error
@@ -17,7 +18,6 @@ from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import CIRCUMSTANCES
-from tests.workflows.neighbours import Answer
 
 #: Steps whose undo is a part of an action that a certain step fails.
 FAILING = {("live_migrate", "return"): "arrive", ("evacuate", "revive"): "build"}

@@ -98,6 +98,7 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "service-refuses",
         "service-silent",
         "service-did-it-unanswered",
+        "service-answers-half",
         "service-answers-late",
         "service-does-it-late",
         "service-away",

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 #: Part of an id -> why there is no such cell. At most one in a hundred.
 WAIVED: dict[str, str] = {}
-_LATE_PORT = (
-    "a port that the network service makes after its creation was given up and repeated: nobody looks "
-    "for it before the server is deleted, the doctor names it (port-of-server)"
-)
 #: Id -> why it fails, and what would mend it. Not run in the default set.
 KNOWN: dict[str, str] = {
-    "create/networks/service-does-it-late": _LATE_PORT,
-    "attach_interface/networks/service-does-it-late": _LATE_PORT,
     "attach_volume/attach/undo-refused": (
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
@@ -32,6 +26,11 @@ KNOWN: dict[str, str] = {
 
 #: Id -> the defect that the cell has found, which is mended. Run in the default set at each commit.
 FOUND: dict[str, str] = {
+    "create/networks/service-does-it-late": (
+        "a port that the network service made after its creation was given up and repeated stayed"
+    ),
+    "attach_volume/reserve/service-does-it-late": "the same of an attachment of a volume",
+    "migrate/move_volumes/service-does-it-late": "the same where a server moves with its volumes",
     "remove_security_group/change/conductor-kill-mid": (
         "a group that was removed before a crash was not found any more, and the action failed"
     ),

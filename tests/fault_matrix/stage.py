@@ -60,7 +60,7 @@ CIRCUMSTANCES: dict[tuple[str, str], str] = {
 }
 
 
-class Fencer(Neighbour):
+class Fencer(Neighbour, calls=("fence",)):
     """The operator's hook that makes sure that a host is off."""
 
     def __init__(self) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from common import errors
 from common.models import ImageRef
+from conductor.external_services import ImageApi
 from tests.workflows.neighbours import Neighbour
 
 
-class Images(Neighbour):
-    """Implements ``conductor.saga.Images`` and gives agents their writers."""
+class Images(Neighbour, interface=ImageApi):
+    """Implements ``conductor.external_services.ImageApi`` and gives agents their writers."""
 
     def __init__(self) -> None:
         super().__init__("image service")

@@ -11,6 +11,7 @@ from typing import Any
 from common import errors, ids
 from common.clients.network import interface_of
 from common.models import Interface
+from conductor.external_services import NetworkApi
 from tests.workflows.neighbours import Neighbour, one
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
@@ -27,8 +28,8 @@ SUBNETS = {
 }
 
 
-class Networks(Neighbour):
-    """Implements ``conductor.saga.Networks``."""
+class Networks(Neighbour, interface=NetworkApi):
+    """Implements ``conductor.external_services.NetworkApi``."""
 
     def __init__(self) -> None:
         super().__init__("network service")

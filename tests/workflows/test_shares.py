@@ -10,7 +10,7 @@ from common import errors, ids, states
 from common.store.neighbours import cleanups
 from common.store.servers import actions
 from conductor import lanes, runner, shares
-from tests.workflows.neighbours import Answer
+from tests.answers import Answer
 from tests.workflows.scenarios import SHARE
 from tests.workflows.simulator import Cloud
 

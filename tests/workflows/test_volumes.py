@@ -18,9 +18,9 @@ from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor.lanes import LANES, Lane
 from deploy.testing.plan import Slice
+from tests.answers import Answer
 from tests.schemas import memory_store
 from tests.workflows import volumes as volume_service
-from tests.workflows.neighbours import Answer
 from tests.workflows.scenarios import KILL, SCENARIOS, ask, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_moves_cost import Meter

@@ -16,6 +16,7 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
+from conductor.external_services import VolumeApi
 from tests.workflows.neighbours import Neighbour
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
     )
 
 
-class Volumes(Neighbour):
+class Volumes(Neighbour, interface=VolumeApi):
     """Implements ``conductor.external_services.VolumeApi``. ``moving``: servers that may be
     connected at two hosts just now, which whoever tests says."""
 

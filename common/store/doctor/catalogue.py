@@ -39,7 +39,7 @@ _WITH_VOLUMES = sa.select(block_devices.c.server_id).order_by(block_devices.c.se
 _NEEDS = {
     NETWORK: (_WITH_PORTS, "ports", cleanups.OF_PORTS),
     SHARE: (_WITH_SHARES, "shares", (cleanups.SHARE,)),
-    VOLUME: (_WITH_VOLUMES, "volumes", (cleanups.ATTACHMENT,)),
+    VOLUME: (_WITH_VOLUMES, "volumes", cleanups.OF_VOLUMES),
 }
 
 

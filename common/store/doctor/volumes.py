@@ -57,7 +57,7 @@ def pending(tx: Connection) -> set[tuple[str, str]]:
     return {
         (row.server_id, row.place)
         for row in cleanups.list_all(tx)
-        if row.kind == cleanups.ATTACHMENT
+        if row.kind in cleanups.OF_VOLUMES
     }
 
 

@@ -34,7 +34,14 @@ PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "attachment",
     "snapshot",
 )
-OF_PORTS = (PORT, PORTS, BINDING)
+#: The same for a server's ports, and for its attachments of the volume that is the place: what a
+#: call may have made there after it was given up and made again.
+LATE_PORTS, LATE_ATTACHMENTS = "late-ports", "late-attachments"
+OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS)
+OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS)
+LATE = (LATE_PORTS, LATE_ATTACHMENTS)
+GIVEN_UP = "A call was given up and made again; what the first one makes late is looked for."
+LATE_CALL = 60 * SECOND  #: longer than a neighbour works at a call that was given up
 FIRST = 10 * SECOND  #: until the second try; doubled each time
 REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
 LEASE = 300 * SECOND  #: longer than one round of tries takes
@@ -43,16 +50,23 @@ ASKED = "an operator asked for it"
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
-    """Remember what is to be done, at once for the first time: each row has kind, target, place,
-    args, server_id, project_id and why. What is known already stays as it is."""
+    """Remember what is to be done, at once for the first time, and what comes late when it has
+    come: each row has kind, target, place, args, server_id, project_id and why. What is known
+    already stays as it is."""
     insert_many(
         tx,
         cleanups,
-        [{**row, "why": row["why"][:LONGEST_WHY]} for row in rows],
+        [{**row, "why": (row["why"] or GIVEN_UP)[:LONGEST_WHY]} for row in rows],
         "created_at",
         "due_at",
         ignore=True,
     )
+    if late := [row["target"] for row in rows if row["kind"] in LATE]:
+        tx.execute(
+            sa.update(cleanups)
+            .where(cleanups.c.kind.in_(LATE), cleanups.c.target.in_(late))
+            .values(due_at=now() + LATE_CALL)
+        )
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:

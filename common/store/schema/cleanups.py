@@ -11,7 +11,7 @@ cleanups = Table(
     "cleanups",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("kind", String(16), nullable=False),  # port, ports, binding, image, backups, share
+    Column("kind", String(16), nullable=False),  # as store.cleanups names them
     Column("target", String(64), nullable=False),  # id of what it is about, at the neighbour
     Column(
         "place", String(255), nullable=False
