@@ -14,18 +14,17 @@ KNOWN: dict[str, str] = {
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
     ),
-    "evacuate/revive/undo-kill-mid": (
-        "the agent dies before it has started the guest again, and its host is still forced down, so that nobody "
-        "waits for it: the server is STOPPED, as it is, and its user starts it"
-    ),
-    "evacuate/then/evacuate": (
-        "the second ends the first, which had placed the server elsewhere; it fails, since that host is up, and "
-        "the guest kept at the first host belongs to no open migration until the server is deleted"
-    ),
 }
 
 #: Id -> the defect that the cell has found, which is mended. Run in the default set at each commit.
 FOUND: dict[str, str] = {
+    "evacuate/revive/undo-kill-mid": (
+        "nobody waited for a host that was heard again, as it was still forced down: its guest stayed off"
+    ),
+    "evacuate/then/evacuate": (
+        "the second ended the first, which had placed the server on a host that is up, and failed: the guest "
+        "kept at the dead host was lost sight of"
+    ),
     "create/networks/service-does-it-late": (
         "a port that the network service made after its creation was given up and repeated stayed"
     ),

@@ -418,8 +418,9 @@ _OUTSTANDING = (
 def commands_on_dead_hosts(
     tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int
 ) -> list[LostActionRow]:
-    """Actions whose command is at a host that was forced down or fenced (``dead``); and those at
-    one of the steps ``abandoned`` (workflow, step), at a host that is down."""
+    """Actions whose command is at a host that was forced down or fenced (``dead``), but for those
+    on the way back at one that is heard again; and those at one of the steps ``abandoned``
+    (workflow, step), at a host that is down."""
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), {"most": limit}))
 
 
@@ -430,12 +431,16 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     forward = sa.and_(
         actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned)
     )
+    answers = sa.and_(actions.c.phase == "undo", heartbeats.c.up.is_(True))
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
         actions.join(services, both).join(heartbeats, beats)
     )
     return query.where(
         actions.c.state == "waiting",
-        sa.or_(services.c.forced_down.is_(True), sa.and_(heartbeats.c.up.is_(False), forward)),
+        sa.or_(
+            sa.and_(services.c.forced_down.is_(True), sa.not_(answers)),
+            sa.and_(heartbeats.c.up.is_(False), forward),
+        ),
     ).limit(sa.bindparam("most", type_=sa.Integer))
 
 

@@ -20,7 +20,7 @@ from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Control, Flavor
 from common.store.engine import now, update_grouped
-from common.store.hosts.services import COMPUTE
+from common.store.hosts.services import COMPUTE, is_up
 from common.store.neighbours import cleanups
 from common.store.placement import allocations
 from common.store.rows import (
@@ -79,7 +79,7 @@ def begin(
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``.
-        Conflict: the server is on no host.
+        Conflict: the server is on no host, or on its way to one that is up.
     """
     actions.take_lock(tx, server_id, project_id)
     server = tx.execute(
@@ -87,6 +87,8 @@ def begin(
             servers.c.id == server_id
         )
     ).one()
+    if kind == EVACUATION:
+        _check_destination(tx, server_id, server.host)
     migration, flavor = ids.new(), to_wire(new_flavor) if new_flavor is not None else server.flavor
     action = actions.begin(
         tx,
@@ -125,6 +127,17 @@ def begin(
         )
     )
     return action
+
+
+def _check_destination(tx: Connection, server_id: str, host: str | None) -> None:
+    """Is the server not being evacuated to this host already, and that is up?"""
+    move = open_of(tx, [server_id]).get(server_id)
+    if host is None or move is None or (move.type, move.dest_host) != (EVACUATION, host):
+        return
+    if is_up(tx, host):
+        raise errors.Conflict(
+            f"Server {server_id} is being evacuated to {host}, which is up; wait until that has ended."
+        )
 
 
 def failed_since(tx: Connection, host: str, kind: str, since: int) -> set[str]:
