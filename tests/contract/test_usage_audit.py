@@ -30,7 +30,8 @@ def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     store.notify_with(NotificationSettings("api1"))
     monkeypatch.setattr(usage_audit, "moment", lambda tx: MARCH[1] + 5 * SECOND)
     monkeypatch.setattr(usage_audit, "AT_ONCE", 2)
-    monkeypatch.setattr(usage_audit, "_RAN", usage_audit._RAN.limit(2))
+    monkeypatch.setattr(usage_audit, "LOOKED_AT", 3)
+    monkeypatch.setattr(usage_audit, "_NEXT", usage_audit._NEXT.limit(3))
     return store
 
 
@@ -74,6 +75,17 @@ def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
     assert [row.event for row in rows] == ["instance.exists"] * 5
     assert {row.key for row in rows} == used
     assert {(*row.body["about"]["period"],) for row in rows} == {MARCH}
+
+
+def test_servers_of_years_ago_are_passed_by_in_small_steps(april: Store) -> None:
+    used = {ran(april, "2026-03-02T00:00:00Z") for _ in range(2)}
+    for _ in range(9):
+        ran(april, "2025-02-01T00:00:00Z", "2025-02-28T00:00:00Z")
+    steps = 1
+    while april.write(lambda tx: usage_audit.step(tx, Periods.of("month"))):
+        steps += 1
+    assert {row.key for row in all_told(april)} == used
+    assert steps >= 11 / 3, "each step looks at three"
 
 
 def test_an_audit_goes_on_where_its_conductor_was_killed(
