@@ -36,6 +36,7 @@ class HostQueries:
             "domains": self._domains,
             "quiesce": self._quiesce,
             "unquiesce": self._unquiesce,
+            "guests_volumes": lambda arguments: {"volumes": self._driver.guests_volumes()},
             "server_facts": self._server_facts,
             "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())},
         }

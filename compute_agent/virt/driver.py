@@ -165,6 +165,10 @@ class Driver(Protocol):
     def domains(self) -> list[DomainState]:
         """The states of all domains that carry our metadata; cheap."""
 
+    def guests_volumes(self) -> dict[str, list[str]]:
+        """The ids of the volumes that each guest has as the hypervisor runs it, whatever is written
+        of it elsewhere; of every guest that runs or is paused, by server."""
+
     def server_facts(self, server: str) -> HostedServer:
         """What our metadata on the domain says of its server, as of the last verb that defined the
         domain, and of interfaces that came and went since; empty fields of a domain that an older

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova doctor``: the oracle, on a live cloud, read only; ``--fix ID`` mends what it found.
 
-It checks the records (``common.store.doctor``), asks every host that is up what really runs there,
+It checks the records (``common.store.doctor``), asks every host that is up what really runs there
+and with which volumes,
 the network service what ports servers have, the block storage service what attachments, the image
 service which snapshots are not whole, and the catalogue whether it names what they need. A finding
 counts when it is there twice, some seconds apart: of work that is under way hosts may show more, or
@@ -16,8 +17,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oslo_config import cfg
@@ -38,6 +39,8 @@ from deploy.cli import doctor_fix
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
 LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
+#: Host -> server -> ids of the volumes that its guest runs with.
+Disks = Mapping[str, Mapping[str, Collection[str]]]
 Ports = Sequence[Mapping[str, Any]]
 Images = Sequence[Mapping[str, Any]]
 Attachments = Sequence[Mapping[str, Any]]
@@ -66,6 +69,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
         if not options.no_hosts:
             client = agent.AgentClient(link)
             ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
+            neighbours = replace(neighbours, disks=lambda: ask_disks(store, client.query))
         found = findings(store, ask, neighbours)
         if options.fix:
             domains, answers = ask(), neighbours.ask()
@@ -147,22 +151,26 @@ class NeighbourAnswers:
     attachments: Attachments | None
     images: Images | None
     missing: Collection[str]
+    disks: Disks | None = None
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """What asks the network service for all ports, the block storage service for all attachments,
-    the image service for images that are not whole, and the catalogue for services that it does not
-    name."""
+    the image service for images that are not whole, the catalogue for services that it does not
+    name, and hosts for the volumes of their guests."""
 
     ports: Callable[[], Ports | None] = nothing
     attachments: Callable[[], Attachments | None] = nothing
     images: Callable[[], Images | None] = nothing
     missing: Callable[[], Collection[str]] = none_missing
+    disks: Callable[[], Disks | None] = nothing
 
     def ask(self) -> NeighbourAnswers:
         """All of them, once."""
-        return NeighbourAnswers(self.ports(), self.attachments(), self.images(), self.missing())
+        return NeighbourAnswers(
+            self.ports(), self.attachments(), self.images(), self.missing(), self.disks()
+        )
 
 
 def findings(
@@ -259,6 +267,20 @@ def ask_hosts(
     return answers
 
 
+def ask_disks(
+    store: Store,
+    query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
+) -> Disks:
+    """Which volumes the guests of each host that is up run with; of an agent that does not know the
+    question nothing. Who does not answer was told of by ``ask_hosts``."""
+    answers = {}
+    for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
+        with suppress(errors.Unavailable, errors.NotImplementedHere):
+            if row.up:
+                answers[row.host] = query(row.host, "guests_volumes", {})["volumes"]
+    return answers
+
+
 def _look(store: Store, domains: Domains, answers: NeighbourAnswers) -> set[Finding]:
     return set(store.snapshot(lambda tx: _looked(tx, domains, answers)))
 
@@ -268,6 +290,7 @@ def _looked(tx: Connection, domains: Domains, answers: NeighbourAnswers) -> list
         *oracle.check(tx),
         *oracle.compare(domains, tx),
         *oracle.compare_reported(domains.keys(), tx),
+        *(() if answers.disks is None else oracle.compare_guests(answers.disks, tx)),
         *(() if answers.ports is None else oracle.compare_ports(answers.ports, tx)),
         *(() if answers.attachments is None else oracle.compare_volumes(answers.attachments, tx)),
         *(() if answers.images is None else oracle.compare_images(answers.images, tx)),

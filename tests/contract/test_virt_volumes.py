@@ -115,11 +115,13 @@ def test_volumes_come_and_go_while_a_guest_runs_or_is_off(plugging: Rig) -> None
             server, RUNNING, 2
         )
     assert has(plugging, server) == {one.volume_id, two.volume_id}
+    assert set(plugging.driver.guests_volumes()[server]) == {one.volume_id, two.volume_id}
     for _ in range(2):
         state = plugging.driver.detach_volume(server, 3, one, QUIET)
         assert state == DomainState(server, RUNNING, 3)
         assert has(plugging, server) == {two.volume_id}
     plugging.driver.ensure_stopped(server, 4, 0, QUIET)
+    assert server not in plugging.driver.guests_volumes()  # one that is off has none
     assert connected(plugging, server) == {two.volume_id}
     for _ in range(2):
         state = plugging.driver.attach_volume(server, 5, one, QUIET)

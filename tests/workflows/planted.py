@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from common import ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.models import AssignedNumaNode, HardwareAssignment
+from common.models import AssignedNumaNode, AttachedVolume, HardwareAssignment
 from common.store import schema
 from common.store.engine import now
 from common.store.hosts import host_actions
@@ -276,6 +276,14 @@ def half_attached(cloud: Cloud, name: str) -> None:
     held.attachment = replace(held.attachment, status="attaching")
 
 
+def foreign_volume(cloud: Cloud, name: str) -> None:
+    """Its guest ran on while its host counted as dead."""
+    other = AttachedVolume(cloud.volumes.make(), "/dev/vdb", 1, {"driver_volume_type": "nbd"})
+    guest = cloud.hosts[here(cloud, name)].driver.host.guests[name]
+    guest.volumes = [*guest.volumes, other]
+    guest.connect()
+
+
 def consumer(cloud: Cloud, name: str) -> None:
     values = {"type": "server", "project_id": "p", "user_id": "u", "generation": 0}
     insert(cloud, schema.consumers, id=ids.new(), created_at=now(), **values)
@@ -392,6 +400,7 @@ PLANTS: dict[str, Plant] = {
     "volumes-of-gone": Plant(volume_of_gone),
     "attachment-of-server": Plant(strange_attachment),
     "attachment-incomplete": Plant(half_attached),
+    "volume-of-another": Plant(foreign_volume),
     "share-in-transit": Plant(share_in_transit),
     "allocation-of-nothing": Plant(lambda cloud, name: put(cloud, name, elsewhere(cloud, name))),
     "guest-without-allocation": Plant(without_allocation),

@@ -570,8 +570,10 @@ class Cloud:
             for host in self.hosts.values()
         }
         ports = list(self.networks.held.values())
+        disks = {host.name: host.driver.guests_volumes() for host in self.hosts.values()}
         return [
             *self.store.read(doctor.check),
+            *self.store.read(lambda tx: doctor.compare_guests(disks, tx)),
             *self.store.read(lambda tx: doctor.compare(found, tx)),
             *self.store.read(lambda tx: doctor.compare_ports(ports, tx)),
             *self.store.read(lambda tx: doctor.compare_volumes(self.volumes.told(), tx)),

@@ -34,9 +34,14 @@ class Doctor:
             host.name: HostQueries(host.driver, None).answer("domains", {})["domains"]
             for host in self.cloud.hosts.values()
         }
+        disks = {
+            host.name: HostQueries(host.driver, None).answer("guests_volumes", {})["volumes"]
+            for host in self.cloud.hosts.values()
+        }
         return [
             *doctor.check(tx),
             *doctor.compare(domains, tx),
+            *doctor.compare_guests(disks, tx),
             *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
             *doctor.compare_volumes(self.cloud.volumes.told(), tx),
             *doctor.compare_images(list(self.cloud.images.records.values()), tx),

@@ -208,6 +208,21 @@ def test_a_volume_that_grew_is_seen_by_the_guest(cloud: Cloud, server: str) -> N
     assert one.size_gb == 7
 
 
+def test_the_doctor_compares_what_guests_run_with(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    guest = cloud.hosts["h1"].driver.host.guests[server]
+    had, guest.volumes = guest.volumes, []
+    assert [(one.kind, one.facts) for one in cloud.findings()] == [
+        ("volume-not-in-guest", (volume,))
+    ]
+    guest.volumes = [*had, replace(had[0], volume_id=cloud.volumes.make())]
+    assert [one.kind for one in cloud.findings()] == ["volume-of-another"]
+    cloud.ask(server, "os-stop")  # what an action has is not judged, nor what is off
+    assert cloud.findings() == []
+    cloud.settle()
+    assert cloud.findings() == []
+
+
 # --- create and delete ---
 def test_a_server_waits_for_the_volume_that_it_boots_from(cloud: Cloud) -> None:
     server, volume = bootable(cloud, looks=4)

@@ -27,7 +27,7 @@ from common.store.doctor import certificates, hosts, placement, unattended, volu
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.finding import Finding
 from common.store.doctor.images import compare_images
-from common.store.doctor.volumes import compare_volumes
+from common.store.doctor.volumes import compare_guests, compare_volumes
 from common.store.engine import moment
 from common.store.hosts import hosts as host_rows
 from common.store.neighbours import cleanups
@@ -45,6 +45,7 @@ __all__ = [
     "check",
     "compare",
     "compare_catalogue",
+    "compare_guests",
     "compare_images",
     "compare_ports",
     "compare_volumes",

@@ -198,6 +198,11 @@ _ALL = (
          "the block storage service completes it", Mender.CLEANUP),
     Defect("attachment-of-server", "attachment-of-server", "an attachment that its server, which may be gone, does "
          "not know", _LOST, "the block storage service ends it when no host has the volume", Mender.CLEANUP),
+    Defect("volume-of-another", "volume-of-guest", "a guest that runs with a volume which its server does not have",
+         "it was detached while the host was declared dead, and the guest ran on",
+         "the server is rebooted, and starts without it", Mender.ACTION),
+    Defect("volume-not-in-guest", "volume-of-guest", "a guest that runs without a volume which its server has",
+         "somebody detached it on the host, or " + _LOST, _ANEW, Mender.OPERATOR),
     Defect("image-in-transit", "image-in-transit", "a snapshot that is queued or saving, and no action makes it",
          _AFTER, "the image service removes it", Mender.CLEANUP),
     Defect("service-registered", "service-registered", "a service that is needed, and the catalogue names none",

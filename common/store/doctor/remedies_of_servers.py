@@ -342,6 +342,7 @@ SERVERS: dict[str, Callable[[Connection, Finding], None]] = {
     "held-by-no-migration": _hand_back,
     "debt-sent": _resend,
     "guest-there": _reboot,
+    "volume-of-another": _reboot,
     "interface-of-server": _detach,
     "one-move": _newest_move,
     "move-without-action": _end_move,

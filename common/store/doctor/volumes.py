@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers: the records against themselves, and against the attachments that the block
-storage service has.
+"""Volumes of servers: the records against themselves, against the attachments that the block
+storage service has, and against the disks that guests run with.
 
 What an action has in hand is not judged, nor what
 a pending cleanup puts right.
@@ -8,7 +8,7 @@ a pending cleanup puts right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,6 +20,7 @@ from common.store.neighbours import cleanups
 from common.store.rows import BlockDeviceRow, ServerRow
 from common.store.rows import ServerState as ServerPlace
 from common.store.schema import actions, block_devices, servers
+from common.store.servers import block_devices as block_device_rows
 from common.store.servers.actions import LIVE
 from common.store.servers.volumes import ATTACHED, CREATING, ERROR, RESERVED
 
@@ -122,6 +123,49 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
             and all(row.attachment_id != one["id"] for row in rows)
         ),
     ]
+    return sorted(findings)
+
+
+def compare_guests(
+    had: Mapping[str, Mapping[str, Collection[str]]], tx: Connection
+) -> list[Finding]:
+    """The volumes that guests have as their hosts run them (host -> server -> ids), against the
+    records of idle servers.
+
+    Finds a volume that a guest can write to and its server does not have, and one that its server
+    has and the guest cannot see. A guest that is off has none: what it starts with is decided then.
+    """
+    idle = sa.select(servers).where(
+        servers.c.deleted == 0, servers.c.action.is_(None), servers.c.host.in_(sorted(had))
+    )
+    running = [row for row in tx.execute(idle) if row.id in had[row.host]]
+    rows = block_device_rows.of_servers(tx, running)
+    findings = []
+    for server in running:
+        mine = {str(row.volume_id): row.status for row in rows.get(server.id, ())}
+        has = set(had[server.host][server.id])
+        findings += [
+            Finding(
+                "volume-of-guest",
+                server.id,
+                f"its guest on {server.host} runs with volume {volume}, which the server does not have: it may be "
+                "another server's",
+                "volume-of-another",
+                (volume,),
+            )
+            for volume in has - mine.keys()
+        ]
+        findings += [
+            Finding(
+                "volume-of-guest",
+                server.id,
+                f"has volume {volume}, and its guest on {server.host} runs without it",
+                "volume-not-in-guest",
+                (volume,),
+            )
+            for volume, status in mine.items()
+            if status == ATTACHED and volume not in has
+        ]
     return sorted(findings)
 
 

@@ -65,6 +65,7 @@ from compute_agent.virt.libvirt import (
     resizes,
     running_domain,
     snapshots,
+    volume_xml,
 )
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.connectors import Connectors
@@ -188,6 +189,15 @@ class LibvirtDriver:
     def domains(self) -> list[DomainState]:
         self._keep_incoming()
         return [power.state(found) for found in self._libvirt.domains() if not found.is_incoming]
+
+    def guests_volumes(self) -> dict[str, list[str]]:
+        return {
+            found.server: list(volume_xml.found(described))
+            for found in self._libvirt.domains()
+            if found.active
+            and not found.is_incoming
+            and (described := self._libvirt.describe(found.server))  # it may have gone meanwhile
+        }
 
     def server_facts(self, server: str) -> HostedServer:
         self._guests.folder(server)

@@ -68,6 +68,14 @@ class MemoryDriver:
         with self.host.call("domains"), self.host.lock:
             return [state_of(server, guest) for server, guest in self.host.guests.items()]
 
+    def guests_volumes(self) -> dict[str, list[str]]:
+        with self.host.call("guests_volumes"), self.host.lock:
+            return {
+                server: [one.volume_id for one in guest.volumes]
+                for server, guest in self.host.guests.items()
+                if guest.is_active
+            }
+
     def server_facts(self, server: str) -> HostedServer:
         with self.host.call("server_facts", server), self.host.lock:
             guest = self.host.guest(server)
