@@ -219,6 +219,12 @@ class GuestSpec:
     shares: list[str] | None = None
 
     @property
+    def local_gb(self) -> int:
+        """GiB of its disks on its host."""
+        boots = any(volume.boot_index == 0 for volume in self.volumes)
+        return self.flavor.disk_gb - (self.flavor.root_gb if boots else 0)
+
+    @property
     def belongings(self) -> Belongings | None:
         """What it may have; None: it is not said."""
         if self.shares is None:

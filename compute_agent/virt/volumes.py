@@ -100,11 +100,6 @@ def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
     return any(volume.boot_index == 0 for volume in volumes)
 
 
-def local_gb(spec: GuestSpec) -> int:
-    """GiB of its disks on its host."""
-    return spec.flavor.disk_gb - (spec.flavor.root_gb if boots_from_volume(spec.volumes) else 0)
-
-
 def image_of(spec: GuestSpec) -> ImageRef | None:
     """What the root disk is made of; None where a volume takes its place."""
     return None if boots_from_volume(spec.volumes) else spec.image

@@ -56,7 +56,6 @@ from compute_agent.virt.libvirt.connection import (
     JobStats,
 )
 from compute_agent.virt.libvirt.incoming.question import has_arrived
-from compute_agent.virt.volumes import local_gb
 
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_SECONDS = (
@@ -375,7 +374,7 @@ class _Migration:
     def _enforce_timeout(self) -> None:
         """More time for a larger guest; counted by libvirt, so that an agent that died does not
         prolong it."""
-        size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else local_gb(self._spec))
+        size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.local_gb)
         most = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
         if not most or int(self._stats.get("time_elapsed", 0)) <= most * 1000:
             return

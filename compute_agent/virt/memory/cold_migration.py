@@ -31,7 +31,6 @@ from compute_agent.virt.memory import power
 from compute_agent.virt.memory.guest import MemoryGuest, read_disk
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import wait
-from compute_agent.virt.volumes import local_gb
 
 #: Names of the parts that every guest has.
 DISK, RECORD = "disk", "guest"
@@ -98,9 +97,9 @@ def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
     """VerbFailed when the guest cannot be made on this host."""
     required_hardware(spec)
     plugs(spec.interfaces)
-    if local_gb(spec) > host.size.disk_gb:
+    if spec.local_gb > host.size.disk_gb:
         raise VerbFailed(
-            f"The disk of {local_gb(spec)} GiB does not fit on this host.",
+            f"The disk of {spec.local_gb} GiB does not fit on this host.",
             retryable=True,
             details=f"{host.size.disk_gb} GiB in all",
         )
