@@ -491,9 +491,10 @@ class Trial:
         for host in self.cloud.domains(self.server):
             guest = self.cloud.hosts[host].driver.host.guests[self.server]
             if not guest.is_active and {one.share_id for one in guest.shares} - set(shares):
-                self.cloud.ask(self.server, "os-start")
-                self.cloud.settle()
-                assert guest.is_active
+                for power in ("os-start", "os-stop"):
+                    self.cloud.ask(self.server, power)
+                    self.cloud.settle()
+                    assert guest.is_active == (power == "os-start")
             assert attached <= {one.share_id for one in guest.shares} <= set(shares)
 
     def _has_its_volumes(self) -> None:
