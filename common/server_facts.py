@@ -20,7 +20,8 @@ from common.models import Flavor, GuestSpec, HardwareAssignment, ImageRef, Inter
 class HostedServer:
     """The server of a guest as its host remembers it. Empty: not known. created_at: µs
     since the epoch; ports: of its interfaces, in their order, each with the interface's tag; disks:
-    as ``servers.disks``. is_suspended, is_rescued: how the guest rests now."""
+    as ``servers.disks``; volumes: the ids of those that it has now. is_suspended, is_rescued: how
+    the guest rests now."""
 
     name: str = ""
     project_id: str = ""
@@ -43,6 +44,7 @@ class HostedServer:
     root_device_name: str = ""
     is_suspended: bool = False
     is_rescued: bool = False
+    volumes: list[str] = field(default_factory=list)
 
     def plugged(self, interface: Interface) -> HostedServer:
         """With this interface too."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -31,7 +31,7 @@ from common.server_facts import HostedServer
 from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.hosts import host_contents, host_keys
-from common.store.servers import adoption, servers
+from common.store.servers import adoption, servers, volumes
 from common.store.servers.adoption import Adoption
 from common.wire import from_wire, to_wire
 from compute_api.compute import service
@@ -102,6 +102,11 @@ ANSWER = Schema(
                     },
                     "security_groups": {"type": "array", "maxItems": 256, "items": _LINE},
                     "disks": {"type": ["object", "null"]},
+                    "volumes": {
+                        "type": "array",
+                        "maxItems": 256,
+                        "items": {"type": "string", "format": "uuid"},
+                    },
                     "assignment": {"type": ["object", "null"]},
                     "flavor": _FLAVOR,
                     "image": _IMAGE,
@@ -207,7 +212,9 @@ def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int
     record = store.read(lambda tx: Record.of(tx, server, host))
     if record is not None and record.host == host:
         raise errors.Conflict(f"Server {server} is on host {host} by its record: nothing to adopt.")
-    facts = _completed(sources, from_wire(HostedServer, answer["facts"]), record, options)
+    reported = from_wire(HostedServer, answer["facts"])
+    _refuse_strange_volumes(store, server, reported.volumes)
+    facts = _completed(sources, reported, record, options)
     found = _planned(sources, server, answer, facts, record, options)
     silent = _check_places(sources, found, options)
     for line in described(found, sources, silent):
@@ -248,6 +255,19 @@ class Record:
                 image=from_wire(ImageRef, known["image"]) if known["image"] else None,
                 ports={one["port"]: one.get("tag") or "" for one in known["interfaces"] or ()},
             ),
+        )
+
+
+def _refuse_strange_volumes(store: Store, server: str, has: Sequence[str]) -> None:
+    """A guest keeps only volumes that its server has a row of: adopted without, it would lose them
+    at its next start, and what it boots from with them."""
+    rows = store.read(lambda tx: volumes.list_of(tx, server))
+    strange = sorted(set(has) - {str(row.volume_id) for row in rows})
+    if strange:
+        raise errors.Conflict(
+            f"The guest has volume {', '.join(strange)}, and the database has lost that. A server is not made of it: "
+            "stop the guest, remove it with kilonova host discard, and create a server that boots from the volume "
+            "or gets it attached; what is on it stays."
         )
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.json_types import JsonObject
-from common.models import Flavor, ImageRef, Interface
+from common.models import AttachedVolume, Flavor, ImageRef, Interface
 from common.server_facts import HostedServer
 from common.store import schema
 from common.store.servers import adoption, guests
@@ -439,3 +439,16 @@ def test_the_doctor_is_content_afterwards(cloud: Cloud) -> None:
     minutes(cloud)
     assert {one.invariant for one in cloud.findings()} <= {"port-of-server"}
     assert running(cloud, first) == ["h1"] and cloud.domains(second) == []
+
+
+def test_a_guest_whose_volumes_are_lost_is_not_adopted(cloud: Cloud) -> None:
+    """It would lose them when it starts, and others could get them while it runs."""
+    server, volume = lost(cloud), cloud.volumes.make()
+    guest = cloud.hosts["h1"].driver.host.guests[server]
+    guest.volumes = [AttachedVolume(volume, "/dev/vdb", 1, {"driver_volume_type": "nbd"})]
+    adopter = Adopter(cloud)
+    adopter.is_refused(f"The guest has volume {volume}, and the database has lost that", server)
+    adopter.answers.forged = {"volumes": ["../etc"]}
+    adopter.is_refused("makes no sense", server)
+    adopter.answers.forged, guest.volumes = {}, []
+    assert adopter.adopt(server) == 0

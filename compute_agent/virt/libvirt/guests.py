@@ -271,7 +271,12 @@ class LibvirtGuests:
         else:
             title = ElementTree.fromstring(self._libvirt.describe(server)).findtext("title") or ""
             facts = HostedServer(name=title, config_drive=(self.folder(server) / "config").exists())
-        return replace(facts, is_suspended=found.saved, is_rescued=bool(found.marks.rescue))
+        return replace(
+            facts,
+            is_suspended=found.saved,
+            is_rescued=bool(found.marks.rescue),
+            volumes=[one.volume_id for one in self.volumes.of(server)],
+        )
 
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
         """Keep the facts as ``changed`` makes them; a domain that an older agent made has none."""

@@ -84,6 +84,7 @@ class MemoryDriver:
                 ports=ports_of(guest.interfaces),
                 is_suspended=guest.saved,
                 is_rescued=bool(guest.rescue),
+                volumes=[one.volume_id for one in guest.volumes],
             )
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
