@@ -10,17 +10,18 @@ import pytest
 import sqlalchemy as sa
 
 from deploy.servers import free_ports
-from tests.cinder.processes import running_cinder
+from tests.cinder.processes import Process, running_cinder
 from tests.schemas import Server
 from tests.standalone import Cloud, running
 
 
 @dataclass(frozen=True)
 class RunningCinder:
-    """Its URL, and the cloud that it is in."""
+    """Its URL, the cloud that it is in, and the process that serves the volumes."""
 
     url: str
     cloud: Cloud
+    volume: Process
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +37,6 @@ def cinder(
         cloud.bootstrap(**{"block-storage": f"http://127.0.0.1:{port}/v3"})
         with running_cinder(
             folder, cloud, port, rabbitmq_url, plain.render_as_string(hide_password=False)
-        ) as url:
-            yield RunningCinder(url, cloud)
+        ) as services:
+            yield RunningCinder(f"http://127.0.0.1:{port}/v3", cloud, services["cinder-volume"])
     servers("mariadb").drop(database)

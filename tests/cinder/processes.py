@@ -4,10 +4,12 @@ volumes are rows, and every connection is granted."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from configparser import ConfigParser
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from deploy import environment
@@ -16,16 +18,64 @@ from tests.standalone import Cloud
 from tests.waiting import await_true
 
 START_SECONDS = 120
+#: How long Cinder's API waits for its volume service, seconds.
+ANSWER_SECONDS = 4
 SERVICES = ("cinder-api", "cinder-scheduler", "cinder-volume")
 DRIVER = "cinder.tests.fake_driver.FakeLoggingVolumeDriver"
 HOST = "cinder-host"
 
 
+class Process:
+    """One service of Cinder, which a test may stop and go on with, or kill and start again."""
+
+    def __init__(self, name: str, conf: Path, log: Path) -> None:
+        self._command = [environment.CINDER / "bin" / name, "--config-file", conf]
+        self._log = log
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as output:
+            return subprocess.Popen(
+                self._command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _signal(self, number: int) -> None:
+        """Its children, too."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def silence(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def restore(self) -> None:
+        """It runs again, whichever of the two it was."""
+        if self._process.poll() is None:
+            self._signal(signal.SIGCONT)
+        else:
+            self._process = self._start()
+
+    def end(self) -> None:
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
 @contextmanager
 def running_cinder(
     folder: Path, cloud: Cloud, port: int, broker_url: str, database_url: str
-) -> Iterator[str]:
-    """The URL of a Cinder that serves this cloud until the end of the block.
+) -> Iterator[dict[str, Process]]:
+    """The services of a Cinder that serves this cloud at ``port`` until the end of the block.
 
     Raises RuntimeError with the end of a log when a service does not come up.
     """
@@ -39,10 +89,12 @@ def running_cinder(
     )
     url = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
+        services: dict[str, Process] = {}
         for name in SERVICES:
-            stack.enter_context(_service(name, conf, folder / f"{name}.log"))
+            services[name] = Process(name, conf, folder / f"{name}.log")
+            stack.callback(services[name].end)
         await_true(lambda: http_answers(f"{url}/"), START_SECONDS, "Cinder's API answers")
-        yield f"{url}/v3"
+        yield services
 
 
 def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_url: str) -> Path:
@@ -62,6 +114,8 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
                 "enabled_backends": "memory",
                 "glance_api_servers": cloud.image_url,
                 "host": HOST,
+                "rpc_response_timeout": ANSWER_SECONDS,
+                "quota_volumes": -1,
                 "api_paste_config": shipped / "api-paste.ini",
                 "resource_query_filters_file": shipped / "resource_filters.json",
                 "rootwrap_config": shipped / "rootwrap.conf",
@@ -90,23 +144,3 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
     with path.open("w") as file:
         parser.write(file)
     return path
-
-
-@contextmanager
-def _service(name: str, conf: Path, log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [environment.CINDER / "bin" / name, "--config-file", conf],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
