@@ -155,6 +155,18 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
             help="Protocols of volumes that QEMU speaks on this host by itself, without the kernel: iscsi, rbd; both "
             "need the Debian package qemu-block-extra. Default: none, such volumes are refused.",
         ),
+        cfg.ListOpt(
+            "host_volume_protocols",
+            item_type=types.String(choices=["iscsi", "fibre_channel", "nvmeof", "nfs"]),
+            default=[],
+            help="Protocols of volumes that this host's kernel speaks: iscsi, fibre_channel and nvmeof by "
+            "kilonova-volumes, nfs by systemd's mounts. Default: none, such volumes are refused.",
+        ),
+        cfg.BoolOpt(
+            "volume_use_multipath",
+            default=False,
+            help="Connect volumes over all paths that they have (iscsi, fibre_channel; needs multipathd).",
+        ),
         cfg.StrOpt(
             "config_drive_format",
             default="iso9660",

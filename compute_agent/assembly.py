@@ -122,7 +122,13 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
             options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
         ),
         connectors=connectors.of_host(
-            connectors.Protocols(options.volume_folders, options.qemu_volume_protocols),
+            connectors.Protocols(
+                options.volume_folders,
+                options.qemu_volume_protocols,
+                options.host_volume_protocols,
+                options.volume_use_multipath,
+                Path(conf.state_dir) / "volume-mounts",
+            ),
             tls.of(conf),
             conf.tls.allow_plain_text,
             connectors.describe_host(conf.host, own_address(conf)),

@@ -46,7 +46,13 @@ LEFT_OUT = (
     "deploy/testing/",
 )
 #: Units of a package that are of no program of its own: what its service asks for.
-HELPERS = {AGENT: ("kilonova-bridges.service", "kilonova-bridges.socket")}
+HELPERS = {
+    AGENT: tuple(
+        f"kilonova-{name}.{kind}"
+        for name in ("bridges", "volumes")
+        for kind in ("service", "socket")
+    )
+}
 MODES = {True: 0o755, False: 0o644}
 
 

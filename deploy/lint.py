@@ -32,6 +32,8 @@ SCORES = {
         ("conductor", "scheduler", "console", "identity", "image", "network", "network-host"), 1.4
     ),
     "bridges": 1.3,
+    # Root, who makes devices and scans buses: it sees /dev and /sys, and has CAP_SYS_ADMIN.
+    "volumes": 2.7,
     # What it mounts below /run/netns its successor must see, so it has the machine's own mounts,
     # and with them it can have none of the options that hide or protect files; and networks are
     # what it is there to change.

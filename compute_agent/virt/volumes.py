@@ -17,15 +17,19 @@ from common.models import AttachedVolume, GuestSpec, ImageRef
 from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
 
 #: Protocols that need nothing but QEMU.
-LOCAL, NBD, RBD, ISCSI = "local", "nbd", "rbd", "iscsi"
+LOCAL, NBD, RBD = "local", "nbd", "rbd"
+#: Those that the host's kernel speaks; the first also QEMU.
+ISCSI, FIBRE_CHANNEL, NVMEOF, NFS = "iscsi", "fibre_channel", "nvmeof", "nfs"
 #: All that the volume service may name.
-EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, ISCSI, "fibre_channel", "nfs", "nvmeof"})
+EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, ISCSI, FIBRE_CHANNEL, NVMEOF, NFS})
 #: What an operator does for a host that does not know one.
 BY_QEMU = "Name it in [agent] qemu_volume_protocols of the host's configuration."
+BY_HOST = "Name it in [agent] host_volume_protocols of the host's configuration."
 REMEDIES = {
     LOCAL: "Name its folder in [agent] volume_folders of the host's configuration.",
     RBD: BY_QEMU,
-    ISCSI: BY_QEMU,
+    ISCSI: "Name it in [agent] qemu_volume_protocols or host_volume_protocols of the host's configuration.",
+    **dict.fromkeys((FIBRE_CHANNEL, NVMEOF, NFS), BY_HOST),
 }
 #: Where a disk can be, and which of these a running guest can get and give back.
 BUSES = ("virtio", "scsi", "sata", "ide", "usb")

@@ -79,7 +79,7 @@ def test_everything_installs_and_starts_nothing(debian: Machine) -> None:
         assert debian.run("systemctl", "is-active", name, check=False).strip() == "inactive"
 
 
-@pytest.mark.parametrize("name", [*SERVICES, "kilonova-bridges"])
+@pytest.mark.parametrize("name", [*SERVICES, "kilonova-bridges", "kilonova-volumes"])
 def test_unit_is_one_that_systemd_understands(debian: Machine, name: str) -> None:
     assert debian.run("systemd-analyze", "verify", f"/lib/systemd/system/{name}.service") == ""
 

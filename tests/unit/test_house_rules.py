@@ -109,6 +109,7 @@ THREADS = {
     "common/tracing.py": "a collector that is silent must hold the end of a process for a moment only",
     "compute_api/edge/health.py": "a dependency that is silent must hold who asks for a moment only",
     "compute_api/console/sessions.py": "what a guest says needs a thread beside what its browser says",
+    "compute_agent/volume_helper.py": "a target that does not answer must hold up no other volume of the host",
     "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
     "compute_agent/direct_consoles.py": "a thread for each port of a proxy's, and for each connection to it",
     "compute_agent/relay.py": "a connection has one thread for each direction",
@@ -133,6 +134,7 @@ PATTERNS = {
     "common/host_options.py": "the form of an option, written beside it",
     "common/broker_identities.py": "the name of a host, quoted, for permissions at the broker",
     "common/store/servers/servers.py": "the letters of an address, from a table",
+    "compute_agent/volume_helper.py": "the form of what a connection says, from a table",
     "compute_api/compute/extra_specs.py": "the form of an extra spec, from a table",
     "compute_api/edge/validation.py": "the names that a schema of ours allows",
 }
@@ -166,6 +168,7 @@ MOUNTING = {
 LAUNCHERS = {"sudo", "unshare", "nsenter", "env", "setpriv"}
 #: Files that mount something all the same, and what.
 MOUNTS = {
+    "compute_agent/virt/libvirt/host_connectors.py": "an export whose files are volumes, by the host's mounts",
     "deploy/libvirtd.py": "folders of its own over libvirt's; /proc and /sys of its namespaces",
     "deploy/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
     "deploy/machine.py": "tries whether folders can be mounted here",

@@ -8,6 +8,7 @@ service says names a volume by its id, and never another file of this host.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -15,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from common.config import ConfigError
 from common.models import AttachedVolume
 from common.tls import Tls, is_loopback
 from compute_agent.virt import volumes
@@ -29,10 +31,18 @@ from compute_agent.virt.libvirt.connector import (
     not_there,
 )
 from compute_agent.virt.libvirt.hardware_xml import DISK_LIMITS
+from compute_agent.virt.libvirt.host_connectors import (
+    DeviceConnector,
+    NfsConnector,
+    described_by_helper,
+)
 from compute_agent.virt.libvirt.images import GIBIBYTE
 from compute_agent.virt.libvirt.network_connectors import IscsiConnector, RbdConnector
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
+from compute_agent.volume_helper import NotDone, VolumeHelper
+
+LOG = logging.getLogger(__name__)
 
 #: Where open-iscsi has this host's name.
 INITIATOR = Path("/etc/iscsi/initiatorname.iscsi")
@@ -170,17 +180,30 @@ class Connectors:
 
 @dataclass(frozen=True)
 class Protocols:
-    """What the operator allows beside NBD. ``by_qemu``: names of protocols, as the volume
-    service has them."""
+    """What the operator allows beside NBD. ``by_qemu`` and ``by_host``: names of protocols, as the
+    volume service has them; ``mounts``: where exports are mounted."""
 
     folders: Sequence[str] = ()
     by_qemu: Collection[str] = ()
+    by_host: Collection[str] = ()
+    multipath: bool = False
+    mounts: Path = Path("volume-mounts")
+    helper: VolumeHelper = field(default_factory=VolumeHelper)
 
 
 def of_host(
     allowed: Protocols, tls: Tls | None, plain_text: bool, about: Mapping[str, object]
 ) -> Connectors:
-    """As the operator allows them."""
+    """As the operator allows them.
+
+    Raises:
+        ConfigError: one protocol is to be spoken by both QEMU and the host.
+    """
+    if both := set(allowed.by_qemu) & set(allowed.by_host):
+        raise ConfigError(
+            f"[agent] qemu_volume_protocols and host_volume_protocols both name {', '.join(sorted(both))}; "
+            "take one of them out"
+        )
     table: dict[str, Connector] = {volumes.NBD: NbdConnector(tls, plain_text)}
     if allowed.folders:
         table[volumes.LOCAL] = LocalConnector([Path(folder) for folder in allowed.folders])
@@ -189,7 +212,23 @@ def of_host(
         table[volumes.ISCSI] = IscsiConnector(str(about["initiator"]))
     if volumes.RBD in allowed.by_qemu:
         table[volumes.RBD] = RbdConnector()
+    for name in allowed.by_host:
+        table[name] = (
+            NfsConnector(allowed.mounts)
+            if name == volumes.NFS
+            else DeviceConnector(allowed.helper, allowed.multipath)
+        )
+    if set(allowed.by_host) - {volumes.NFS}:
+        about = _as_helper_says(allowed, about)
     return Connectors(table, about)
+
+
+def _as_helper_says(allowed: Protocols, about: Mapping[str, object]) -> Mapping[str, object]:
+    try:
+        return described_by_helper(allowed.helper, dict(about), allowed.multipath)
+    except (NotDone, OSError) as problem:
+        LOG.warning("kilonova-volumes does not say who this host is to volumes: %s", problem)
+        return about
 
 
 def initiator_of(name: str) -> str:

@@ -34,7 +34,7 @@ APART = (
 #: It mounts network namespaces that its successor must see, so it has the machine's own mounts.
 AMONG_OTHERS = "kilonova-network-helper"
 #: What can serve as soon as it runs, or when it has asked others.
-WITHOUT_NOTICE = ("kilonova-network-host", "kilonova-bridges")
+WITHOUT_NOTICE = ("kilonova-network-host", "kilonova-bridges", "kilonova-volumes")
 #: Who others than the user kilonova run as; None is root, or nobody
 #: else: a user of systemd's making.
 USERS = {
@@ -42,6 +42,7 @@ USERS = {
     "kilonova-network-host": "kilonova-network",
     AMONG_OTHERS: None,
     "kilonova-bridges": None,
+    "kilonova-volumes": None,
 }
 
 
@@ -67,6 +68,7 @@ def test_every_process_has_a_unit() -> None:
             "network-host",
             "network-helper",
             "bridges",
+            "volumes",
         )
     }
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that the host itself reaches: devices that os-brick makes, and files of NFS exports.
+
+Made by ``connectors.of_host`` where the operator names them in [agent] host_volume_protocols. The
+agent makes no device and mounts nothing: ``kilonova-volumes`` does the one
+(``compute_agent.volume_helper``), systemd the other. Must stay true: QEMU finds a device by the
+volume's id alone, whatever name the kernel gave it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.json_types import JsonObject
+from common.models import AttachedVolume
+from compute_agent.virt import volumes
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import volume_xml
+from compute_agent.virt.libvirt.connector import Found, Secrets, not_there
+from compute_agent.virt.libvirt.images import GIBIBYTE
+from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from compute_agent.virt.mounts import Mounts, host_mounts
+from compute_agent.virt.volumes import VolumeLink
+from compute_agent.volume_helper import DEVICES, NotDone, VolumeHelper
+
+NO_HELPER = (
+    "There is no kilonova-volumes on this host, which connects volumes for the agent: systemctl enable --now "
+    "kilonova-volumes.socket, and try again."
+)
+FILE_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
+RAW = (None, "", "raw")
+
+
+@dataclass(frozen=True)
+class DeviceConnector:
+    """Devices that os-brick makes in the host's kernel. ``multipath``: over all their paths."""
+
+    helper: VolumeHelper = field(default_factory=VolumeHelper)
+    multipath: bool = False
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        return VolumeSource(volume_xml.BLOCK, str(DEVICES / volume.volume_id))
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        wanted = {"at_least": volume.size_gb * GIBIBYTE}
+        found = self._ask("connect", volume, link, wanted)
+        return Found(int(str(found["size_bytes"])), str(found["serial"]))
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        self._ask("disconnect", volume, link, {})
+
+    def _ask(
+        self, verb: str, volume: AttachedVolume, link: VolumeLink, more: JsonObject
+    ) -> JsonObject:
+        about = {
+            "verb": verb,
+            "volume": volume.volume_id,
+            "protocol": link.protocol,
+            "data": link.data,
+            "multipath": self.multipath,
+        }
+        try:
+            return self.helper.ask(about | more)
+        except FileNotFoundError as problem:
+            raise VerbFailed(NO_HELPER, retryable=True) from problem
+        except (NotDone, OSError) as problem:
+            raise VerbFailed(
+                f"This host could not {verb} volume {volume.volume_id} over {link.protocol}; see the journal of "
+                "kilonova-volumes there, and try again.",
+                details=str(problem),
+                retryable=True,
+            ) from problem
+
+
+@dataclass(frozen=True)
+class NfsConnector:
+    """Files of NFS exports, mounted below ``folder``. A mount stays until the host restarts: other
+    volumes may be in it."""
+
+    folder: Path
+    mounts: Mounts = field(default_factory=host_mounts)
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        export, name = (str(link.data.get(part) or "") for part in ("export", "name"))
+        if (
+            not export
+            or not FILE_NAME.fullmatch(name)
+            or volume.volume_id not in name
+            or link.data.get("format") not in RAW
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"export {export[:80]!r}, name {name[:80]!r}, format {link.data.get('format')!s:.20} are no raw "
+                "file that it names",
+            )
+        return VolumeSource(volume_xml.FILE, str(self._place(export) / name))
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        path, export = Path(self.source(volume, link).path), str(link.data["export"])
+        self.folder.mkdir(mode=0o711, exist_ok=True)
+        self.mounts.mount("NFS", export, self._place(export))
+        try:
+            about = path.lstat()
+        except OSError as problem:
+            raise not_there(volume, str(problem)) from problem
+        if not stat.S_ISREG(about.st_mode):
+            raise not_there(volume, f"{path} is no file")
+        return Found(about.st_size)
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        """It was QEMU alone that had it open."""
+
+    def _place(self, export: str) -> Path:
+        return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
+
+
+def described_by_helper(helper: VolumeHelper, about: JsonObject, multipath: bool) -> JsonObject:
+    """Who this host is to the volume service, as os-brick says it. Raises NotDone; OSError: no
+    helper is there."""
+    question = {"verb": "host", "host": about["host"], "ip": about["ip"], "multipath": multipath}
+    return {**about, **helper.ask(question)}

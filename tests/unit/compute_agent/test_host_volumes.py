@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that the host itself reaches: files of NFS exports, and what an operator may choose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import ConfigError
+from common.models import AttachedVolume
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import connectors
+from compute_agent.virt.libvirt.connector import Found
+from compute_agent.virt.libvirt.connectors import Protocols
+from compute_agent.virt.libvirt.host_connectors import NfsConnector
+from compute_agent.virt.mounts import Mounts
+from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY
+
+EXPORT = "192.0.2.9:/volumes"
+
+
+class Exports:
+    """What is mounted on a host, and what the file server has: ``files``, name -> bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.commands: list[Sequence[str]] = []
+        self.files: dict[str, int] = {}
+        self.connector = NfsConnector(folder, Mounts(run=self.mount, table=folder / "none"))
+        folder.mkdir()
+        (folder / "none").touch()
+
+    def mount(self, command: Sequence[str]) -> None:
+        self.commands.append(command)
+        for name, size in self.files.items():
+            with Path(command[-1], name).open("wb") as file:
+                file.truncate(size)
+
+    def host(self) -> connectors.Connectors:
+        return connectors.Connectors({"nfs": self.connector})
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Exports:
+    return Exports(tmp_path / "mounts")
+
+
+def volume(**changed: Any) -> AttachedVolume:
+    data = {"export": EXPORT, "name": f"volume-{KEY}", "options": "-o vers=4", "format": "raw"}
+    return AttachedVolume(KEY, "/dev/vdb", 1, {"driver_volume_type": "nfs", **data, **changed})
+
+
+def test_a_file_of_an_export_is_mounted_and_measured(exports: Exports) -> None:
+    exports.files[f"volume-{KEY}"] = GIBIBYTE
+    source = exports.host().source(volume())
+    assert exports.host().connect(volume()) == Found(GIBIBYTE)
+    assert (source.kind, os.path.getsize(source.path)) == ("file", GIBIBYTE)
+    [command] = exports.commands
+    assert list(command[:3]) == ["mount", "-t", "nfs"] and EXPORT in command
+    assert "vers=4" not in str(command)
+    exports.host().disconnect(volume())
+    assert exports.commands == [command]
+
+
+def test_a_file_that_is_not_there_or_too_small_is_refused(exports: Exports) -> None:
+    with pytest.raises(VerbFailed, match="does not find volume"):
+        exports.host().connect(volume())
+    exports.files[f"volume-{KEY}"] = 7
+    with pytest.raises(VerbFailed, match="is not that volume: it has 7 bytes"):
+        exports.host().connect(volume())
+    place = Path(exports.host().source(volume()).path)
+    place.unlink()
+    exports.files.clear()
+    place.symlink_to("/etc/passwd")
+    with pytest.raises(VerbFailed, match="does not find volume"):
+        exports.host().connect(volume())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "volume-of-another"},
+        {"name": f"../volume-{KEY}"},
+        {"name": f"volume-{KEY}/x"},
+        {"export": ""},
+        {"format": "qcow2"},
+    ],
+)
+def test_a_file_is_named_in_words(exports: Exports, changed: dict[str, Any]) -> None:
+    with pytest.raises(VerbFailed, match="cannot be used on this host"):
+        exports.host().connect(volume(**changed))
+    assert exports.commands == []
+
+
+def test_an_export_is_no_option_of_mount(exports: Exports) -> None:
+    for export in ("-o exec:/x", "/local", "h:/a b"):
+        with pytest.raises(VerbFailed, match="export location"):
+            exports.host().connect(volume(export=export))
+    assert exports.commands == []
+
+
+def test_a_protocol_has_one_speaker() -> None:
+    both = Protocols(by_qemu=["iscsi"], by_host=["iscsi"])
+    with pytest.raises(ConfigError, match="both name iscsi; take one of them out"):
+        connectors.of_host(both, None, False, {"host": "h1"})
+    table = connectors.of_host(Protocols(by_host=["nfs"]), None, False, {"host": "h1"}).table
+    assert set(table) == {"nbd", "nfs"}
