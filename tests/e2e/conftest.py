@@ -209,7 +209,7 @@ def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
     lab = (
         Lab.open(Path(given))
         if given
-        else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT)))
+        else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT), not shared))
     )
     live = LiveLab(lab)
     watcher = live.watcher().start()

@@ -57,6 +57,7 @@ class LiveLab(Live):
             shared=cloud.shared,
             networks=True,
             fencing_hook=cloud.fencing_hook,
+            volumes=cloud.volumes,
         )
         assert self.cloud == cloud
         self.lab = lab
