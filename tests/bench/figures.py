@@ -282,7 +282,7 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
     bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
 
 
-def run(work: Callable[[Bench], None], hosts: int) -> int:
+def run(work: Callable[[Bench], None], hosts: int, volumes: bool = False) -> int:
     """Start everything, measure by ``work``, print, stop everything."""
     with (
         tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder,
@@ -304,6 +304,7 @@ def run(work: Callable[[Bench], None], hosts: int) -> int:
             broker,
             bench_url.render_as_string(hide_password=False),
             networks=True,
+            volumes=volumes,
         )
         bench = Bench(cloud, servers, database)
         say(f"Machine: {machine()}")
