@@ -417,6 +417,15 @@ def test_a_host_speaks_for_itself_alone(world: World) -> None:
     assert control.refusals.counted == {"h1": 2, "h2": 1}
 
 
+def test_whose_key_it_is_says_who_reports(world: World) -> None:
+    """Whatever name the content gives beside what the conductor puts there."""
+    told = Told((SyncAnswer(3), None))
+    control = world.listening(told)
+    content = {"host": "h2", "request": to_wire(Sync("h2", 3))}
+    no_answer(lambda: world.host("h1").ask(REPORTS, "sync", content, 1))()
+    assert (told.told, control.refusals.counted) == ([], {"h1": 1})
+
+
 def test_an_answer_of_another_host_is_none(world: World) -> None:
     """A host that was asked something cannot answer for the next one."""
     world.serving("h1", Told({"x": 1}))

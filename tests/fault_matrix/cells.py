@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from common import states
+from conductor.cleanups import REMEDIES
 from conductor.saga import AnyStep
 from conductor.workflows import WORKFLOWS
 
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     COMMAND = "command"  # a command to a host
     EXTERNAL = "external"  # a call to a service
     UNDO = "undo"  # the way back of a step
+    CLEANUP = "cleanup"  # what a neighbour has still to remove
     PAIR = "pair"  # another action comes while this one is in hand
 
 
@@ -106,6 +108,18 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "delete-while-called",
     ),
     Kind.UNDO: ("undo-kill-mid", "undo-refused", "undo-repeated"),
+    Kind.CLEANUP: (
+        "cleaner-kill-before",
+        "cleaner-kill-mid",
+        "cleaner-kill-after",
+        "cleaning-refused",
+        "cleaning-forbidden",
+        "cleaning-silent",
+        "cleaning-unanswered",
+        "cleaning-answered-by-half",
+        "cleaning-done-late",
+        "delete-while-cleaning",
+    ),
     Kind.PAIR: (),  # each has the name of the second action
 }
 
@@ -152,7 +166,7 @@ ASKED = {
 
 def cells() -> list[Cell]:
     """All of them, in the order of the registry."""
-    return [*_accepts(), *_steps(), *_pairs()]
+    return [*_accepts(), *_steps(), *_cleanups(), *_pairs()]
 
 
 def _accepts() -> Iterator[Cell]:
@@ -167,6 +181,12 @@ def _steps() -> Iterator[Cell]:
             for kind in (*kinds_of(step), *([Kind.UNDO] if has_undo(step) else [])):
                 for fault in FAULTS[kind]:
                     yield Cell(workflow.name, step.name, kind, fault)
+
+
+def _cleanups() -> Iterator[Cell]:
+    for kind in REMEDIES:
+        for fault in FAULTS[Kind.CLEANUP]:
+            yield Cell("cleanup", kind, Kind.CLEANUP, fault)
 
 
 def _pairs() -> Iterator[Cell]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.fault_matrix import (
     at_accept,
+    at_cleanups,
     at_database,
     at_hosts,
     at_scheduler,
@@ -28,6 +29,7 @@ BY_KIND: dict[Kind, dict[str, Fault]] = {
     Kind.COMMAND: at_hosts.FAULTS,
     Kind.EXTERNAL: at_services.FAULTS,
     Kind.UNDO: at_undo.FAULTS,
+    Kind.CLEANUP: at_cleanups.FAULTS,
     Kind.PAIR: dict.fromkeys(ASKED, pairs.pair),
     Kind.ACCEPT: dict.fromkeys(at_accept.ACCEPTS, at_accept.nothing),
 }
@@ -77,16 +79,22 @@ def check(cell: Cell, seed: int = 0) -> None:
 
 def _turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
     """One run; False: there is no such point any more."""
-    bench = Bench(
-        stage.scenario_of(cell.workflow, cell.step), zlib.crc32(cell.id.encode()) + seed + turn
+    scenario = (
+        at_cleanups.LEFT[cell.step].scenario
+        if cell.kind is Kind.CLEANUP
+        else stage.scenario_of(cell.workflow, cell.step)
     )
+    bench = Bench(scenario, zlib.crc32(cell.id.encode()) + seed + turn)
     try:
-        verdict = fault(bench, cell, turn)
-        if cell.kind is Kind.ACCEPT:
-            at_accept.begin(bench, cell)
+        if cell.kind is Kind.CLEANUP:
+            at_cleanups.check(bench, cell, fault)
         else:
-            bench.begin()
-        outcome.judge(bench, verdict)
+            verdict = fault(bench, cell, turn)
+            if cell.kind is Kind.ACCEPT:
+                at_accept.begin(bench, cell)
+            else:
+                bench.begin()
+            outcome.judge(bench, verdict)
         if not bench.hits:
             return False
         if bench.hits != 1 or not all(proof() for proof in bench.proofs):

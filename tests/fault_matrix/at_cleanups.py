@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong while a pending cleanup is carried out: a neighbour has refused something before,
+and is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from common.store.engine import Connection
+from common.store.neighbours import cleanups
+from common.store.rows import CleanupRow
+from conductor import cleanups as cleaning
+from conductor.cleanups import REMEDIES
+from tests.answers import Answer
+from tests.fault_matrix.aim import CONDUCTOR, Fault, dies
+from tests.fault_matrix.bench import Bench
+from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.outcome import Verdict
+from tests.fault_matrix.stage import OF_VOLUMES, WITH_VOLUMES
+from tests.workflows.neighbours import Neighbour
+from tests.workflows.simulator import Crash
+
+#: Longer than a cleanup is put off after a refusal, or held by a conductor that died.
+PATIENCE_SECONDS, DELETING_SECONDS = 400, 20
+_STRIKE = cleanups.strike
+
+
+@dataclass(frozen=True)
+class Left:
+    """How a cleanup comes to be: a call of this service goes wrong in this workflow."""
+
+    workflow: str
+    service: str
+    call: str
+    how: Answer = Answer.CONFLICT
+
+    @property
+    def scenario(self) -> str:
+        of_volumes = self.service == "volumes" and self.workflow not in OF_VOLUMES
+        return f"{self.workflow}+{WITH_VOLUMES if of_volumes else ''}"
+
+
+#: Of each kind of cleanup.
+LEFT: dict[str, Left] = {
+    cleanups.PORT: Left("detach_interface", "networks", "delete"),
+    cleanups.PORTS: Left("delete", "networks", "ports"),
+    cleanups.BINDING: Left("live_migrate", "networks", "unbind_at"),
+    cleanups.IMAGE: Left("unshelve", "images", "delete"),
+    cleanups.BACKUPS: Left("backup", "images", "find"),
+    cleanups.SHARE: Left("detach_share", "shares", "deny"),
+    cleanups.ATTACHMENT: Left("detach_volume", "volumes", "detach"),
+    cleanups.LATE_PORTS: Left("create", "networks", "create", Answer.LATE),
+    cleanups.LATE_ATTACHMENTS: Left("attach_volume", "volumes", "attach", Answer.LATE),
+}
+assert LEFT.keys() == REMEDIES.keys(), "a kind of cleanup has no cells"
+
+
+def service_of(bench: Bench, cell: Cell) -> Neighbour:
+    """Who is asked again."""
+    found: Neighbour = getattr(bench.cloud, LEFT[cell.step].service)
+    return found
+
+
+def leave(bench: Bench, cell: Cell) -> None:
+    """The workflow ends, and leaves the cleanup."""
+    left, service = LEFT[cell.step], service_of(bench, cell)
+    service.next_of = {left.call}, left.how
+    bench.begin()
+    bench.settle(PATIENCE_SECONDS)
+    assert bench.row().state == "done", bench.row().message
+    kinds = [kind for kind, _ in bench.cloud.pending()]
+    assert cell.step in kinds, f"it left {kinds}"
+    service.refusing.clear()
+    service.catches_up()
+
+
+def carry_out(bench: Bench) -> None:
+    """The cleanups are due, and carried out, again and again while time passes."""
+    for row in bench.cloud.store.read(cleanups.list_all):
+        bench.cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
+    bench.run(lambda: cleaning.retry(bench.cloud.engine))
+    bench.world(PATIENCE_SECONDS)
+    service = bench.cloud
+    for one in (service.images, service.networks, service.shares, service.volumes):
+        one.well()
+        one.catches_up()
+    bench.world(PATIENCE_SECONDS)
+
+
+def _answers(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    service = service_of(bench, cell)
+    service.next_of = set(service.calls_known), how
+    bench.proofs.append(lambda: service.next_of is None)
+    bench.hit()
+    return Verdict.LATE
+
+
+def _dies(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Before the neighbour is asked, when it has answered, or when all is done but the row."""
+    service = service_of(bench, cell)
+    if when == "after":
+        _dies_at_strike(bench)
+        return Verdict.LATE
+    name = {"before": "_speak", "mid": "_answer"}[when]
+    bench.hit()
+
+    def die(*arguments: object) -> None:
+        delattr(service, name)
+        dies(CONDUCTOR)(())
+
+    setattr(service, name, die)
+    bench.proofs.append(lambda: name not in vars(service))
+    return Verdict.LATE
+
+
+def _dies_at_strike(bench: Bench) -> None:
+    """The row is gone, and the transaction is not ended."""
+    died: list[bool] = []
+
+    def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
+        struck = _STRIKE(tx, row, fence)
+        if not died:
+            died.append(struck)
+            bench.hit()
+            raise Crash(CONDUCTOR)
+        return struck
+
+    setattr(cleanups, "strike", strike)  # noqa: B010  # ``check`` sets it back
+    bench.proofs.append(lambda: died == [True])
+
+
+def _deleted(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """The server is deleted while the neighbour is asked."""
+    service = service_of(bench, cell)
+    service.next_of = set(service.calls_known), Answer.SLOW
+    bench.proofs.append(lambda: service.next_of is None)
+    bench.hit()
+
+    def delete() -> None:
+        if not bench.cloud.show(bench.trial.server).deleted:
+            bench.user_deletes()
+            bench.world(DELETING_SECONDS)
+
+    service.meanwhile = delete
+    return Verdict.DELETED
+
+
+FAULTS: dict[str, Fault] = {
+    "cleaner-kill-before": partial(_dies, "before"),
+    "cleaner-kill-mid": partial(_dies, "mid"),
+    "cleaner-kill-after": partial(_dies, "after"),
+    "cleaning-refused": partial(_answers, Answer.CONFLICT),
+    "cleaning-forbidden": partial(_answers, Answer.FORBIDDEN),
+    "cleaning-silent": partial(_answers, Answer.SILENT),
+    "cleaning-unanswered": partial(_answers, Answer.LOST),
+    "cleaning-answered-by-half": partial(_answers, Answer.HALF),
+    "cleaning-done-late": partial(_answers, Answer.LATE),
+    "delete-while-cleaning": _deleted,
+}
+
+
+def check(bench: Bench, cell: Cell, fault: Callable[..., Verdict]) -> None:
+    """It is done in the end, and nothing is wrong."""
+    leave(bench, cell)
+    try:
+        fault(bench, cell, 0)
+        carry_out(bench)
+    finally:
+        setattr(cleanups, "strike", _STRIKE)  # noqa: B010  # as above
+    assert (left := bench.cloud.pending()) == [], left
+    assert (found := bench.cloud.findings()) == [], found
