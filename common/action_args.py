@@ -125,6 +125,7 @@ class RebuildArgs(ActionArgs):
     """Rebuild. ``before`` and ``wrote`` are there when the image is another one."""
 
     preserve_ephemeral: bool = False
+    reimage: str | None = None  #: the image that the volume it boots from is written from
     before: JsonObject = field(default_factory=dict)  #: columns of the server as they were
     wrote: JsonObject = field(default_factory=dict)  #: the same columns as the request left them
 

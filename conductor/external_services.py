@@ -107,6 +107,10 @@ class VolumeApi(Protocol):
     def delete(self, volume_id: str) -> None:
         """Delete a volume that is attached to nothing; one that is gone is fine."""
 
+    def reimage(self, volume_id: str, image_id: str) -> None:
+        """Have a volume that is reserved written anew from an image. Look first whether it is being
+        written already."""
+
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot; one that is gone is fine."""
 

@@ -115,6 +115,9 @@ class BlockStorageService:
     def delete(self, volume_id: str) -> None:
         self._ask(lambda token: self._client.delete(token, volume_id))
 
+    def reimage(self, volume_id: str, image_id: str) -> None:
+        self._ask(lambda token: self._client.reimage(token, volume_id, image_id))
+
     def delete_snapshot(self, snapshot_id: str) -> None:
         self._ask(lambda token: self._client.delete_snapshot(token, snapshot_id))
 

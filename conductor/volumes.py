@@ -355,6 +355,18 @@ def reserve_again(engine: Engine, run: AnyRun) -> None:
             _renew(engine, run, row, None, left)
 
 
+def release(engine: Engine, run: AnyRun) -> None:
+    """The server's host has let go of its volumes, and nobody has them: they are reserved.
+
+    Raises:
+        Conflict: another host may have them still.
+    """
+    if left := holding(engine, run.server.id):
+        raise errors.Conflict(_holds(left))
+    for row in of(run):
+        _renew(engine, run, row, None, [])
+
+
 def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
     """On the way back: nobody, since no guest may run where an action has failed; a host that
     answers is waited for.

@@ -22,11 +22,14 @@ NAME = "block storage service"
 #: The first version in which an attachment can be completed.
 VERSION = "3.44"
 NEEDS = f"{VERSION} of its API, which volumes of servers need"
+REIMAGE_VERSION = "3.68"  #: the first in which a volume can be written anew
+NEEDS_REIMAGE = f"{REIMAGE_VERSION} of its API, which another image on a volume needs"
 #: How an endpoint in a catalogue may end; a service that knows 3.67 asks for no project there.
 _VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
 #: A user may not end the connection of a server beneath it; who shows this may (CVE-2023-2088).
 AS_SERVICE = ("X-Service-Token",)
 AVAILABLE, IN_USE, CREATING, ERROR = "available", "in-use", "creating", "error"
+RESERVED, DOWNLOADING = "reserved", "downloading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,17 @@ class VolumeClient(OptionalService):
             BadRequest: it is attached, or has snapshots.
         """
         self._gone_is_fine("DELETE", f"/volumes/{_part(volume_id)}", token)
+
+    def reimage(self, token: str, volume_id: str, image_id: str) -> None:
+        """Have a volume that is reserved written anew from an image: it is ``downloading``, and
+        then reserved as before, or in ``error``.
+
+        Raises:
+            BadRequest: it is not reserved, or too small. Conflict: the service is too old.
+        """
+        wanted = {"os-reimage": {"image_id": image_id, "reimage_reserved": True}}
+        path = f"/volumes/{_part(volume_id)}/action"
+        self._json("POST", path, token, wanted, version=REIMAGE_VERSION)
 
     # --- snapshots ---
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
@@ -261,6 +275,7 @@ class VolumeClient(OptionalService):
         token: str,
         body: JsonObject | None = None,
         beside: Iterable[str] = (),
+        version: str = VERSION,
     ) -> JsonObject:
         """``beside``: names of headers that carry the token, too."""
         more: JsonObject = {} if body is None else {"json": body}
@@ -268,11 +283,11 @@ class VolumeClient(OptionalService):
             method,
             self._http.base() + path,
             token,
-            headers={"OpenStack-API-Version": f"volume {VERSION}"} | dict.fromkeys(beside, token),
+            headers={"OpenStack-API-Version": f"volume {version}"} | dict.fromkeys(beside, token),
             **more,
         )
         if answer.status_code >= 300:
-            raise refusal_of(answer, NAME, NEEDS)
+            raise refusal_of(answer, NAME, NEEDS if version == VERSION else NEEDS_REIMAGE)
         return document(answer, NAME)
 
 

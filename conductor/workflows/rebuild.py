@@ -4,25 +4,43 @@
 What was asked for (image, name, key …) stands in the server's row since the request was accepted.
 Whether its host may have the new image is asked first; when not, the row becomes what it was, and
 nothing has happened. The host gives up the old disk only when the new image is there and verified.
+
+The volume that a server boots from is written by the block storage service. Until that has begun
+the way back leads to the server as it was; afterwards its row says the new image, whatever comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from common import states
 from common.action_args import RebuildArgs
+from common.clients.volumes import DOWNLOADING
+from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.wire import to_wire
-from conductor import claims, guest
+from conductor import claims, guest, volumes
 from conductor.claims import PlacementData
-from conductor.saga import Engine, Run, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
 
+AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
 REBUILD_STEP = "rebuild"  #: from this step on the server has the new image
-RebuildRun = Run[RebuildArgs, PlacementData]
+
+
+@dataclass(kw_only=True)
+class RebuildData(PlacementData):
+    """What the steps leave."""
+
+    reimaged_since: int | None = None  #: when the volume began to be written, µs
+    volume_status: str = ""  #: of the volume that is written
+
+
+RebuildRun = Run[RebuildArgs, RebuildData]
 
 
 def _runs_after(run: RebuildRun) -> bool:
@@ -57,6 +75,70 @@ def _may_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
         guests.want(tx, [run.server.id], guests.RUNNING if may_run else guests.STOPPED, may_run)
 
 
+# --- the volume that it boots from ---
+def _reimages(run: RebuildRun) -> bool:
+    """Is its volume written anew?"""
+    return run.args.reimage is not None
+
+
+def _reimages_and_runs(run: RebuildRun) -> bool:
+    return _reimages(run) and _runs_after(run)
+
+
+def _runs_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
+    guests.want(tx, [run.server.id], guests.RUNNING, True)
+    run.set(power_state=states.RUNNING)
+
+
+def _disconnect(engine: Engine, run: RebuildRun) -> Verb:
+    return "disconnect_volumes", {}
+
+
+def _install_old(engine: Engine, run: RebuildRun) -> Verb:
+    return "install", {"guest": to_wire(guest.spec(engine, run)), "runs": False}
+
+
+def _root(run: RebuildRun) -> str:
+    return next(str(row.volume_id) for row in run.volumes if row.boot_index == 0)
+
+
+def _reimage(engine: Engine, run: RebuildRun) -> None:
+    service, volume_id = volumes.service(engine), _root(run)
+    if run.is_repeated and service.volume(volume_id).status == DOWNLOADING:
+        return
+    service.reimage(volume_id, str(run.args.reimage))
+
+
+def _is_written(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
+    for run in runs:
+        run.data.reimaged_since = run.locked_at
+
+
+def _look(engine: Engine, run: RebuildRun) -> None:
+    run.data.volume_status = volumes.service(engine).volume(_root(run)).status
+
+
+def _await(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
+    """Go on when it is reserved again; the service's event wakes this up."""
+    for run in runs:
+        status, since = run.data.volume_status, run.data.reimaged_since
+        if status.startswith("error"):
+            run.fail(
+                f"Volume {_root(run)} could not be written from image {run.args.reimage}: the block "
+                f"storage service shows it as {status}; see there, and rebuild the server again."
+            )
+        elif status != DOWNLOADING:
+            continue
+        elif run.locked_at - int(since or 0) >= engine.volume_timeout * SECOND:
+            run.fail(
+                f"Volume {_root(run)} was not written within {engine.volume_timeout} seconds; rebuild "
+                "the server again when the block storage service has ended it."
+            )
+        else:
+            run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
+            run.data.polls += 1
+
+
 def _rebuild(engine: Engine, run: RebuildRun) -> Verb:
     return "rebuild", {
         "guest": to_wire(guest.spec(engine, run)),
@@ -89,16 +171,21 @@ def _columns_before(engine: Engine, run: RebuildRun) -> JsonObject:
 def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
     """Refused before the host was told: as it was. Later the row says the new image already: only
     another rebuild, or a look by its owner, makes that true."""
-    if run.action.step != REBUILD_STEP and _has_another_image(run):
+    begun = run.action.step == REBUILD_STEP or run.data.reimaged_since is not None
+    as_before = not begun and _has_another_image(run)
+    if as_before:
         run.set(**_columns_before(engine, run))
-    else:
+    if not as_before or run.data.undo_failures:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
+    if run.is_left_off:
+        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        run.set(power_state=states.SHUTDOWN)
 
 
 REBUILD = Workflow(
     "rebuild",
     args=RebuildArgs,
-    data=PlacementData,
+    data=RebuildData,
     failed=_failed,
     steps=(
         Step(
@@ -108,6 +195,48 @@ REBUILD = Workflow(
             apply=_check,
             condition=_has_another_image,
         ),
+        Step(
+            "stop",
+            "what it still wrote would be mixed with the image; on the way back it is started again",
+            command=guest.stop,
+            on_result=guest.record_stopped,
+            undo=_runs_again,
+            undo_command=guest.start,
+            undo_starts_guest=True,
+            condition=_reimages_and_runs,
+        ),
+        Step(
+            "disconnect",
+            "before the service writes; on the way back it is as it was, and off",
+            command=_disconnect,
+            undo_command=_install_old,
+            condition=_reimages,
+        ),
+        Step(
+            "reserve_volumes",
+            "the service writes a volume that no host may have",
+            call=volumes.release,
+            undo_call=volumes.connect_all,
+            lane=Lane.VOLUME,
+            condition=_reimages,
+        ),
+        Step(
+            "reimage",
+            "the service refuses what does not fit before it writes anything",
+            call=_reimage,
+            apply=_is_written,
+            lane=Lane.VOLUME,
+            condition=_reimages,
+        ),
+        Step(
+            AWAIT_REIMAGE,
+            "the host must not have what is half written",
+            call=_look,
+            apply=_await,
+            lane=Lane.VOLUME,
+            condition=_reimages,
+        ),
+        replace(volumes.CONNECT, condition=_reimages),
         Step(
             REBUILD_STEP,
             "one command: the old disk goes when the new one is sure",

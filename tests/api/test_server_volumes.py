@@ -399,7 +399,11 @@ def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> N
             {"name": "i", "backup_type": "daily", "rotation": 1},
             "Backup is not supported for volume-backed instances.",
         ),
-        ("rebuild", {"imageRef": IMAGE}, "boots from a volume, which this cloud does not write"),
+        (
+            "rebuild",
+            {"imageRef": IMAGE},
+            "Unable to rebuild with a different image for a volume-backed server.",
+        ),
     ],
 )
 def test_what_needs_a_disk_of_the_host_is_refused(
@@ -435,6 +439,53 @@ def test_a_server_that_boots_from_a_volume_is_rescued(cloud: Cloud, volumes: Vol
     assert rescue("2.87", rescue_image_ref=IMAGE).status_code == 200
     [action] = [one for one in cloud.rows(schema.actions) if one.name == "rescue"]
     assert action.args["image"]["id"] == IMAGE
+
+
+def test_a_rebuild_writes_the_volume_from_2_93_on(cloud: Cloud, volumes: Volumes) -> None:
+    [row] = made(cloud, BOOT)
+    done(cloud, row.server_id)
+
+    def rebuild(mv: str) -> Any:
+        path, body = f"/servers/{row.server_id}/action", {"rebuild": {"imageRef": IMAGE}}
+        return cloud.call("POST", path, body, mv=mv)
+
+    found = cloud.images.images[IMAGE]
+    cloud.images.images[IMAGE] = replace(found, min_disk=3)
+    assert "Volume is smaller than the minimum size" in rebuild("2.93").text
+    said = {"block_device_mapping": "[]"}
+    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=said))
+    assert "has no bytes" in rebuild("2.93").text
+    cloud.images.images[IMAGE] = found
+    answer = rebuild("2.93")
+    assert answer.status_code == 202 and answer.json["server"]["image"] == ""
+    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rebuild"]
+    assert action.args["reimage"] == IMAGE and action.args["before"]["image"]["properties"] == {}
+    [server] = cloud.rows(schema.servers)
+    assert (server.image_id, server.image["id"], server.image["on_volume"]) == (None, "", True)
+    assert server.image["properties"] == {"architecture": "x86_64"}
+
+
+def test_a_rebuild_with_its_own_image_leaves_the_volume(cloud: Cloud, volumes: Volumes) -> None:
+    volumes.change(VOLUME, image_metadata={"image_id": IMAGE})
+    [row] = made(cloud, BOOT)
+    done(cloud, row.server_id)
+    path, body = f"/servers/{row.server_id}/action", {"rebuild": {"imageRef": IMAGE}}
+    assert cloud.call("POST", path, body, mv="2.92").status_code == 202
+    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rebuild"]
+    assert "reimage" not in action.args and "before" not in action.args
+    [server] = cloud.rows(schema.servers)
+    assert (server.image_id, server.image["on_volume"]) == (None, True)
+
+
+def test_a_volume_that_was_written_wakes_its_action(cloud: Cloud, volumes: Volumes) -> None:
+    [row] = made(cloud, BOOT)
+    done(cloud, row.server_id, host="host1")
+    event = {"name": "volume-reimaged", "server_uuid": row.server_id, "tag": VOLUME}
+    events = [event, {**event, "tag": OTHER}]
+    answer = cloud.call(
+        "POST", "/os-server-external-events", {"events": events}, token="admin", mv="2.93"
+    )
+    assert [one["code"] for one in answer.json["events"]] == [200, 404]
 
 
 def test_the_root_disk_of_the_flavor_is_not_its_hosts(cloud: Cloud, volumes: Volumes) -> None:

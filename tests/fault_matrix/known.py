@@ -14,6 +14,10 @@ KNOWN: dict[str, str] = {
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
     ),
+    "rebuild/reserve_volumes/undo-refused": (
+        "the block storage service refuses the way back too: the volumes are reserved for the server and connected "
+        "nowhere; the server is in ERROR, and the doctor names them (volume-elsewhere)"
+    ),
 }
 
 #: Id -> the defect that the cell has found, which is mended. Run in the default set at each commit.

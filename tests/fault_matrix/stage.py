@@ -31,6 +31,7 @@ LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
     "shelved",
 )
 WITH_VOLUMES, OFFLOADS_VOLUMES, LATE_VOLUMES = "volumes", "offloads-volumes", "late-volumes"
+BOOTS, LATE_SNAPSHOT = "boots", "late-snapshot"
 #: Workflows whose servers get or have a volume as they are.
 OF_VOLUMES = ("attach_volume", "detach_volume", "extend_volume")
 #: Steps that are a part of their workflow in these circumstances only.
@@ -57,6 +58,19 @@ CIRCUMSTANCES: dict[tuple[str, str], str] = {
     },
     ("shelve", "reserve_volumes"): OFFLOADS_VOLUMES,
     ("delete", "release_volumes_late"): LATE_VOLUMES,
+    ("delete", "delete_snapshots"): LATE_SNAPSHOT,
+    **{("snapshot", step): BOOTS for step in ("delete_snapshots", "leave_empty")},
+    **{
+        ("rebuild", step): BOOTS
+        for step in (
+            "stop",
+            "disconnect",
+            "reserve_volumes",
+            "reimage",
+            "await_reimage",
+            "connect_volumes",
+        )
+    },
 }
 
 
@@ -119,6 +133,13 @@ def _attaches(key: str) -> Callable[[Trial], None]:
     return arrange
 
 
+def _snapshots(trial: Trial) -> None:
+    """The image service does not answer the call of a snapshot that the delete then supersedes."""
+    trial.cloud.images.silent = 1
+    ask(trial.cloud, trial.server, "createImage")
+    trial.cloud.advance()
+
+
 _ALL: dict[str, Circumstance] = {
     "": Circumstance(),
     LATE_WIRES: Circumstance(arrange=_wires_late),
@@ -135,6 +156,8 @@ _ALL: dict[str, Circumstance] = {
     OFFLOADS_VOLUMES: Circumstance(
         lambda one: replace(one, ends=states.SHELVED_OFFLOADED, domains=0, volumes=True), _offloads
     ),
+    BOOTS: Circumstance(lambda one: replace(one, volumes=True, boots=True)),
+    LATE_SNAPSHOT: Circumstance(lambda one: replace(one, volumes=True, boots=True), _snapshots),
     LATE_VOLUMES: Circumstance(arrange=_attaches("attach_volume")),
     SHELVED: Circumstance(lambda one: replace(one, before=("shelve",))),
 }

@@ -279,6 +279,7 @@ SCENARIOS |= {
         ("snapshot", {"verbs": ()}),
         ("rescue", {}),
         ("unrescue", {}),
+        ("rebuild", {"verbs": ("rebuild",)}),
         ("resize", {"verbs": ("prepare", "disconnect_volumes", "receive")}),
         (
             "shelve",
@@ -309,6 +310,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "rebuild": {"before": {"image_id": None, "image": None}},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
 }
+NEW_IMAGE = "66666666-6666-4666-8666-666666666666"
 SHARE = "55555555-5555-4555-8555-555555555555"
 MOVES = ("resize", "migrate", "os-migrateLive", "evacuate")
 ENDINGS = ("confirmResize", "revertResize")
@@ -346,6 +348,8 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     if key == "createImage" and volume_service.boots(cloud, server):
         made = [cloud.volumes.snapshot(volume) for volume in volume_service.of(cloud, server)]
         args = {**(args or {}), "snapshots": made}
+    if key == "rebuild" and volume_service.boots(cloud, server):
+        args = {"before": {"image": cloud.show(server).image}, "reimage": NEW_IMAGE}
     if key == "detach_interface":
         args = {"port": cloud.show(server).interfaces[0]["port"]}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))

@@ -235,6 +235,77 @@ def test_a_server_waits_for_the_volume_that_it_boots_from(cloud: Cloud) -> None:
     ) == [volume]
 
 
+# --- rebuild ---
+IMAGE = {"id": "77777777-7777-4777-8777-777777777777"}
+
+
+def rebuilding(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
+    """A server that boots from a volume, which is to be written from another image."""
+    server, volume = bootable(cloud)
+    cloud.settle()
+    if stopped:
+        cloud.ask(server, "os-stop")
+        cloud.settle()
+    args = {"reimage": IMAGE["id"], "before": {"name": "before"}}
+    cloud.ask(server, "rebuild", args=args)
+    return server, volume
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_service_writes_the_volume_of_a_server(cloud: Cloud, stopped: bool) -> None:
+    server, volume = rebuilding(cloud, stopped)
+    cloud.settle()
+    assert last(cloud, server)[:2] == ("rebuild", "done")
+    assert cloud.show(server).vm_state == (states.STOPPED if stopped else states.ACTIVE)
+    assert cloud.volumes.state.images == {volume: IMAGE["id"]}
+    assert volume_service.of(cloud, server) == {volume: "attached"}
+    assert connected(cloud, server) == [volume] and cloud.findings() == []
+
+
+def test_a_volume_that_cannot_be_written_is_as_before(cloud: Cloud) -> None:
+    cloud.volumes.make()
+    server, volume = rebuilding(cloud)
+    cloud.volumes.refusing["reimage", volume] = errors.BadRequest("It is too small.")
+    cloud.settle()
+    assert last(cloud, server) == ("rebuild", "failed", "It is too small.")
+    found = cloud.show(server)
+    assert (found.vm_state, found.name) == (states.ACTIVE, "before")
+    guest = cloud.hosts[found.host].driver.host.guests[server]
+    assert guest.power_state == states.RUNNING
+    assert connected(cloud, server) == [volume] and cloud.findings() == []
+
+
+@pytest.mark.parametrize("verb", ["ensure_stopped", "disconnect_volumes"])
+def test_a_host_that_does_not_let_go_keeps_it(cloud: Cloud, verb: str) -> None:
+    server, volume = rebuilding(cloud)
+    cloud.hosts[cloud.show(server).host].driver.host.script[verb] = [Fail("Stays.")]
+    cloud.settle()
+    assert last(cloud, server) == ("rebuild", "failed", "Stays.")
+    assert cloud.show(server).vm_state == states.ACTIVE and cloud.volumes.state.images == {}
+    assert volume_service.of(cloud, server) == {volume: "attached"} and cloud.findings() == []
+
+
+def test_a_volume_that_was_written_badly_is_told(cloud: Cloud) -> None:
+    cloud.volumes.writes_to = "error"
+    server, volume = rebuilding(cloud)
+    cloud.settle()
+    found = cloud.show(server)
+    assert found.vm_state == states.ERROR and "shows it as error" in found.fault["message"]
+    assert found.name == "s", "its row says the new image"
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).deleted and cloud.volumes.state.held == {}
+
+
+def test_a_volume_that_is_never_written_is_waited_for_so_long(cloud: Cloud) -> None:
+    cloud.engine.volume_timeout = 20
+    cloud.volumes.writes_to = "downloading"
+    server, _ = rebuilding(cloud)
+    cloud.settle()
+    assert "was not written within 20 seconds" in (last(cloud, server)[2] or "")
+    assert cloud.show(server).vm_state == states.ERROR
+
+
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive", "shelve", "evacuate"])
 def test_the_root_disk_is_nobodys_wherever_it_is(cloud: Cloud, key: str) -> None:
     """What its host holds for it, after each of its moves; the doctor compares it with its
@@ -473,7 +544,8 @@ def test_a_refusal_leaves_nothing_for_ever(
     cloud.volumes.well()
     cloud.volumes.finish()
     cloud.clean_up()
-    left = {"volume-of-server"} if workflow.partition(":")[0] in CONNECTING_BACK else set()
+    connects = workflow == "rebuild:boots" or workflow.partition(":")[0] in CONNECTING_BACK
+    left = {"volume-of-server"} if connects else set()
     assert {one.invariant for one in cloud.findings()} <= left
     if not cloud.show(trial.server).deleted:
         cloud.ask(trial.server, "delete")

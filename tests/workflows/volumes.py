@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from common import errors, ids, states
-from common.clients.volumes import AVAILABLE, CREATING, IN_USE, Attachment, Volume
+from common.clients.volumes import AVAILABLE, CREATING, DOWNLOADING, IN_USE, Attachment, Volume
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -40,6 +40,8 @@ class VolumeRecords:
     volumes: dict[str, Volume] = field(default_factory=dict)
     held: dict[str, HeldVolume] = field(default_factory=dict)
     creating: dict[str, int] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)  #: volume -> what was written
+    writing: dict[str, int] = field(default_factory=dict)  #: volume -> looks until it is written
     snapshots: dict[str, str] = field(default_factory=dict)  #: id -> of which volume
 
 
@@ -115,6 +117,7 @@ class Volumes(Neighbour, interface=VolumeApi):
         self.state = VolumeRecords()
         self.moving: set[str] = set()
         self.deleted: list[str] = []
+        self.writes_to = ""  #: the status of a volume that was written; "": by its attachments
 
     # --- what users do ---
     def make(self, looks: int = 0, size_gb: int = 1, multiattach: bool = False) -> str:
@@ -140,9 +143,11 @@ class Volumes(Neighbour, interface=VolumeApi):
 
     def finish(self) -> None:
         """All volumes are there."""
-        for volume_id, found in self.state.volumes.items():
+        for volume_id, found in list(self.state.volumes.items()):
             if found.status == CREATING:
                 self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
+            elif found.status == DOWNLOADING:
+                self._judge(volume_id)
 
     # --- what the conductor asks ---
     def volume(self, volume_id: str) -> Volume:
@@ -152,6 +157,11 @@ class Volumes(Neighbour, interface=VolumeApi):
             left = self.state.creating[volume_id] = self.state.creating[volume_id] - 1
             if left <= 0:
                 found = self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
+        if found.status == DOWNLOADING:
+            left = self.state.writing[volume_id] = self.state.writing[volume_id] - 1
+            if left <= 0:
+                self._judge(volume_id, self.writes_to)
+                found = self.state.volumes[volume_id]
         return self._answer(found)
 
     def delete(self, volume_id: str) -> None:
@@ -162,6 +172,17 @@ class Volumes(Neighbour, interface=VolumeApi):
                 raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
             del self.state.volumes[volume_id]
             self.deleted.append(volume_id)
+        self._answer(None)
+
+    def reimage(self, volume_id: str, image_id: str) -> None:
+        self._speak("reimage", volume_id)
+        found = self._known(volume_id)
+        if found.status != "reserved":
+            raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
+        assert not self.hosts_of(volume_id), "a host has what is written"
+        self.state.volumes[volume_id] = replace(found, status=DOWNLOADING)
+        self.state.writing[volume_id] = 2
+        self.state.images[volume_id] = image_id
         self._answer(None)
 
     def delete_snapshot(self, snapshot_id: str) -> None:
@@ -278,8 +299,11 @@ class Volumes(Neighbour, interface=VolumeApi):
             raise errors.NotFound(f"Attachment {attachment_id} could not be found.")
         return held
 
-    def _judge(self, volume_id: str) -> None:
+    def _judge(self, volume_id: str, status: str = "") -> None:
         """What its status is by its attachments."""
+        if status:
+            self.state.volumes[volume_id] = replace(self.state.volumes[volume_id], status=status)
+            return
         found, held = self.state.volumes[volume_id], self._of(volume_id)
         status = (
             IN_USE

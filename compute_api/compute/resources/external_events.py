@@ -24,6 +24,7 @@ from compute_api.edge.response import ApiResponse
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
 REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again
+REIMAGE = "await_reimage"  # the step that waits for the block storage service
 PLUG = "plug"  # the step that waits for the network service
 #: Events that mean nothing without a tag, and the tags that they may have; (): any.
 _TAGS: dict[str, Sequence[str]] = {
@@ -31,6 +32,7 @@ _TAGS: dict[str, Sequence[str]] = {
     "network-vif-deleted": (),
     "power-update": ("POWER_ON", "POWER_OFF"),
     "volume-extended": (),
+    "volume-reimaged": (),
 }
 
 #: Does what the events of one name ask for; the code of each.
@@ -77,6 +79,25 @@ def _wake(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) ->
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
     request.services.wakeup.wake(neighbours=True)
     return [DONE] * len(events)
+
+
+def _look_at_volume(
+    request: Request, events: Sequence[JsonMapping], rows: JsonMapping
+) -> list[int]:
+    """What waits for a volume asks the block storage service itself, whatever the event says."""
+    codes = []
+    for event in events:
+        try:
+            request.read(volumes.show, event["server_uuid"], event["tag"])
+            codes.append(DONE)
+        except errors.NotFound:
+            codes.append(MISSING)
+    meant = {
+        event["server_uuid"] for event, code in zip(events, codes, strict=True) if code == DONE
+    }
+    request.write(actions.wake, meant, REIMAGE)
+    request.services.wakeup.wake(neighbours=True)
+    return codes
 
 
 def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
@@ -155,4 +176,5 @@ HANDLERS: dict[str, Handler] = {
     "network-vif-deleted": _detach,
     "network-changed": _reread,
     "volume-extended": _extend,
+    "volume-reimaged": _look_at_volume,
 }

@@ -8,27 +8,31 @@ stays as it is. The row changes in the transaction that begins the action."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from common import errors, models, states
+from common import errors, hardware, models, states
+from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
-from common.store.rows import ServerRecord
-from common.store.servers import actions, servers
+from common.store.rows import BlockDeviceRow, ServerRecord
+from common.store.servers import actions, servers, volumes
 from common.store.servers.servers import loads
 from common.store.tenants import keypairs
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
+from compute_api.compute.resources import block_devices, server_volumes
 from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources.block_devices import VOLUME, VolumeMapping
 from compute_api.compute.resources.server_preparers import (
     Begin,
     PreparedAction,
     refuse_changed,
-    refuse_volume_backed,
 )
 from compute_api.compute.resources.servers import rebuilt
+from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
 
@@ -43,6 +47,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "accessIPv4": ("access_ip_v4", parts.access_ip),
     "accessIPv6": ("access_ip_v6", parts.access_ip),
 }
+_WRITES_VOLUMES = Range("2.93")
 #: Columns that no action guards, whatever is being done to the server.
 _UNGUARDED = {
     "name",
@@ -59,18 +64,15 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     """Everything that can be wrong with a rebuild is found here."""
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
-    refuse_volume_backed(
-        request,
-        server,
-        f"Instance {server.id} boots from a volume, which this cloud does not write anew; make a new "
-        "server.",
-    )
     parts.check_metadata(given.get("metadata", {}), request.limits)
     files = parts.personality(given, request.limits)
     key = _key(request, given)
     image = request.services.images.show(given["imageRef"], request.context.token)
     flavor = from_wire(models.Flavor, loads(server.flavor))
-    parts.check_image(image, flavor)
+    root = request.read(volumes.root_of, server.id) if server.volumes else None
+    if root is None:
+        parts.check_image(image, flavor)
+    reimage = root is not None and _reimages(request, root, image)
     parts.check_hardware(flavor, image.ref.properties)
     parts.check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
@@ -80,10 +82,12 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     changes = {
         column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
     }
-    changes |= {"image_id": image.ref.id, "image": to_wire(image.ref), **key}
+    changes |= {**_image_columns(server, image, root is not None, reimage), **key}
     if "user_data" in given:
         changes["user_data"] = passwords.sealed_text(request.services.vault, given["user_data"])
     args: JsonObject = {"preserve_ephemeral": is_true(given.get("preserve_ephemeral", False))}
+    if reimage:
+        args["reimage"] = image.ref.id
     if files:
         changes["config_drive"] = True
     password = given.get("adminPass") or passwords.generate()
@@ -98,12 +102,49 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
         password,
         changes,
         answer,
-        _begins(server, image.ref.id, request.services.vault),
+        _begins(server, reimage or changes["image_id"] != server.image_id, request.services.vault),
         files=files,
     )
 
 
-def _begins(server: ServerRecord, image_id: str, vault: Vault | None) -> Begin:
+def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
+    """Is the volume that a server boots from written anew? Before 2.93 it stays as it is. Raises
+    BadRequest: the image is another one, or does not fit."""
+    if request.version in _WRITES_VOLUMES:
+        flavor = models.Flavor("", "", 0, image.min_ram, 0)
+        mapping = VolumeMapping(source=VOLUME, source_id=root.volume_id, size_gb=root.size_gb or 0)
+        server_volumes.check_image(image, flavor, mapping)
+        if image.ref.properties.get(block_devices.IMAGE_MAPPINGS):
+            raise errors.BadRequest(
+                f"Image {image.ref.id} has no bytes, but names snapshots of volumes; make a new server "
+                "from it."
+            )
+        return True
+    service = request.services.volumes
+    if service is None or not service.has_service():
+        raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
+    volume = service.volume(request.context.token, str(root.volume_id))
+    if volume.image_metadata.get("image_id") != image.ref.id:
+        raise errors.BadRequest(
+            f"Image {image.ref.id} is unacceptable: Unable to rebuild with a different image for a "
+            "volume-backed server."
+        )
+    return False
+
+
+def _image_columns(
+    server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
+) -> JsonObject:
+    """What a server that boots from a volume says of its image; the volume has it."""
+    if not boots_from_volume:
+        return {"image_id": image.ref.id, "image": to_wire(image.ref)}
+    if not reimage:
+        return {"image_id": server.image_id}
+    frozen = {**to_wire(replace(image.ref, id="")), hardware.ON_VOLUME: True}
+    return {"image_id": None, "image": frozen}
+
+
+def _begins(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
     """With another image the action keeps what the row says, for when its host may not have it; and
     what it writes of what can be changed meanwhile. User data is kept encrypted."""
 
@@ -120,7 +161,7 @@ def _begins(server: ServerRecord, image_id: str, vault: Vault | None) -> Begin:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)
         refuse_changed(row, server)  # the image service was asked since it was read
-        if image_id != row.image_id:
+        if is_another:
             before = servers.written(row, changes)
             if vault is not None and before.get("user_data"):
                 kept = vault.open(more["secrets"]) if more["secrets"] else {}
