@@ -16,7 +16,9 @@ from typing import Protocol
 from common import errors
 from common.instance_data import InstanceData, guest_spec
 from common.json_types import JsonObject
-from common.store.engine import Store
+from common.models import AttachedVolume
+from common.store.engine import Connection, Store
+from common.store.rows import ServerFacts
 from common.store.servers import metadata
 from common.vault import Vault
 from compute_api.metadata.proxy_headers import GuestIdentity, canonical_address
@@ -127,11 +129,11 @@ class GuestCache:
         return services.of({**data.facts(), "boot-roles": ",".join(roles)})
 
     def _read(self, server_id: str) -> GuestRecord:
-        row = self._store.read(lambda tx: metadata.facts(tx, server_id))
+        row, tagged = self._store.read(lambda tx: _facts(tx, server_id))
         if row is None:
             self._known.pop(server_id, None)
             raise errors.NotFound("There is no such server.")
-        spec = guest_spec(row, row.fence)
+        spec = replace(guest_spec(row, row.fence), volumes=tagged)
         if spec.user_data:
             spec = replace(spec, user_data=self._vault.open_text(spec.user_data))
         addresses = frozenset(
@@ -149,6 +151,22 @@ class GuestCache:
                 self._known.pop(next(iter(self._known)), None)
             self._known[server_id] = (self._monotonic() + self._seconds, guest)
         return guest
+
+
+def _facts(tx: Connection, server_id: str) -> tuple[ServerFacts | None, list[AttachedVolume]]:
+    """The server, and its tagged volumes as the guest finds them."""
+    row = metadata.facts(tx, server_id)
+    rows = metadata.tagged_volumes(tx, row) if row is not None else []
+    return row, [
+        AttachedVolume(
+            str(one.volume_id),
+            one.device_name,
+            one.size_gb or 0,
+            bus=one.disk_bus or "virtio",
+            tag=one.tag or "",
+        )
+        for one in rows
+    ]
 
 
 def _is_there(guest: GuestRecord, identity: GuestIdentity) -> bool:

@@ -198,6 +198,7 @@ class ServerFacts(Protocol):
     fence: int
     password: str | None
     disks: JsonObject | None
+    volumes: int
     host: str | None
     source_host: str | None
     dest_host: str | None

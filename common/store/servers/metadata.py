@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata service reads of a server, in one statement, and the one thing that it writes.
+"""What the metadata service reads of a server, in one statement and one more when it has volumes,
+and the one thing that it writes.
 
 Called by ``compute_api.metadata``. A guest's password is written once; its owner clears it through
 the API.
@@ -11,9 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.store.engine import now
-from common.store.rows import ServerFacts
+from common.store.rows import BlockDeviceRow, ServerFacts
 from common.store.schema import actions, migrations, servers
+from common.store.servers import volumes
 from common.store.servers.migrations import IN_PROGRESS
+from common.store.servers.volumes import ATTACHED
 
 C = servers.c
 #: What ``instance_data.guest_spec`` reads, and the password.
@@ -41,6 +44,7 @@ _FACTS = [
             "fence",
             "password",
             "disks",
+            "volumes",
             "host",
         )
     ),
@@ -58,6 +62,13 @@ def facts(tx: Connection, server_id: str) -> ServerFacts | None:
     return tx.execute(
         sa.select(*_FACTS).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)
     ).first()
+
+
+def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:
+    """Those that its user gave a tag and that it has; nobody is asked when it has none."""
+    if not server.volumes:
+        return []
+    return [row for row in volumes.list_of(tx, server.id) if row.tag and row.status == ATTACHED]
 
 
 def boot_roles(tx: Connection, server_id: str) -> list[str]:
