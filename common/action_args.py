@@ -101,6 +101,14 @@ class VolumeActionArgs(ActionArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapVolumeArgs(VolumeActionArgs):
+    """Copy a volume's data into another one while the server runs, and go on there."""
+
+    new_volume_id: str
+    new_size_gb: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageArgs(ActionArgs):
     """Make an image of the server: snapshot, shelve."""
 

@@ -22,6 +22,7 @@ class CommandPhase(StrEnum):
     CONNECTING_VOLUMES = "connecting its volumes"
     COPYING_DISK = "copying disk"
     COPYING_FILES = "copying files"
+    COPYING_VOLUME = "copying the volume"
     DETACHING_INTERFACE = "detaching the interface"
     DETACHING_VOLUME = "detaching the volume"
     ENDING_MIGRATION = "ending an earlier migration"

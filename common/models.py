@@ -102,7 +102,8 @@ class AttachedVolume:
     """A volume of a server, as its host needs to know it. device: how its user calls it, /dev/vdb;
     size_gb: which the host's device must have; connection: what the volume service says for this
     host (driver_volume_type, data), which may hold passwords; bus and device_type: as in block
-    device mappings, virtio and disk; multiattach: several guests write to it."""
+    device mappings, virtio and disk; multiattach: several guests write to it; name_id: the id
+    in the names of its storage, where that is another one, since its data was migrated there."""
 
     volume_id: str
     device: str
@@ -114,6 +115,12 @@ class AttachedVolume:
     tag: str = ""
     read_only: bool = False
     multiattach: bool = False
+    name_id: str = ""
+
+    @property
+    def stored_id(self) -> str:
+        """The id that names it where it is stored."""
+        return self.name_id or self.volume_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,20 @@ def _extend_volume(tools: Tools, command: Command) -> None:
     tools.driver.extend_volume(command.server, _volume(command), tools.context)
 
 
+def _copy_volume(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.copy_volume(command.server, command.fence, _volume(command), tools.context)
+
+
+def _switch_volume(tools: Tools, command: Command) -> DomainState | None:
+    return tools.driver.switch_volume(
+        command.server, command.fence, _volume(command), tools.context
+    )
+
+
+def _keep_volume(tools: Tools, command: Command) -> DomainState | None:
+    return tools.driver.keep_volume(command.server, command.fence, _volume(command), tools.context)
+
+
 def _snapshot(tools: Tools, command: Command) -> JsonObject:
     writer = tools.write_image(command.args["image_id"])
     return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
@@ -276,6 +290,9 @@ HANDLERS: dict[str, Handler] = {
     "detach_volume": _detach_volume,
     "disconnect_volumes": _disconnect_volumes,
     "extend_volume": _extend_volume,
+    "copy_volume": _copy_volume,
+    "switch_volume": _switch_volume,
+    "keep_volume": _keep_volume,
     "snapshot": _snapshot,
     "inject_nmi": _inject_nmi,
     "set_password": _set_password,

@@ -114,6 +114,10 @@ class VolumeApi(Protocol):
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot; one that is gone is fine."""
 
+    def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
+        """A migrating volume has its data in the new one, or where it was, and the other one goes;
+        the id of what stays. Not repeatable: look first whether it migrates still."""
+
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         """A server's, or those that it has of one volume."""
 

@@ -121,6 +121,11 @@ class BlockStorageService:
     def delete_snapshot(self, snapshot_id: str) -> None:
         self._ask(lambda token: self._client.delete_snapshot(token, snapshot_id))
 
+    def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
+        return self._ask(
+            lambda token: self._client.end_migration(token, volume_id, new_volume_id, failed)
+        )
+
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         return self._ask(lambda token: self._client.attachments(token, server, volume_id))
 

@@ -10,23 +10,23 @@ nobody else can take the volume in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 from common import errors
-from common.action_args import ActionArgs
+from common.action_args import ActionArgs, SwapVolumeArgs
 from common.clients.volumes import CREATING as BEING_CREATED
-from common.clients.volumes import Attachment
+from common.clients.volumes import MIGRATING, Attachment
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
 from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS, SNAPSHOT
-from common.store.rows import BlockDeviceRow, CleanupRow, ServerRow
+from common.store.rows import ActionRow, BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices, guests
 from common.store.servers.volumes import (
     ATTACHED,
@@ -34,7 +34,7 @@ from common.store.servers.volumes import (
     DETACHING,
     RESERVED,
 )
-from common.wire import to_wire
+from common.wire import from_wire, to_wire
 from conductor import late_calls
 from conductor.external_services import VolumeApi
 from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
@@ -44,6 +44,7 @@ FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 CALLS = ("reserve", "connect", "volumes", "connect_volumes", "move_volumes", "reserve_volumes")
 BEING_MADE = (BEING_CREATED, "downloading")  #: statuses of a volume that is not there yet
 COMPLETE = "attached"  #: status of an attachment whose server has the volume
+NAME_ID = "name_id"  #: in a connection, whose volume has this id in the names of its storage
 
 
 @dataclass(kw_only=True)
@@ -69,6 +70,8 @@ class LeftVolume:
     volume_id: str
     attachment_id: str | None = None
     delete: bool = False  #: it goes with its server
+    migrates_to: str | None = None  #: it was being copied into this one
+    swapped: bool = False  #: and its data is there
 
 
 @dataclass(kw_only=True)
@@ -133,24 +136,26 @@ def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]
     ]
 
 
-def describe(engine: Engine, row: BlockDeviceRow) -> JsonObject:
-    """One as commands about it carry it."""
-    made: JsonObject = to_wire(_as_attached(engine, row, row.connection))
+def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> JsonObject:
+    """One as commands about it carry it; ``sealed``: with this connection."""
+    made: JsonObject = to_wire(_as_attached(engine, row, sealed or row.connection))
     return made
 
 
 def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> AttachedVolume:
+    connection = engine.vault.open(sealed) if sealed else {}
     return AttachedVolume(
         str(row.volume_id),
         row.device_name,
         row.size_gb or 0,
-        connection=engine.vault.open(sealed) if sealed else {},
+        connection={name: value for name, value in connection.items() if name != NAME_ID},
         boot_index=row.boot_index,
         bus=row.disk_bus or "virtio",
         device_type=row.device_type or "disk",
         tag=row.tag or "",
         read_only=bool(row.read_only),
         multiattach=bool(row.multiattach),
+        name_id=str(connection.get(NAME_ID) or ""),
     )
 
 
@@ -446,6 +451,42 @@ def exchange(run: ArrivingRun) -> None:
     run.data.volumes_arriving = left
 
 
+# --- a volume whose data is copied into another one ---
+def connect_other(
+    engine: Engine, run: AnyRun, row: BlockDeviceRow, new: str, attachment: str
+) -> tuple[str, str]:
+    """Let the server's host have a volume that is to take the place of this one; its attachment,
+    which is another one where somebody has removed it, and its connection, sealed."""
+    assert run.host is not None, "its volume is attached"
+    connector = connector_of(engine, run.host)
+    try:
+        made = _connected(engine, row, attachment, connector)
+    except errors.NotFound:
+        fresh = service(engine).attach(new, run.server.id)
+        made = _connected(engine, row, fresh.id, connector)
+    return made.id, engine.vault.seal({**made.connection, NAME_ID: new})
+
+
+def end_swap(
+    engine: Engine, server_id: str, old: str, new: str, keeps: Collection[str], swapped: bool
+) -> None:
+    """The server has the data in the one or in the other: the attachments of the other end, but
+    for those that it ``keeps``, and the service hears of it, which names what stays as the old one
+    was."""
+    for one in service(engine).attachments(server_id, old if swapped else new):
+        if one.id not in keeps:
+            service(engine).detach(one.id)
+    for one in service(engine).attachments(server_id, new) if swapped else ():
+        if one.id in keeps and one.connection and one.status != COMPLETE:
+            service(engine).complete(one.id)
+    try:
+        found = service(engine).volume(old)
+    except errors.NotFound:
+        return
+    if found.migration == MIGRATING:  # else it has heard of it
+        service(engine).end_migration(old, new, not swapped)
+
+
 # --- delete ---
 def leaving(run: LeavingRun) -> None:
     """All volumes of a server that is deleted are on their way out."""
@@ -462,6 +503,15 @@ def leaving(run: LeavingRun) -> None:
         run.set_volume(row, status=DETACHING)
 
 
+def leaving_swap(run: LeavingRun, before: ActionRow) -> None:
+    """The action that the delete has superseded was copying one of them into another one."""
+    swap = from_wire(SwapVolumeArgs, before.args)
+    for one in run.data.volumes:
+        if one.volume_id == swap.volume_id:
+            one.migrates_to = swap.new_volume_id
+            one.swapped = bool(before.data.get("swapped"))
+
+
 def had_volumes(run: LeavingRun) -> bool:
     """Had the server that is deleted any?"""
     return bool(run.data.volumes)
@@ -473,9 +523,18 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
     left = holding(engine, run.server.id)
     for one in run.data.volumes:
         target = one.attachment_id or one.volume_id
-        with run.cleanup_on_failure(ATTACHMENT, target, one.volume_id, delete=one.delete):
+        with run.cleanup_on_failure(
+            ATTACHMENT,
+            target,
+            one.volume_id,
+            delete=one.delete,
+            **{"migrates_to": one.migrates_to, "swapped": one.swapped} if one.migrates_to else {},
+        ):
             if left:
                 raise errors.Conflict(_holds(left))
+            if one.migrates_to:
+                keeps = {str(one.attachment_id)}
+                end_swap(engine, run.server.id, one.volume_id, one.migrates_to, keeps, one.swapped)
             for attachment in service(engine).attachments(run.server.id, one.volume_id):
                 service(engine).detach(attachment.id)
             if one.delete:
@@ -514,6 +573,10 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         )
     )
     mine = [one for one in rows if one.volume_id == row.place]
+    if target := row.args.get("migrates_to"):
+        keeps = {str(one.attachment_id) for one in mine}
+        end_swap(engine, row.server_id, row.place, target, keeps, bool(row.args.get("swapped")))
+        found = service(engine).attachments(row.server_id, row.place)
     for one in found:
         known = next((each for each in mine if each.attachment_id == one.id), None)
         if known is None:

@@ -30,11 +30,14 @@ _VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
 AS_SERVICE = ("X-Service-Token",)
 AVAILABLE, IN_USE, CREATING, ERROR = "available", "in-use", "creating", "error"
 RESERVED, DOWNLOADING = "reserved", "downloading"
+#: A volume whose data the service has its servers copy into another one.
+MIGRATING = "migrating"
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume as the service tells it. image_metadata: of the image that it was made of."""
+    """A volume as the service tells it. image_metadata: of the image that it was made of; servers:
+    that it is attached to; migration: how far its migration is, told to admins alone."""
 
     id: str
     status: str
@@ -47,6 +50,8 @@ class Volume:
     read_only: bool = False
     encrypted: bool = False
     project_id: str | None = None
+    servers: tuple[str, ...] = ()
+    migration: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,20 @@ class VolumeClient(OptionalService):
             return self.snapshot(token, snapshot_id).status == "deleting"
         except errors.NotFound:
             return True
+
+    def end_migration(
+        self, token: str, volume_id: str, new_volume_id: str, failed: bool = False
+    ) -> str:
+        """The server has the data of a migrating volume in the new one, or does not have it there;
+        the other one is deleted. Returns the id that the volume has from now on.
+
+        Raises:
+            BadRequest: it is not being migrated there.
+        """
+        wanted: JsonObject = {"new_volume": new_volume_id, "error": failed}
+        path = f"/volumes/{_part(volume_id)}/action"
+        found = self._json("POST", path, token, {"os-migrate_volume_completion": wanted})
+        return str(found["save_volume_id"])
 
     # --- attachments ---
     def attachments(
@@ -323,6 +342,8 @@ def _volume(found: JsonObject) -> Volume:
         read_only=_is_true(metadata.get("readonly")),
         encrypted=_is_true(found.get("encrypted")),
         project_id=found.get("os-vol-tenant-attr:tenant_id"),
+        servers=tuple(str(one["server_id"]) for one in found.get("attachments") or ()),
+        migration=str(found.get("migration_status") or ""),
     )
 
 

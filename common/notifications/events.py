@@ -132,6 +132,9 @@ def about(workflow: str, args: JsonObject) -> JsonObject:
         found["share_id"] = (args.get("share") or {}).get("share_id")
     if workflow in ("attach_volume", "detach_volume"):
         found["volume_id"] = args.get("volume_id")
+    if workflow == "swap_volume":
+        found["old_volume_id"] = args.get("volume_id")
+        found["new_volume_id"] = args.get("new_volume_id")
     return found
 
 

@@ -75,6 +75,10 @@ def _with_volume(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"volume_id": about.get("volume_id")}
 
 
+def _with_volumes(server: JsonMapping, about: JsonMapping) -> JsonObject:
+    return {name: about.get(name) for name in ("old_volume_id", "new_volume_id")}
+
+
 PLAIN = Kind("InstanceActionPayload", "1.9", _nothing)
 KINDS = {
     "instance.create": Kind("InstanceCreatePayload", "1.13", _created),
@@ -90,6 +94,7 @@ KINDS = {
         ("instance.volume_attach", "instance.volume_detach"),
         Kind("InstanceActionVolumePayload", "1.7", _with_volume),
     ),
+    "instance.volume_swap": Kind("InstanceActionVolumeSwapPayload", "1.9", _with_volumes),
 }
 
 

@@ -290,6 +290,27 @@ class Driver(Protocol):
         """The volume has grown to ``volume.size_gb``: let the guest see it. VerbFailed when the
         guest does not have it, or the host does not see the new size. Repeatable."""
 
+    def copy_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        """Copy the data of the guest's volume of this id, while the guest is active, to where
+        ``volume`` says that it will be. When this returns both have the same data, and whatever the
+        guest writes from then on is on both before it hears that it is written. VerbFailed: the
+        guest is as before. ``context.phase`` tells "copying the volume 40 %". Repeatable."""
+
+    def switch_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        """After ``copy_volume``: the guest has the volume where ``volume`` says, and no more where
+        it was, of which the host lets go. A copy that has ended meanwhile is made again. None: the
+        guest is not here. Repeatable."""
+
+    def keep_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        """Instead of ``switch_volume``: the guest has the volume where it was, and the host lets
+        go of where ``volume`` says. None: the guest is not here. Repeatable."""
+
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
     ) -> int:

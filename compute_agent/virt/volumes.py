@@ -50,6 +50,7 @@ class VolumeLink:
 def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
     """How the volume is reached here. VerbFailed when it is not, or cannot be a disk of a guest."""
     check_id(volume.volume_id)
+    check_id(volume.stored_id)
     protocol = volume.connection.get("driver_volume_type")
     if not protocol:
         raise VerbFailed(
@@ -147,6 +148,33 @@ def foreign(volume_ids: Iterable[str]) -> VerbFailed:
         f"The guest rests with volume {named}, which is not the server's any more: it does not go on with "
         "it. Reboot the server (hard): its memory is lost, its disks stay.",
         details="it was detached while the host was away",
+    )
+
+
+def copyable(
+    volume: AttachedVolume, had: Iterable[AttachedVolume], power_state: int
+) -> AttachedVolume:
+    """The volume as the guest has it, which is to be copied to where ``volume`` says. VerbFailed
+    when it has none, is off, or the other one has another size."""
+    known = next((one for one in had if one.volume_id == volume.volume_id), None)
+    if known is None:
+        raise unknown(volume.volume_id)
+    if power_state not in (RUNNING, PAUSED):
+        raise VerbFailed(
+            f"The server is off, and volume {volume.volume_id} is copied only while it runs; start it, or "
+            "detach the volume and migrate it then."
+        )
+    if volume.size_gb != known.size_gb:
+        raise another_size(volume.volume_id, f"{known.size_gb} GiB, and {volume.size_gb} there")
+    return known
+
+
+def another_size(volume_id: str, details: str) -> VerbFailed:
+    """A running guest's disk does not change its size by being copied."""
+    return VerbFailed(
+        f"Volume {volume_id} is copied while its server runs only into one of exactly its size; detach it, and "
+        "migrate it then.",
+        details=details,
     )
 
 

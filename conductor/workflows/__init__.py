@@ -21,6 +21,7 @@ from conductor.workflows import (
     shares,
     shelve,
     snapshot,
+    volume_swap,
     volumes,
 )
 
@@ -56,6 +57,7 @@ WORKFLOWS: dict[str, Workflow[Any, Any]] = {
         volumes.ATTACH_VOLUME,
         volumes.DETACH_VOLUME,
         volumes.EXTEND_VOLUME,
+        volume_swap.SWAP_VOLUME,
         resize.RESIZE,
         resize.MIGRATE,
         resize.CONFIRM_RESIZE,

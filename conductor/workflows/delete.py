@@ -67,6 +67,8 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.snapshots = superseded.args.get("snapshots", []) if superseded else []
         if run.volumes:
             volumes.leaving(run)
+            if superseded is not None and superseded.workflow == "swap_volume":
+                volumes.leaving_swap(run, superseded)
         run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
 
 

@@ -252,14 +252,103 @@ def test_what_goes_with_the_server_is_changed(cloud: Cloud, server: str) -> None
         assert refused(answer, 400) == f"The {name} property is not mutable."
 
 
-@pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404), ("admin", 400)])
-def test_volumes_are_not_exchanged(cloud: Cloud, server: str, token: str, status: int) -> None:
+@pytest.fixture
+def migrating(cloud: Cloud, volumes: Volumes, server: str) -> str:
+    """A server whose volume is being migrated to OTHER."""
     attach(cloud, server)
     done(cloud, server)
-    body = {"volumeAttachment": {"volumeId": OTHER}}
+    volumes.change(VOLUME, status="in-use", servers=(server,), migration="migrating")
+    volumes.change(OTHER, migration=f"target:{VOLUME}")
+    return server
+
+
+def swap(cloud: Cloud, server: str, mv: str = "2.85", token: str = "admin", **more: Any) -> Any:
+    body = {"volumeAttachment": {"volumeId": OTHER, **more}}
+    return cloud.call("PUT", path(server, VOLUME), body, mv=mv, token=token)
+
+
+@pytest.mark.parametrize("mv", ["2.1", "2.85"])
+def test_the_service_has_volumes_exchanged(cloud: Cloud, migrating: str, mv: str) -> None:
+    answer = swap(cloud, migrating, mv)
+    assert (answer.status_code, answer.text) == (202, "")
+    [row], [action] = cloud.rows(schema.block_devices), begun(cloud, "swap_volume")
+    assert action.args == {
+        "was": "active",
+        "block_device": row.uuid,
+        "volume_id": VOLUME,
+        "new_volume_id": OTHER,
+        "new_size_gb": 2,
+    }
+    assert (row.volume_id, row.status) == (VOLUME, "attached")
+    assert swap(cloud, migrating, mv).status_code == 409
+
+
+def test_what_else_is_asked_for_is_changed_too(cloud: Cloud, migrating: str) -> None:
+    assert swap(cloud, migrating, delete_on_termination=True).status_code == 202
+    [row] = cloud.rows(schema.block_devices)
+    assert row.delete_on_termination and begun(cloud, "swap_volume")
+    assert "not mutable" in refused(swap(cloud, migrating, tag="another"), 400)
+
+
+@pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404)])
+def test_users_exchange_no_volumes(cloud: Cloud, migrating: str, token: str, status: int) -> None:
     for mv in ("2.1", "2.85"):
-        answer = cloud.call("PUT", path(server, VOLUME), body, mv=mv, token=token)
-        assert answer.status_code == status, answer.text
+        assert swap(cloud, migrating, mv, token).status_code == status
+    assert begun(cloud, "swap_volume") == []
+
+
+@pytest.mark.parametrize(
+    ("which", "changed", "status", "said"),
+    [
+        (VOLUME, {"migration": ""}, 409, "is not migrating; this API should only be called by"),
+        (VOLUME, {"migration": "success"}, 409, "is not migrating"),
+        (VOLUME, {"servers": (OTHER,)}, 400, "attached to a different instance"),
+        (VOLUME, {"encrypted": True}, 400, "is encrypted"),
+        (OTHER, {"servers": (OTHER,)}, 400, "must be detached in order to swap"),
+        (OTHER, {"size_gb": 1}, 400, "must be the same size or larger"),
+        (OTHER, {"migration": ""}, 400, "is not the one to which"),
+        (OTHER, {"encrypted": True}, 400, "is encrypted"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused(
+    cloud: Cloud,
+    volumes: Volumes,
+    migrating: str,
+    which: str,
+    changed: Any,
+    status: int,
+    said: str,
+) -> None:
+    volumes.change(which, **changed)
+    assert said in refused(swap(cloud, migrating), status)
+    assert begun(cloud, "swap_volume") == []
+
+
+def test_an_exchange_needs_both_and_one_user(
+    cloud: Cloud, volumes: Volumes, migrating: str
+) -> None:
+    volumes.change(VOLUME, servers=(migrating, OTHER))
+    assert "multi-attach" in refused(swap(cloud, migrating), 400)
+    volumes.change(VOLUME, servers=(migrating,))
+    kept = volumes.held.pop(OTHER)
+    assert "could not be found" in refused(swap(cloud, migrating), 400)
+    volumes.held[OTHER] = kept
+    cloud.rest(migrating, vm_state="stopped")
+    assert refused(swap(cloud, migrating), 409).startswith("Cannot 'swap_volume'")
+    del volumes.held[VOLUME]
+    assert "could not be found" in refused(swap(cloud, migrating), 404)
+
+
+def test_an_attachment_is_there_since_2_89_when_it_has_an_id(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
+    for mv, there in (("2.88", True), ("2.89", False)):
+        assert bool(cloud.call("GET", path(server), mv=mv).json["volumeAttachments"]) is there
+        answer = cloud.call("GET", path(server, VOLUME), mv=mv)
+        assert answer.status_code == (200 if there else 404)
+    done(cloud, server)
+    [row] = cloud.rows(schema.block_devices)
+    shown = cloud.call("GET", path(server, VOLUME), mv="2.89").json["volumeAttachment"]
+    assert shown["attachment_id"] == row.attachment_id
 
 
 def test_a_cloud_without_the_service_says_so(cloud: Cloud, volumes: Volumes, server: str) -> None:

@@ -15,7 +15,7 @@ from tests.fault_matrix.outcome import Verdict
 from tests.workflows.scenarios import ask
 
 #: What these speak of the server need not have.
-WITHOUT_VOLUMES = ("detach_volume", "extend_volume")
+WITHOUT_VOLUMES = ("detach_volume", "extend_volume", "swap_volume")
 
 
 def pair(bench: Bench, cell: Cell, turn: int) -> Verdict:

@@ -64,6 +64,7 @@ def test_the_hand_written_page_speaks_of_every_action() -> None:
         "attach_volume",
         "detach_volume",
         "extend_volume",
+        "swap_volume",
     }
     assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
 

@@ -50,6 +50,7 @@ UNSEEN = {
     "attach_volume",
     "detach_volume",
     "extend_volume",
+    "swap_volume",
 }
 UNCHANGED = UNSEEN - {"confirmResize"} | {"createImage", "createBackup", "os-migrateLive"}
 

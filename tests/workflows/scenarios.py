@@ -49,6 +49,12 @@ class Scenario:
     boots: bool = False
 
 
+#: What is done with a volume that the server has.
+OF_A_VOLUME = {
+    "detach_volume": volume_service.detach,
+    "extend_volume": volume_service.extend,
+    "swap_volume": volume_service.swap,
+}
 KILL = "kill"  #: its host dies, and an admin says so
 SCENARIOS = {
     "create": Scenario(
@@ -137,6 +143,12 @@ SCENARIOS = {
     "attach_volume": Scenario("attach_volume", states.ACTIVE, verbs=("attach_volume",)),
     "detach_volume": Scenario(
         "detach_volume", states.ACTIVE, before=("attach_volume",), verbs=("detach_volume",)
+    ),
+    "swap_volume": Scenario(
+        "swap_volume",
+        states.ACTIVE,
+        before=("attach_volume",),
+        verbs=("copy_volume",),
     ),
     "extend_volume": Scenario(
         "extend_volume", states.ACTIVE, before=("attach_volume",), verbs=("extend_volume",)
@@ -339,11 +351,9 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     if key == "attach_volume":
         volume_service.attach(cloud, server, cloud.volumes.make())
         return
-    if key in ("detach_volume", "extend_volume"):
+    if key in OF_A_VOLUME:
         volume = next(iter(volume_service.of(cloud, server)), ids.new())
-        (volume_service.detach if key == "detach_volume" else volume_service.extend)(
-            cloud, server, volume
-        )
+        OF_A_VOLUME[key](cloud, server, volume)
         return
     if key == "createImage" and volume_service.boots(cloud, server):
         made = [cloud.volumes.snapshot(volume) for volume in volume_service.of(cloud, server)]

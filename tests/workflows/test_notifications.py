@@ -63,6 +63,7 @@ NAMES = {
     "detach_share": "share_detach",
     "attach_volume": "volume_attach",
     "detach_volume": "volume_detach",
+    "swap_volume": "volume_swap",
     "confirm_resize": "resize_confirm",
     "confirm_here": "resize_confirm",
     "revert_resize": "resize_revert",

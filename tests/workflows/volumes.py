@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from common import errors, ids, states
-from common.clients.volumes import AVAILABLE, CREATING, DOWNLOADING, IN_USE, Attachment, Volume
+from common.clients.volumes import (
+    AVAILABLE,
+    CREATING,
+    DOWNLOADING,
+    IN_USE,
+    MIGRATING,
+    Attachment,
+    Volume,
+)
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -35,7 +43,8 @@ class HeldVolume:
 
 @dataclass
 class VolumeRecords:
-    """What it remembers. ``creating``: volume -> looks until it is there."""
+    """What it remembers. ``creating``: volume -> looks until it is there; ``name_ids``: migrated
+    volume -> where its data is."""
 
     volumes: dict[str, Volume] = field(default_factory=dict)
     held: dict[str, HeldVolume] = field(default_factory=dict)
@@ -43,6 +52,7 @@ class VolumeRecords:
     images: dict[str, str] = field(default_factory=dict)  #: volume -> what was written
     writing: dict[str, int] = field(default_factory=dict)  #: volume -> looks until it is written
     snapshots: dict[str, str] = field(default_factory=dict)  #: id -> of which volume
+    name_ids: dict[str, str] = field(default_factory=dict)
 
 
 def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
@@ -64,6 +74,26 @@ def detach(cloud: Cloud, server: str, volume_id: str) -> str:
         server,
         lambda tx: volumes.detach(
             tx, row, server, context=USER, project_id="project", volume_id=volume_id
+        ),
+    )
+
+
+def swap(cloud: Cloud, server: str, volume_id: str) -> str:
+    """The service migrates a volume that a server has, and asks for the swap as the API does."""
+    new = cloud.volumes.migrate(volume_id)
+    row = states.row("swap_volume")
+    size_gb = cloud.volumes.state.volumes[new].size_gb if new in cloud.volumes.state.volumes else 1
+    return cloud.accept(
+        server,
+        lambda tx: volumes.swap(
+            tx,
+            row,
+            server,
+            context=USER,
+            project_id="project",
+            volume_id=volume_id,
+            new_volume_id=new,
+            new_size_gb=size_gb,
         ),
     )
 
@@ -148,6 +178,19 @@ class Volumes(Neighbour, interface=VolumeApi):
                 self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
             elif found.status == DOWNLOADING:
                 self._judge(volume_id)
+
+    def migrate(self, volume_id: str) -> str:
+        """The volume into which the data of this one is to go."""
+        found = self.state.volumes.get(volume_id)
+        if found is None:
+            return ids.new()
+        new = self.make(size_gb=found.size_gb)
+        self._note(volume_id, migration=MIGRATING)
+        self._note(new, migration=f"target:{volume_id}")
+        return new
+
+    def _note(self, volume_id: str, **values: Any) -> None:
+        self.state.volumes[volume_id] = replace(self.state.volumes[volume_id], **values)
 
     # --- what the conductor asks ---
     def volume(self, volume_id: str) -> Volume:
@@ -270,6 +313,23 @@ class Volumes(Neighbour, interface=VolumeApi):
         if held is not None:
             self._judge(held.attachment.volume_id)
         self._answer(None)
+
+    def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
+        self._speak("end_migration", volume_id)
+        old, new = self._known(volume_id), self._known(new_volume_id)
+        if old.migration != MIGRATING or new.migration != f"target:{volume_id}":
+            raise errors.BadRequest(f"Volume {volume_id} is not migrating to {new_volume_id}.")
+        goes = new_volume_id if failed else volume_id
+        if self._of(goes):
+            raise AssertionError(f"the data of {goes} goes while a server may have it")
+        del self.state.volumes[new_volume_id]
+        if not failed:
+            self.state.name_ids[volume_id] = new_volume_id
+            for held in self._of(new_volume_id):
+                held.attachment = replace(held.attachment, volume_id=volume_id)
+        self._note(volume_id, migration="error" if failed else "success")
+        self._judge(volume_id)
+        return self._answer(volume_id)
 
     # --- what it is like ---
     def told(self) -> list[JsonObject]:

@@ -208,6 +208,47 @@ def detach(
     return action
 
 
+def swap(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    project_id: str | None,
+    volume_id: str,
+    new_volume_id: str,
+    new_size_gb: int,
+) -> str:
+    """Let the action that puts another volume in the place of one take the server; returns its id.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
+        the volume. BadRequest: it has the other one too. Conflict: it does not have the volume yet.
+    """
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context, tx)
+    device = show(tx, server_id, volume_id)
+    if any(one.volume_id == new_volume_id for one in list_of(tx, server_id)):
+        raise errors.BadRequest(f"Invalid volume: volume {new_volume_id} already attached")
+    if device.status != ATTACHED:
+        raise errors.Conflict(
+            f"Volume {volume_id} of instance {server_id} is {device.status}; exchange it when it is attached."
+        )
+    return actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        args={
+            "block_device": device.uuid,
+            "volume_id": volume_id,
+            "new_volume_id": new_volume_id,
+            "new_size_gb": new_size_gb,
+        },
+    )
+
+
 def refuse_root(device: BlockDeviceRow) -> None:
     """Raises Forbidden: a server keeps what it boots from."""
     if device.boot_index == 0:

@@ -61,7 +61,7 @@ class LocalConnector:
         if (
             not path.is_absolute()
             or ".." in path.parts
-            or volume.volume_id not in path.name
+            or volume.stored_id not in path.name
             or not any(there.is_relative_to(folder.resolve()) for folder in self.folders)
         ):
             raise volumes.unreadable(
@@ -110,7 +110,7 @@ class NbdConnector:
         if (
             not HOST.fullmatch(host)
             or not EXPORT.fullmatch(export)
-            or volume.volume_id not in export
+            or volume.stored_id not in export
             or not isinstance(port, int)
             or not 0 < port < 1 << 16
         ):

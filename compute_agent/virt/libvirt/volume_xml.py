@@ -93,6 +93,31 @@ def _source(source: VolumeSource) -> Element:
     return made
 
 
+def place(source: VolumeSource) -> Element:
+    """A disk that is only where QEMU finds it, as a copy's order has it."""
+    root = Element("disk", type=source.kind, device="disk")
+    cache = "none" if source.direct else "writeback"
+    SubElement(root, "driver", name="qemu", type="raw", cache=cache, discard="unmap")
+    root.append(_source(source))
+    return root
+
+
+def is_at(disk: Element, source: VolumeSource) -> bool:
+    """Is a disk of a domain, or the copy that is made of one, at this place?"""
+    found, wanted = disk.find("source"), _source(source)
+    if found is None or disk.get("type") != source.kind:
+        return False
+    if source.kind != NETWORK:
+        return all(found.get(name) == value for name, value in wanted.attrib.items())
+    there, host = found.find("host"), wanted.find("host")
+    return (
+        (found.get("protocol"), found.get("name")) == (wanted.get("protocol"), wanted.get("name"))
+        and there is not None
+        and host is not None
+        and (there.get("name"), there.get("port")) == (host.get("name"), host.get("port"))
+    )
+
+
 def wanted_name(volume: AttachedVolume) -> str:
     """What its user calls it; "" when that is no name of a disk."""
     found = DEVICE.fullmatch(volume.device)
@@ -160,6 +185,22 @@ def with_disk(described: str, disk: Element, scsi_model: str) -> str:
         SubElement(devices, "controller", type="scsi", index="0", model=scsi_model)
     last = max((at for at, device in enumerate(devices) if device.tag == "disk"), default=-1)
     devices.insert(last + 1, disk)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def with_place(described: str, volume_id: str, source: VolumeSource) -> str:
+    """The domain with this volume at this place; all else of its disk stays."""
+    root = ElementTree.fromstring(described)
+    for disk in root.iterfind("devices/disk"):
+        if disk.findtext("serial") != volume_id:
+            continue
+        disk.set("type", source.kind)
+        for old, new in zip(("driver", "source"), place(source), strict=True):
+            known = disk.find(old)
+            if known is not None:
+                known.clear()
+                known.attrib.update(new.attrib)
+                known.extend(new)
     return ElementTree.tostring(root, encoding="unicode")
 
 

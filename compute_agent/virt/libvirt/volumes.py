@@ -38,7 +38,7 @@ from compute_agent.virt.libvirt.unplugging import RELEASE_SECONDS, unplug
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
 
 log = logging.getLogger(__name__)
-FILE = "volumes{}.json"
+FILE, COPIED_FILE = "volumes{}.json", "volume-copied{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
 #: The controller that a guest gets with its first disk on SCSI.
 SCSI_MODEL = "virtio-scsi"
@@ -56,14 +56,23 @@ class GuestVolumes:
         default_factory=lambda: defaultdict(threading.Lock)
     )
 
-    def file(self, server: str) -> Path:
+    def file(self, server: str, name: str = FILE) -> Path:
         """Where the guest's volumes on this host stand."""
-        name = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
-        return self.instances / server / FILE.format(f".{name}" if name else "")
+        host = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
+        return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
         """A guest's, in the order in which it got them."""
         return [from_wire(AttachedVolume, one) for one in _entries(self.file(server))]
+
+    def copied(self, server: str) -> list[AttachedVolume]:
+        """Where the host copies one of them to, as it is to be: none, or one. See
+        ``volume_copies``."""
+        return [from_wire(AttachedVolume, one) for one in _entries(self.file(server, COPIED_FILE))]
+
+    def keep_copied(self, server: str, wanted: list[AttachedVolume]) -> None:
+        """This is being copied; none: nothing is."""
+        _put(self.file(server, COPIED_FILE), [to_wire(one) for one in wanted])
 
     def placed(
         self, wanted: Iterable[AttachedVolume]
@@ -102,7 +111,9 @@ class GuestVolumes:
             self._forget(server, volume_id)
 
     def connect(self, server: str, context: VerbContext) -> None:
-        """Before the guest is started: VerbFailed when one is not there, or not the one."""
+        """Before the guest is started: VerbFailed when one is not there, or not the one. A copy of
+        one is not the same any more when the guest writes."""
+        self.keep_copied(server, [])
         for volume in self.of(server):
             context.phase(CommandPhase.CONNECTING_VOLUMES)
             if context.cancelled():
@@ -158,7 +169,7 @@ class GuestVolumes:
         """The guest has the volume: at once when it is active, else from its next start on."""
         context.phase(CommandPhase.ATTACHING_VOLUME)
         source = self.connectors.source(volume)
-        found = _changeable(libvirt, server)
+        found = changeable(libvirt, server)
         if volume.volume_id not in volume_xml.found(libvirt.describe(server)):
             volumes.refuse_cold_bus(volume, found.power_state)
         before = self.of(server)
@@ -230,12 +241,12 @@ class GuestVolumes:
             return None
         for volume in self.of(server):
             if volume.volume_id == volume_id:
-                volumes.refuse_cold_bus(volume, _changeable(libvirt, server).power_state)
+                volumes.refuse_cold_bus(volume, changeable(libvirt, server).power_state)
         unplug(
             libvirt,
             server,
             "volume",
-            lambda: _changeable(libvirt, server),
+            lambda: changeable(libvirt, server),
             lambda described: _alias(described, volume_id),
             lambda found, refusal: volumes.held(volume_id, found.power_state, refusal),
             context,
@@ -260,7 +271,7 @@ class GuestVolumes:
 
     def extend(self, libvirt: Connection, server: str, volume: AttachedVolume) -> None:
         """The guest sees the new size of a volume that has grown."""
-        found, kept = _changeable(libvirt, server), self.of(server)
+        found, kept = changeable(libvirt, server), self.of(server)
         known = next((one for one in kept if one.volume_id == volume.volume_id), None)
         if known is None:
             raise volumes.unknown(volume.volume_id)
@@ -303,18 +314,20 @@ class GuestVolumes:
                 _way(from_wire(AttachedVolume, one)) == _way(each) for each in wanted
             ):
                 known[one["volume_id"]] = one["serial"]
-        if not wanted:
-            path.unlink(missing_ok=True)
-            return
-        part = path.with_name(f"{path.name}.part")
-        part.unlink(missing_ok=True)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(
-                [{**to_wire(one), "serial": known.get(one.volume_id, "")} for one in wanted], file
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        _put(path, [{**to_wire(one), "serial": known.get(one.volume_id, "")} for one in wanted])
+
+
+def _put(path: Path, entries: list[JsonObject]) -> None:
+    if not entries:
+        path.unlink(missing_ok=True)
+        return
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(entries, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
 
 
 def _entries(path: Path) -> list[JsonObject]:
@@ -331,7 +344,7 @@ def _way(volume: AttachedVolume) -> str:
     return json.dumps(said, sort_keys=True)
 
 
-def _changeable(libvirt: Connection, server: str) -> GuestDomain:
+def changeable(libvirt: Connection, server: str) -> GuestDomain:
     """The domain, unless it is suspended."""
     found = power.find(libvirt, server)
     if found.saved:

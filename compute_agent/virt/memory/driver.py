@@ -198,6 +198,24 @@ class MemoryDriver:
         with self.host.call("extend_volume", server, context):
             volumes.extend(self.host, server, volume)
 
+    def copy_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        with self.host.call("copy_volume", server, context):
+            return volumes.copy(self.host, server, fence, volume, context)
+
+    def switch_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        with self.host.call("switch_volume", server, context):
+            return volumes.switch(self.host, server, fence, volume)
+
+    def keep_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        with self.host.call("keep_volume", server, context):
+            return volumes.keep(self.host, server, fence)
+
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
     ) -> int:

@@ -106,6 +106,8 @@ class MemoryGuest:
     volumes: list[AttachedVolume] = field(default_factory=list)
     #: The ids of the volumes that the host has connected for it.
     connected: list[str] = field(default_factory=list)
+    #: Where one of them is copied to: the same data is there, too.
+    copied: AttachedVolume | None = None
     #: It lets go of no volume while it runs.
     holds_volumes: bool = False
     #: Until when its file systems are held still, on the monotonic clock.

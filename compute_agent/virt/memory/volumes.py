@@ -10,6 +10,7 @@ from compute_agent.virt.driver import PAUSED, RUNNING, VerbContext
 from compute_agent.virt.memory.guest import MemoryGuest
 from compute_agent.virt.memory.host import MemoryHost, state_of
 from compute_agent.virt.memory.power import refuse_active
+from compute_agent.virt.memory.script import wait
 
 
 def attach(
@@ -68,6 +69,43 @@ def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
             for one in guest.volumes
         ]
         host.write(server, guest)
+
+
+def copy(
+    host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+) -> DomainState:
+    """Both are the same when this returns, and stay so."""
+    volumes.link(volume, volumes.EVERY_PROTOCOL)
+    context.phase(CommandPhase.COPYING_VOLUME, 0)
+    with host.lock:
+        guest = _changeable(host, server)
+        volumes.copyable(volume, guest.volumes, guest.power_state)
+    wait(0, context)
+    with host.lock:
+        guest = _changeable(host, server)
+        guest.copied = volume
+        return _changed(host, server, guest, fence)
+
+
+def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) -> DomainState | None:
+    with host.lock:
+        if server not in host.guests:
+            return None
+        guest = host.guest(server)
+        guest.copied = None
+        guest.volumes = [
+            volume if one.volume_id == volume.volume_id else one for one in guest.volumes
+        ]
+        return _changed(host, server, guest, fence)
+
+
+def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
+    with host.lock:
+        if server not in host.guests:
+            return None
+        guest = host.guest(server)
+        guest.copied = None
+        return _changed(host, server, guest, fence)
 
 
 def _others(guest: MemoryGuest, volume_id: str) -> list[AttachedVolume]:

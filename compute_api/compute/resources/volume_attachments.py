@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from common import errors, states
-from common.clients.volumes import AVAILABLE, IN_USE, Volume
+from common.clients.volumes import AVAILABLE, IN_USE, MIGRATING, Volume
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import BlockDeviceRow, ServerRecord
@@ -28,6 +28,7 @@ from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:os-volumes-attachments:"
 ATTACH, DETACH = states.row("attach_volume"), states.row("detach_volume")
+SWAP = states.row("swap_volume")
 _SHELVED = (states.SHELVED, states.SHELVED_OFFLOADED)
 _OF_SHELVED, _MULTIATTACH = Range("2.20"), Range("2.60")
 _CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
@@ -35,7 +36,11 @@ _CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
     """GET …/os-volume_attachments"""
-    rows = [row for row in request.read(volumes.list_of, server.id) if row.volume_id]
+    rows = [
+        row
+        for row in request.read(volumes.list_of, server.id)
+        if row.volume_id and view.is_shown(row, request.version)
+    ]
     offset = int(request.first("offset") or 0)
     return {
         "volumeAttachments": [
@@ -46,11 +51,10 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
     """GET …/os-volume_attachments/{id}"""
-    return {
-        "volumeAttachment": view.of(
-            request.read(volumes.show, server.id, volume_id), request.version
-        )
-    }
+    row = request.read(volumes.show, server.id, volume_id)
+    if not view.is_shown(row, request.version):
+        raise errors.NotFound(f"Instance {server.id} is not attached to volume {volume_id}")
+    return {"volumeAttachment": view.of(row, request.version)}
 
 
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
@@ -151,6 +155,11 @@ def check_usable(request: Request, volume: Volume) -> None:
             f"Invalid volume: volume '{volume.id}' status must be '{' or '.join(allowed)}'. "
             f"Currently in '{volume.status}'"
         )
+    refuse_encrypted(volume)
+
+
+def refuse_encrypted(volume: Volume) -> None:
+    """Raises BadRequest: what is on it needs a key."""
     if volume.encrypted:
         raise errors.BadRequest(
             f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
@@ -169,23 +178,68 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 
 
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
-    """PUT …/os-volume_attachments/{id}"""
+    """PUT …/os-volume_attachments/{id}: another volume in its place, and what else of it can be
+    changed since 2.85."""
     given = request.body["volumeAttachment"]
-    row = request.read(volumes.show, server.id, volume_id)
-    if request.version not in _CHANGES or given["volumeId"] != volume_id:
+    changes = request.version in _CHANGES
+    if swaps := not changes or given["volumeId"] != volume_id:
         request.require(_API + "swap", {"project_id": server.project_id, "user_id": server.user_id})
+    if changes:
+        _refuse_changed(given, request.read(volumes.show, server.id, volume_id))
+        if "delete_on_termination" in given:
+            request.write(
+                volumes.keep_on_termination,
+                server.id,
+                volume_id,
+                is_true(given["delete_on_termination"]),
+            )
+    if swaps:
+        _swap(request, server, volume_id, given["volumeId"])
+
+
+def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id: str) -> None:
+    """As the block storage service asks for it, when it migrates or retypes a volume."""
+    service = service_of(request)
+    old = _volume(service, request, volume_id)
+    if old.migration != MIGRATING:
+        raise errors.Conflict(
+            f"volume {volume_id} is not migrating; this API should only be called by Cinder. To have it "
+            "elsewhere, ask the block storage service to migrate or retype it."
+        )
+    try:
+        new = _volume(service, request, new_volume_id)
+    except errors.NotFound as problem:
+        raise errors.BadRequest(problem.text) from problem
+    request.check(SWAP, server, waits=True)
+    _refuse_swap(request, server, old, new)
+    swap = partial(volumes.swap, volume_id=volume_id, new_volume_id=new.id, new_size_gb=new.size_gb)
+    with action_waits.slot(request.services.wait_slots) as is_free:
+        action_waits.for_turn(
+            partial(request.begin, swap, SWAP, server.id),
+            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
+        )
+    request.services.wakeup.wake()
+
+
+def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volume) -> None:
+    """Raises BadRequest: the new volume cannot take the place of the old one."""
+    if server.id not in old.servers:
+        raise errors.BadRequest("Invalid volume: Old volume is attached to a different instance.")
+    if new.servers:
+        raise errors.BadRequest("Invalid volume: New volume must be detached in order to swap.")
+    if new.size_gb < old.size_gb:
+        raise errors.BadRequest("Invalid volume: New volume must be the same size or larger.")
+    check_zone(request, new, server.availability_zone, server.id)
+    if len(old.servers) > 1:
         raise errors.BadRequest(
-            "volumeId: a volume of a server cannot be exchanged for another one in this cloud; "
-            "attach the other one, copy the data and detach this one."
+            "Swapping multi-attach volumes with more than one read/write attachment is not supported."
         )
-    _refuse_changed(given, row)
-    if "delete_on_termination" in given:
-        request.write(
-            volumes.keep_on_termination,
-            server.id,
-            volume_id,
-            is_true(given["delete_on_termination"]),
+    if new.migration != f"target:{old.id}":
+        raise errors.BadRequest(
+            f"Invalid volume: volume {new.id} is not the one to which volume {old.id} is migrated."
         )
+    refuse_encrypted(old)
+    refuse_encrypted(new)
 
 
 def _refuse_changed(given: JsonObject, row: BlockDeviceRow) -> None:

@@ -10,6 +10,12 @@ from compute_api.edge.microversions import Range
 _TAGGED, _ENDING, _WHOLE = Range("2.70"), Range("2.79"), Range("2.89")
 
 
+def is_shown(row: BlockDeviceRow, version: int) -> bool:
+    """Is there one? Since 2.89 it has an id at the block storage service, where the volume is first
+    reserved."""
+    return version not in _WHOLE or row.attachment_id is not None
+
+
 def of(row: BlockDeviceRow, version: int, new: bool = False) -> JsonObject:
     """One; ``new``: as the answer to its making, which always had an id."""
     shown: JsonObject = {

@@ -50,6 +50,9 @@ ARGS: dict[str, dict[str, Any]] = {
     "attach_volume": {"volume": VOLUME},
     "detach_volume": {"volume": VOLUME},
     "extend_volume": {"volume": VOLUME},
+    "copy_volume": {"volume": VOLUME},
+    "switch_volume": {"volume": VOLUME},
+    "keep_volume": {"volume": VOLUME},
     "snapshot": {"image_id": "i"},
     "set_password": {"user": "root", "admin_pass": "x"},
 }
@@ -148,6 +151,9 @@ def test_volumes_change_while_the_guest_runs() -> None:
     for verb, data in (
         ("attach_volume", {"power_state": RUNNING}),
         ("extend_volume", {}),
+        ("copy_volume", {"power_state": RUNNING}),
+        ("keep_volume", {"power_state": RUNNING}),
+        ("switch_volume", {"power_state": RUNNING}),
         ("detach_volume", {"power_state": RUNNING}),
     ):
         for attempt in (1, 2):
@@ -191,6 +197,9 @@ def test_every_row_of_the_table_is_tried_above() -> None:
         "detach_volume",
         "disconnect_volumes",
         "extend_volume",
+        "copy_volume",
+        "switch_volume",
+        "keep_volume",
         "offer",
         "prepare",
         "receive",

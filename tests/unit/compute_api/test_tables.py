@@ -159,6 +159,7 @@ def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
             "attach_volume",
             "detach_volume",
             "extend_volume",
+            "swap_volume",
         )
     ]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)

@@ -26,6 +26,7 @@ AFTER_THE_PIVOT = {
     "detach_share": ["deny"],
     "attach_volume": ["complete"],
     "detach_volume": ["end_attachment"],
+    "swap_volume": ["complete", "end_migration"],
     "resize": ["plug"],
     "migrate": ["plug"],
     "revert_resize": ["plug"],
