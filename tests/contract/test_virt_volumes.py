@@ -135,6 +135,18 @@ def test_volumes_come_and_go_while_a_guest_runs_or_is_off(plugging: Rig) -> None
     assert has(plugging, server) == {one.volume_id}
 
 
+def test_a_running_guest_gets_its_first_disk_on_scsi(plugging: Rig) -> None:
+    server = plugging.ready().server
+    one, two = (volume(plugging, bus="scsi", device=f"/dev/sd{name}") for name in "ab")
+    for given in (one, two, one):
+        plugging.driver.attach_volume(server, 2, given, QUIET)
+    assert has(plugging, server) == {one.volume_id, two.volume_id}
+    plugging.driver.detach_volume(server, 3, one, QUIET)
+    plugging.driver.ensure_stopped(server, 4, 0, QUIET)
+    plugging.driver.ensure_running(server, 5, QUIET)
+    assert has(plugging, server) == {two.volume_id}
+
+
 def test_a_suspended_or_paused_guest_keeps_its_volumes(plugging: Rig) -> None:
     server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
     plugging.driver.attach_volume(server, 2, one, QUIET)

@@ -174,6 +174,11 @@ def has_scsi(described: str) -> bool:
     return ElementTree.fromstring(described).find(SCSI_CONTROLLER) is not None
 
 
+def scsi_controller(model: str) -> str:
+    """The one that a running guest gets before its first disk on SCSI."""
+    return text(Element("controller", type="scsi", index="0", model=model))
+
+
 def with_disk(described: str, disk: Element, scsi_model: str) -> str:
     """The domain with this disk, in place of the one with its serial."""
     root = ElementTree.fromstring(without(described, disk.findtext("serial") or ""))

@@ -199,9 +199,11 @@ class GuestVolumes:
         name = domain_xml.volume_name(volume, volume_xml.names(running, stored))
         if found.active and volume.volume_id not in volume_xml.found(running):
             if volume.bus == "scsi" and not volume_xml.has_scsi(running):
-                raise VerbFailed(
-                    "The server's machine has no SCSI controller; stop it before its first volume on SCSI "
-                    "is attached, or attach the volume on virtio."
+                controller = volume_xml.scsi_controller(SCSI_MODEL)
+                libvirt.on(
+                    server,
+                    "give the guest a SCSI controller",
+                    lambda domain: domain.attachDeviceFlags(controller, AFFECT_LIVE),
                 )
             disk = volume_xml.text(volume_xml.element(volume, source, name))
             libvirt.on(
