@@ -201,6 +201,33 @@ class VolumeClient(OptionalService):
         found = self._json("POST", path, token, {"os-migrate_volume_completion": wanted})
         return str(found["save_volume_id"])
 
+    # --- what users see there: "volumes" or "snapshots", as the service has them ---
+    def records(self, token: str, resource: str) -> list[JsonObject]:
+        """All of the token's project, the newest first, of as many pages as there are."""
+        found: list[JsonObject] = []
+        path = f"/{resource}/detail"
+        while True:
+            said = self._json("GET", path, token)
+            found += said[resource]
+            links = {link["rel"] for link in said.get(f"{resource}_links") or ()}
+            if "next" not in links or not said[resource]:
+                return found
+            path = f"/{resource}/detail?{urlencode({'marker': found[-1]['id']})}"
+
+    def record(self, token: str, resource: str, record_id: str) -> JsonObject:
+        """One. Raises NotFound: there is none that the token may see."""
+        return dict(self._json("GET", f"/{resource}/{_part(record_id)}", token)[resource[:-1]])
+
+    def make(self, token: str, resource: str, values: JsonObject) -> JsonObject:
+        """A new one of the token's project. Raises TooLarge: a quota does not allow it."""
+        return dict(
+            self._json("POST", f"/{resource}", token, {resource[:-1]: values})[resource[:-1]]
+        )
+
+    def remove(self, token: str, resource: str, record_id: str) -> None:
+        """Delete one. Raises NotFound: it is gone already."""
+        self._json("DELETE", f"/{resource}/{_part(record_id)}", token)
+
     # --- attachments ---
     def attachments(
         self, token: str, server_id: str, volume_id: str | None = None

@@ -45,6 +45,7 @@ from compute_api.compute.resources import (
     usage,
     usage_audit,
     volume_attachments,
+    volumes,
 )
 from compute_api.compute.resources.extensions import Extensions
 from compute_api.compute.schemas import aggregates as aggregate_bodies
@@ -70,6 +71,7 @@ from compute_api.compute.schemas import services as service_bodies
 from compute_api.compute.schemas import shares as share_bodies
 from compute_api.compute.schemas import usage as usage_bodies
 from compute_api.compute.schemas import volume_attachments as attachment_bodies
+from compute_api.compute.schemas import volumes as volume_bodies
 from compute_api.edge.routing import ApiRoute
 
 
@@ -319,6 +321,26 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _AGGREGATE + "/action", aggregates.act, "", body=aggregate_bodies.ACTION),
     Route("POST", _AGGREGATE + "/images", aggregates.cache_images, "compute:aggregates:images", "2.81", success=202,
           body=aggregate_bodies.IMAGES),
+
+    # proxies to the block storage service
+    *(
+        Route("GET", path, index, _P + f"os-volumes:{rule}", until=_PROXIED, query=volume_bodies.LIST)
+        for path, index, rule in (
+            ("/os-volumes", volumes.index, "list"),
+            ("/os-volumes/detail", volumes.index, "detail"),
+            ("/os-snapshots", volumes.snapshot_index, "snapshots:list"),
+            ("/os-snapshots/detail", volumes.snapshot_index, "snapshots:detail"),
+        )
+    ),
+    Route("POST", "/os-volumes", volumes.create, _P + "os-volumes:create", until=_PROXIED, body=volume_bodies.VOLUME),
+    Route("GET", "/os-volumes/{volume_id}", volumes.show, _P + "os-volumes:show", until=_PROXIED),
+    Route("DELETE", "/os-volumes/{volume_id}", volumes.delete, _P + "os-volumes:delete", until=_PROXIED, success=202),
+    Route("POST", "/os-snapshots", volumes.snapshot_create, _P + "os-volumes:snapshots:create", until=_PROXIED,
+          body=volume_bodies.SNAPSHOT),
+    Route("GET", "/os-snapshots/{snapshot_id}", volumes.snapshot_show, _P + "os-volumes:snapshots:show",
+          until=_PROXIED),
+    Route("DELETE", "/os-snapshots/{snapshot_id}", volumes.snapshot_delete, _P + "os-volumes:snapshots:delete",
+          until=_PROXIED, success=202),
 
     # proxies to the network service
     Route("GET", "/os-networks", networks.index, _P + "os-networks:list", until=_PROXIED),

@@ -34,6 +34,7 @@ class Volumes:
         self.allowed_snapshots, self.becomes = 100, "available"
         self.made: list[dict[str, Any]] = []
         self.deleted: list[str] = []
+        self.shown: dict[str, dict[str, dict[str, Any]]] = {"volumes": {}, "snapshots": {}}
 
     def has_service(self) -> bool:
         return self.there
@@ -73,6 +74,26 @@ class Volumes:
 
     def delete(self, token: str, volume_id: str) -> None:
         self.deleted.append(volume_id)
+
+    # --- as users see them: of the proxies, which have records of their own here ---
+    def records(self, token: str, resource: str) -> list[dict[str, Any]]:
+        return [*self.shown[resource].values()]
+
+    def record(self, token: str, resource: str, record_id: str) -> dict[str, Any]:
+        if record_id not in self.shown[resource]:
+            raise errors.NotFound(f"{record_id} could not be found.")
+        return self.shown[resource][record_id]
+
+    def make(self, token: str, resource: str, values: dict[str, Any]) -> dict[str, Any]:
+        if len(self.shown[resource]) >= self.allowed:
+            raise errors.TooLarge("The block storage service says: LimitExceeded")
+        made = {"id": ids.new(), "status": "creating", "created_at": "2026-11-23T10:00:00.000001"}
+        self.shown[resource][made["id"]] = made | {"size": 1} | values
+        return self.record(token, resource, made["id"])
+
+    def remove(self, token: str, resource: str, record_id: str) -> None:
+        self.record(token, resource, record_id)
+        del self.shown[resource][record_id]
 
     def change(self, volume_id: str, **values: Any) -> None:
         self.held[volume_id] = replace(self.held[volume_id], **values)

@@ -5,6 +5,7 @@ tests/cinder runs the same against Cinder."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,31 @@ def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
     except errors.NotFound:
         return True
     return False
+
+
+def test_what_users_see_is_passed_on_as_it_is(service: Service) -> None:
+    client, token = service.client, service.token
+    made = client.make(token, "volumes", {"size": 1, "name": "by its record"})
+    assert (made["name"], made["size"], made["attachments"]) == ("by its record", 1, [])
+    service.until(made["id"], "available")
+    assert client.record(token, "volumes", made["id"])["created_at"]
+    taken = client.make(token, "snapshots", {"volume_id": made["id"], "force": False})
+    await_true(
+        lambda: client.record(token, "snapshots", taken["id"])["status"] == "available",
+        60,
+        "the snapshot is there",
+    )
+    assert taken["id"] in [one["id"] for one in client.records(token, "snapshots")]
+    assert made["id"] in [one["id"] for one in client.records(token, "volumes")]
+    for resource, key in (("snapshots", taken["id"]), ("volumes", made["id"])):
+        client.remove(token, resource, key)
+        await_true(partial(_has_no, service, resource, key), 60, f"{resource} without it")
+        with pytest.raises(errors.NotFound):
+            client.remove(token, resource, key)
+
+
+def _has_no(service: Service, resource: str, key: str) -> bool:
+    return key not in [one["id"] for one in service.client.records(service.token, resource)]
 
 
 def is_gone(service: Service, volume_id: str) -> bool:

@@ -85,6 +85,8 @@ BODIES: dict[str, Any] = {
         "set_metadata": {"metadata": {"x": "y"}}
     },
     "POST /os-aggregates/{aggregate_id}/images": {"cache": [{"id": IMAGE}]},
+    "POST /os-volumes": {"volume": {"size": 1}},
+    "POST /os-snapshots": {"snapshot": {"volume_id": IMAGE}},
     "POST /os-security-groups": {"security_group": {"name": "x", "description": "x"}},
     "PUT /os-security-groups/{group_id}": {"security_group": {"name": "x", "description": "x"}},
     "POST /os-security-group-rules": lambda known: {

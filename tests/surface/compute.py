@@ -199,7 +199,8 @@ class Compute:
         known |= {"servers": server, "os-volumes_boot": server, "os-interface": port, "metadata": owner, "tags": owner,
                   "ips": owner, "flavors": flavor, "images": image, "os-keypairs": owner, "network": network,
                   "os-server-groups": groups, "os-security-groups": group, "os-security-group-rules": rule,
-                  "os-networks": network, "os-tenant-networks": network, "os-quota-sets": project,
+                  "os-networks": network, "os-tenant-networks": network, "os-volumes": ids.new(),
+                  "os-snapshots": ids.new(), "os-quota-sets": project,
                   "os-simple-tenant-usage": project, **self._moved(server)}
         known |= {"fixed": fixed, **self._floating(project, port, network, owner)}
     # fmt: on

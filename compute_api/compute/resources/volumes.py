@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/os-volumes and /os-snapshots, until 2.35: the project's volumes and snapshots in the block
+storage service.
+
+Everything is done there with the caller's token. In a cloud without such a service lists are
+empty, nothing is found and nothing can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common import errors
+from common.json_types import JsonMapping, JsonObject
+from compute_api.compute.dependencies import TenantVolumes
+from compute_api.compute.request import Request
+from compute_api.compute.views import volumes as view
+from compute_api.edge.validation import is_true
+
+VOLUMES, SNAPSHOTS = "volumes", "snapshots"
+_WITHOUT = "This cloud has no block storage service, and so no volumes or snapshots."
+
+
+def index(request: Request) -> JsonObject:
+    """GET /os-volumes, GET /os-volumes/detail"""
+    return {VOLUMES: _page(request, VOLUMES, view.volume)}
+
+
+def show(request: Request, volume_id: str) -> JsonObject:
+    """GET /os-volumes/{id}"""
+    found = _required(request).record(request.context.token, VOLUMES, volume_id)
+    return {"volume": view.volume(found)}
+
+
+def create(request: Request) -> JsonObject:
+    """POST /os-volumes"""
+    given = request.body["volume"]
+    values: JsonObject = {
+        "size": int(given["size"]),
+        "name": given.get("display_name"),
+        "description": given.get("display_description"),
+    }
+    for name in ("volume_type", "snapshot_id", "availability_zone", "metadata"):
+        if given.get(name):
+            values[name] = given[name]
+    return {"volume": view.volume(_made(request, VOLUMES, values))}
+
+
+def delete(request: Request, volume_id: str) -> None:
+    """DELETE /os-volumes/{id}"""
+    _required(request).remove(request.context.token, VOLUMES, volume_id)
+
+
+def snapshot_index(request: Request) -> JsonObject:
+    """GET /os-snapshots, GET /os-snapshots/detail"""
+    return {SNAPSHOTS: _page(request, SNAPSHOTS, view.snapshot)}
+
+
+def snapshot_show(request: Request, snapshot_id: str) -> JsonObject:
+    """GET /os-snapshots/{id}"""
+    found = _required(request).record(request.context.token, SNAPSHOTS, snapshot_id)
+    return {"snapshot": view.snapshot(found)}
+
+
+def snapshot_create(request: Request) -> JsonObject:
+    """POST /os-snapshots"""
+    given = request.body["snapshot"]
+    values: JsonObject = {
+        "volume_id": given["volume_id"],
+        "force": is_true(given.get("force", False)),
+        "name": given.get("display_name"),
+        "description": given.get("display_description"),
+    }
+    return {"snapshot": view.snapshot(_made(request, SNAPSHOTS, values))}
+
+
+def snapshot_delete(request: Request, snapshot_id: str) -> None:
+    """DELETE /os-snapshots/{id}"""
+    _required(request).remove(request.context.token, SNAPSHOTS, snapshot_id)
+
+
+def _service(request: Request) -> TenantVolumes | None:
+    service = request.services.volumes
+    return service if service is not None and service.has_service() else None
+
+
+def _required(request: Request) -> TenantVolumes:
+    service = _service(request)
+    if service is None:
+        raise errors.NotFound(_WITHOUT)
+    return service
+
+
+def _page(
+    request: Request, resource: str, shown: Callable[[JsonMapping], JsonObject]
+) -> list[JsonObject]:
+    service = _service(request)
+    found = [] if service is None else service.records(request.context.token, resource)
+    offset = int(request.first("offset") or 0)
+    return [shown(one) for one in found[offset : offset + request.limit]]
+
+
+def _made(request: Request, resource: str, values: JsonObject) -> JsonObject:
+    service = _service(request)
+    if service is None:
+        raise errors.NotImplementedHere(_WITHOUT)
+    try:
+        return service.make(request.context.token, resource, values)
+    except errors.TooLarge as problem:
+        raise errors.Forbidden(problem.text) from problem
