@@ -146,13 +146,15 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
 def _volume_options(cloud: Cloud) -> list[object]:
     """Servers on the machine itself open files; other hosts are served at its address."""
     proof = certificates.of_volumes(cloud)
+    here, *more = [GATEWAY] if cloud.apart else cloud.hosts
     return [
         "--bind",
         f"{cloud.address}:{cloud.ports.volume}",
         "--data",
         volume_folder(cloud),
         "--host",
-        GATEWAY if cloud.apart else cloud.hosts[0],
+        here,
+        *(word for host in more for word in ("--also-host", host)),
         *(["--export-address", cloud.address, "--tls-folder", proof] if proof else []),
     ]
 

@@ -410,6 +410,13 @@ def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> N
     rig.compute.used[key] = attachment
     refused = rig.ask(member, "DELETE", f"/attachments/{attachment}")
     assert (refused.status_code, list(refused.json())) == (409, ["conflictingRequest"])
+    for caller, action in (
+        (member, "os-detach"),
+        (member, "os-terminate_connection"),
+        (rig.admin, "os-force_detach"),
+    ):
+        assert rig.action(caller, key, action, {}).status_code == 409, action
+    assert rig.show(member, key)["status"] == "in-use"
     token = {"X-Service-Token": rig.service.session.get_token()}
     assert rig.ask(member, "DELETE", f"/attachments/{attachment}", headers=token).ok
     again = rig.attach(member, key, server).json()["attachment"]["id"]

@@ -43,6 +43,13 @@ def main() -> None:
         metavar="NAME",
         help="this machine in connectors: servers here open the volumes' files",
     )
+    serving.add_argument(
+        "--also-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this machine in connectors; may be repeated",
+    )
     serving.add_argument("--image-url", metavar="URL", help="default: from the catalogue")
     serving.add_argument("--compute-url", metavar="URL", help="default: from the catalogue")
     serving.add_argument(
@@ -88,6 +95,7 @@ def _start(options: argparse.Namespace, identity: Body) -> Any:
         VolumeSettings(
             zone=options.zone,
             host=options.host,
+            more_hosts=frozenset(options.also_host),
             max_image_gigabytes=options.max_image_gigabytes,
         ),
     )

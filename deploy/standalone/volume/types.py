@@ -114,11 +114,15 @@ class TypesApi(Resource):
             "id": row["id"],
             "name": row["name"],
             "is_public": row["is_public"],
-            "os-volume-type-access:is_public": row["is_public"],
             "description": row["description"],
             "extra_specs": specs,
         }
-        return found | ({"qos_specs_id": None} if caller.is_admin else {})
+        # The rest are Cinder's extensions, which do not add to every answer.
+        if req.method != "PUT":
+            found["os-volume-type-access:is_public"] = row["is_public"]
+        if req.method == "GET" and caller.is_admin:
+            found["qos_specs_id"] = None
+        return found
 
     def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
         specs = body.get("extra_specs") or {}

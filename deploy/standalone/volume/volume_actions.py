@@ -364,6 +364,8 @@ ACTIONS: Mapping[str, VolumeAction] = {
     ),
     "os-show_image_metadata": VolumeAction(_show_image_metadata, status=falcon.HTTP_200),
 }
+#: What ends attachments in the words of older clients.
+ENDING = ("os-detach", "os-force_detach", "os-terminate_connection")
 DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {}}, others=False))
 
 
@@ -378,8 +380,8 @@ class VolumeActions:
         if not isinstance(body, dict) or len(body) != 1:
             raise fault("BadRequest", why="The body must be an object with one action.")
         [(name, given)] = body.items()
-        if name == "os-force_detach":
-            self._force_detach(req, resp, key, given)
+        if name in ENDING:
+            self._end(req, resp, key, name, given)
             return
         action = ACTIONS.get(name)
         if action is None or not since(req, action.minor):
@@ -424,21 +426,27 @@ class VolumeActions:
         }
         return self._service.images.create(kept | body, caller.token)
 
-    def _force_detach(
-        self, req: falcon.Request, resp: falcon.Response, key: str, given: object
+    def _end(
+        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, given: object
     ) -> None:
-        """An admin ends attachments whatever their server says."""
-        wanted = DETACH.checked(given, "os-force_detach").get("attachment_id")
+        """End attachments, but none beneath a server that has the volume."""
+        wanted = DETACH.checked(given, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
-            caller.require_admin("volume_extension:volume_admin_actions:force_detach")
+            caller.require_member(f"volume_extension:volume_actions:{name}")
+            if name == "os-force_detach":
+                caller.require_admin("volume_extension:volume_admin_actions:force_detach")
             found = connection.execute(
-                select(attachments.c.id).where(attachments.c.volume_id == row.id)
-            ).scalars()
-            ended = [one for one in found if wanted in (None, one)]
+                select(attachments).where(attachments.c.volume_id == row.id)
+            ).all()
+        ended = [one for one in found if wanted in (None, one.id)]
+        for one in ended:
+            uses.check_deletable(self._service, caller, one)
+        if name == "os-terminate_connection":
+            raise fault("BadRequest", why="Connections are ended with their attachments.")
         if not ended:
             raise fault("InvalidVolume", why="There is no such attachment of the volume.")
         for one in ended:
-            uses.delete(self._service, one, row.id)
+            uses.delete(self._service, one.id, row.id)
         resp.status = falcon.HTTP_202

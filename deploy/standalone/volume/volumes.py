@@ -144,7 +144,6 @@ def _view(
         "replication_status": None,
         "consistencygroup_id": None,
         "links": links(req, "volumes", row["id"]),
-        "os-vol-tenant-attr:tenant_id": row["project_id"],
         "attachments": [
             {
                 "id": row["id"],
@@ -158,10 +157,7 @@ def _view(
             for one in attached
         ],
     }
-    if row["image_metadata"]:
-        found["volume_image_metadata"] = row["image_metadata"]
     admins: Body = {
-        "migration_status": None,
         "os-vol-host-attr:host": service.backend,
         "os-vol-mig-status-attr:migstat": None,
         "os-vol-mig-status-attr:name_id": None,
@@ -176,7 +172,13 @@ def _view(
         (65, False, {"consumes_quota": True}),
     )
     if caller.is_admin:
-        found |= admins
+        found["migration_status"] = None
+    # These are Cinder's extensions, which add to what is read and not to the answer to a change.
+    if req.method == "GET":
+        found["os-vol-tenant-attr:tenant_id"] = row["project_id"]
+        found |= admins if caller.is_admin else {}
+        if row["image_metadata"]:
+            found["volume_image_metadata"] = row["image_metadata"]
     for minor, is_admins, more in later:
         if since(req, minor) and (caller.is_admin or not is_admins):
             found |= more
