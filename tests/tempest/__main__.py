@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import IO
@@ -32,6 +32,7 @@ from deploy.progress import Failure, main, say
 from deploy.servers import free_ports
 from tests.e2e.guests import clear
 from tests.e2e.live import Live
+from tests.shared_blocks import sharing_blocks
 from tests.tempest import configure, known, outcomes
 from tests.tempest.groups import GROUPS, USUAL, Group, read_lists, sorted_into
 
@@ -108,7 +109,9 @@ class Tempest:
 
 
 @contextmanager
-def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, configure.Cloud]]:
+def cloud(
+    has_guests: bool, unified: bool = False, volumes: bool = False
+) -> Iterator[tuple[Live, configure.Cloud]]:
     """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone
     afterwards."""
     home = Path(tempfile.mkdtemp(prefix="kn-tempest-", dir="/tmp"))
@@ -121,23 +124,25 @@ def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, confi
         hosts=hosts,
         networks=True,
         driver=driver,
+        volumes=volumes,
         options=configure.FILTERED + (configure.UNIFIED if unified else ()),
     )
     say(f"A cloud of {len(hosts)} hosts, driver {driver} …")
     preflight.check(live.cloud)
-    try:
-        with redirect_stdout(StringIO()):
-            up.go_on(live.cloud)
-        if unified:
-            configure.register_limits(live.seed.admin.identity)
-        else:
-            live.seed.admin.compute.update_quota_set(
-                live.seed.admin.session.get_project_id(), **NO_LIMIT
-            )
-        clear(live.rest())  # a host with a server does not join another zone
-        yield live, configure.Cloud.of(live.seed)
-    finally:
-        live.down("--purge")
+    with sharing_blocks(home / "volume") if volumes else nullcontext():
+        try:
+            with redirect_stdout(StringIO()):
+                up.go_on(live.cloud)
+            if unified:
+                configure.register_limits(live.seed.admin.identity)
+            else:
+                live.seed.admin.compute.update_quota_set(
+                    live.seed.admin.session.get_project_id(), **NO_LIMIT
+                )
+            clear(live.rest())  # a host with a server does not join another zone
+            yield live, configure.Cloud.of(live.seed)
+        finally:
+            live.down("--purge")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -176,7 +181,8 @@ def run(arguments: Sequence[str]) -> int:
     for has_guests in (False, True):
         groups = [group for group in chosen if group.boots == has_guests]
         if groups:
-            with cloud(has_guests, asked.unified_limits) as (live, found):
+            volumes = any(group.volumes for group in groups)
+            with cloud(has_guests, asked.unified_limits, volumes) as (live, found):
                 well = (
                     _judge(
                         Tempest(folder / ("guests" if has_guests else "memory")),

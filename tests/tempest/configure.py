@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.seed import Seed
+from deploy.standalone.volume.versions import MAXIMUM as VOLUMES_UNTIL
 
 FILE = "tempest.conf"
 #: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of
@@ -36,6 +37,7 @@ UNIFIED = (
 )
 #: Registered limits: what no test but those of limits reaches.
 LIMITS = {"servers": 1000, "class:VCPU": 1000, "class:MEMORY_MB": 1 << 24, "class:DISK_GB": 1 << 20}
+SHARED = "shared-by-servers"
 #: Debian's hash-bang of the tiny guest is busybox's shell, which has no pipefail.
 PROLOGUE = "set -eu; PATH=$$PATH:/sbin:/usr/sbin;"
 
@@ -54,6 +56,10 @@ class Cloud:
     hosts: tuple[str, ...]
     has_guests: bool
     unified: bool
+    #: The type of volumes that several servers may have; none where there is no volume service.
+    shared_type: str | None
+    #: The first image, for scenarios that upload it.
+    image_file: Path = Path()
 
     @classmethod
     def of(cls, seed: Seed, image_name: str = "tiny") -> Cloud:
@@ -74,6 +80,8 @@ class Cloud:
             seed.cloud.hosts,
             seed.cloud.has_guests,
             UNIFIED[0] in seed.cloud.options,
+            _shared_type(admin.block_storage) if seed.cloud.volumes else None,
+            seed.cloud.home / "tiny/tiny.qcow2",
         )
 
 
@@ -85,6 +93,13 @@ def register_limits(identity: Any) -> None:
         identity.create_registered_limit(
             service_id=service.id, region_id="RegionOne", resource_name=name, default_limit=most
         )
+
+
+def _shared_type(storage: Any) -> str:
+    found = storage.find_type(SHARED, ignore_missing=True) or storage.create_type(
+        name=SHARED, extra_specs={"multiattach": "<is> True"}
+    )
+    return str(found.name)
 
 
 def _copy(admin: Any, image: Any) -> Any:
@@ -115,8 +130,8 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "admin_project_name": cloud.admin["project_name"], "admin_domain_name": "Default"},
         "identity": {"uri_v3": cloud.auth_url, "auth_version": "v3", "region": "RegionOne"},
         "identity-feature-enabled": {"api_v2": False},
-        "service_available": {"cinder": False, "neutron": True, "glance": True, "swift": False, "nova": True,
-                              "horizon": False},
+        "service_available": {"cinder": cloud.shared_type is not None, "neutron": True, "glance": True, "nova": True,
+                              "swift": False, "horizon": False},
         "enforce_scope": {"nova": True},
         "compute": {
             "image_ref": cloud.image, "image_ref_alt": cloud.second_image, "flavor_ref": cloud.flavor,
@@ -129,13 +144,20 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "resize": True, "vnc_console": guests, "stable_rescue": True, "personality": True, "ide_bus": False,
             "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": several,
             "block_migration_for_live_migration": True, "live_migrate_back_and_forth": several,
-            "unified_limits": cloud.unified,
+            "unified_limits": cloud.unified, "volume_multiattach": True, "swap_volume": False,
+            "attach_encrypted_volume": False, "volume_backed_live_migration": True,
             "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(filters)},
         # Tempest waits so long for an image's state, which a server in memory may have left before
         # it looks.
         "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
+        "volume": {
+            "catalog_type": "block-storage", "build_interval": 1, "build_timeout": 300 if guests else 60,
+            "min_microversion": "3.0", "max_microversion": f"3.{VOLUMES_UNTIL}",
+            "volume_type_multiattach": cloud.shared_type or ""},
+        "volume-feature-enabled": {"backup": False, "extend_attached_volume": True},
         "network": {"public_network_id": cloud.public_network, "floating_network_name": "public"},
         "network-feature-enabled": {"ipv6": False, "port_security": True, "api_extensions": "all"},
+        "scenario": {"img_file": cloud.image_file},
         "validation": {
             "run_validation": guests, "image_ssh_user": "root", "image_alt_ssh_user": "root", "ssh_timeout": 120,
             "connect_timeout": 10, "ssh_shell_prologue": PROLOGUE, "ssh_key_type": "ecdsa"},

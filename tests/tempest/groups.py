@@ -23,8 +23,8 @@ _LIMITS = r"test_compute_unified_limits"
 
 @dataclass(frozen=True)
 class Group:
-    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it waits for a
-    volume service.
+    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it needs a volume
+    service.
     ``strangers``: it wants a server on another host than those of other projects, which no hint
     knows here."""
 
@@ -39,11 +39,14 @@ class Group:
 #: In the order in which an id is looked for.
 GROUPS = (
     Group(
-        "B",
-        "a volume service",
-        r"[Vv]olume|scenario\.test_stamp_pattern|test_snapshots_with_add_location",
+        "D",
+        "volumes of guests that one can log in to",
+        r"scenario\.(.*[Vv]olume|test_stamp_pattern|test_snapshots_with_add_location|test_minimum_basic)|"
+        r"test_attach_volume|admin\.test_(assisted_)?volume|StableRescueTest\.\w+volume",
+        boots=True,
         volumes=True,
     ),
+    Group("B", "a volume service", r"[Vv]olume", volumes=True),
     Group(
         "E",
         "guests that one can log in to",
@@ -88,7 +91,7 @@ def sorted_into(ids: Iterable[str], lists: Mapping[str, Sequence[str]]) -> dict[
     """The ids of ``stestr list`` by group. ``lists``: names without brackets by group; an empty
     one: by expression.
 
-    What only guests have is in S (scenarios) or E, whatever its list.
+    What only guests have is in S (scenarios; D when they have volumes) or E, whatever its list.
     """
     known = {one.split("[")[0]: one for one in ids if re.search(_COMPUTE, one)}
     found: dict[str, list[str]] = {group.name: [] for group in GROUPS}
@@ -110,18 +113,16 @@ def _listed(test: str, name: str) -> str:
     for expression, group in ((_GUESTS, "E"), (_LIMITS, "A2")):
         if re.search(expression, test):
             return group
-    return "S" if ".scenario." in test and name not in ("B", "A1") else name
+    if ".scenario." in test:
+        return {"B": "D", "D": "D", "A1": "A1"}.get(name, "S")
+    return name
 
 
 def read_lists(folder: Path | None) -> dict[str, list[str]]:
-    """The lists in a folder by their names; none when there is no such folder. D's wait for
-    volumes, as B's do."""
+    """The lists in a folder by their names; none when there is no such folder."""
     if folder is None or not folder.is_dir():
         return {}
-    found: dict[str, list[str]] = {}
-    for path in sorted(folder.glob("*.txt")):
-        group = "B" if path.stem == "D" else path.stem
-        found.setdefault(group, []).extend(
-            line.strip() for line in path.read_text().splitlines() if line.strip()
-        )
-    return found
+    return {
+        path.stem: [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        for path in sorted(folder.glob("*.txt"))
+    }

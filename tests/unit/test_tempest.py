@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,12 @@ def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
             + "security_groups.test_security_groups.SecurityGroupsTestJSON.test_security_groups_create_list_delete",
             "C",
         ),
-        (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "B"),
+        (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "D"),
+        (API + "volumes.test_volumes_list.VolumesTestJSON.test_volume_list", "B"),
+        (
+            "tempest.scenario.test_volume_boot_pattern.TestVolumeBootPattern.test_volume_boot_pattern",
+            "D",
+        ),
         (
             API
             + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers",
@@ -145,17 +151,21 @@ def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
 
 def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> None:
     scenario = "tempest.scenario.test_z.Scenario.test_it"
+    stamp = "tempest.scenario.test_stamp_pattern.TestStampPattern.test_stamp_pattern"
     screen = API + "servers.test_novnc.NoVNCConsoleTestJSON.test_novnc"
     (tmp_path / "C.txt").write_text(
         f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n"
     )
     (tmp_path / "D.txt").write_text(OTHER + "\n")
-    found = sorted_into([ONE + "[id-1]", scenario, screen, OTHER], read_lists(tmp_path))
+    (tmp_path / "B.txt").write_text(f"{TWO}\n{stamp}\n")
+    asked = [ONE + "[id-1]", TWO, scenario, stamp, screen, OTHER]
+    found = sorted_into(asked, read_lists(tmp_path))
     assert {key: ids for key, ids in found.items() if ids} == {
         "C": [ONE + "[id-1]"],
         "S": [scenario],
         "E": [screen],
-        "B": [OTHER],
+        "B": [TWO],
+        "D": [stamp, OTHER],
     }
     assert read_lists(tmp_path / "absent") == {}
 
@@ -172,6 +182,7 @@ def test_what_keeps_strangers_apart_is_not_asked_of_hints() -> None:
         ("one", "two"),
         has_guests=True,
         unified=False,
+        shared_type=None,
     )
     told = configure.options(cloud, Path("/folder"), "2.1", strangers=True)[
         "compute-feature-enabled"
@@ -181,6 +192,22 @@ def test_what_keeps_strangers_apart_is_not_asked_of_hints() -> None:
 
 def test_every_group_but_the_volumes_is_usual() -> None:
     assert {group.name for group in GROUPS if not group.volumes} == {*USUAL}
+
+
+def test_volumes_are_looked_for_where_there_are_any() -> None:
+    without = configure.Cloud(
+        "",
+        dict.fromkeys(("username", "password", "project_name"), ""),
+        *([""] * 5),
+        ("one",),
+        has_guests=False,
+        unified=False,
+        shared_type=None,
+    )
+    for cloud, there in ((without, False), (replace(without, shared_type="shared"), True)):
+        told = configure.options(cloud, Path("/folder"), "2.1")
+        assert told["service_available"]["cinder"] is there
+    assert told["volume"]["volume_type_multiattach"] == "shared"
 
 
 @pytest.mark.parametrize("hosts", [("one",), ("one", "two"), ("one", "two", "three")])
@@ -196,6 +223,7 @@ def test_servers_move_between_two_hosts_that_are_named(hosts: tuple[str, ...]) -
         hosts,
         has_guests=True,
         unified=False,
+        shared_type=None,
     )
     told = configure.options(cloud, Path("/folder"), "2.1")
     assert str(told["compute-feature-enabled"]["scheduler_enabled_filters"]).endswith(
