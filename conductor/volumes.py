@@ -25,15 +25,10 @@ from common.json_types import JsonObject
 from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
-from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS, SNAPSHOT
+from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS
 from common.store.rows import ActionRow, BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices, guests
-from common.store.servers.volumes import (
-    ATTACHED,
-    CREATING,
-    DETACHING,
-    RESERVED,
-)
+from common.store.servers.volumes import ATTACHED, CREATING, DETACHING, RESERVED
 from common.wire import from_wire, to_wire
 from conductor import late_calls
 from conductor.external_services import VolumeApi
@@ -545,13 +540,6 @@ def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     """A server that is deleted has none."""
     for run in runs:
         run.remove_volumes(of(run))
-
-
-def delete_snapshots(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:
-    """Snapshots of volumes, for an image that there is not."""
-    for snapshot in snapshots:
-        with run.cleanup_on_failure(SNAPSHOT, snapshot):
-            service(engine).delete_snapshot(snapshot)
 
 
 # --- a pending cleanup ---

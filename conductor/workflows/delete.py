@@ -24,7 +24,7 @@ from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
 from common.wire import from_wire
-from conductor import debts, guest, images, networks, shares, volumes
+from conductor import debts, guest, images, networks, shares, volume_snapshots, volumes
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
 from conductor.shares import SharesData
 from conductor.volumes import LeavingData
@@ -105,7 +105,7 @@ def _delete_images(engine: Engine, run: DeleteRun) -> None:
 
 
 def _delete_snapshots(engine: Engine, run: DeleteRun) -> None:
-    volumes.delete_snapshots(engine, run, run.data.snapshots)
+    volume_snapshots.delete(engine, run, run.data.snapshots)
 
 
 def _kept(tx: Connection, run: AnyRun, result: Result) -> None:

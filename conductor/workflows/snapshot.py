@@ -17,7 +17,7 @@ from dataclasses import replace
 from common.action_args import BackupArgs, ImageArgs
 from common.store.engine import Connection
 from common.store.neighbours import cleanups
-from conductor import images, volumes
+from conductor import images, volume_snapshots
 from conductor.images import ImageData, ImageRun
 from conductor.saga import Engine, Lane, Run, Step, Workflow
 
@@ -51,7 +51,7 @@ def _has_disk(run: ImageRun) -> bool:
 
 
 def _delete_snapshots(engine: Engine, run: ImageRun) -> None:
-    volumes.delete_snapshots(engine, run, run.args.snapshots)
+    volume_snapshots.delete(engine, run, run.args.snapshots)
 
 
 def _leave_empty(engine: Engine, run: ImageRun) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial console's socket in a server's folder, and which of a guest's screens is meant.
+"""The serial console's socket and log in a server's folder, and which of a guest's screens is
+meant.
 
 Called by ``virt.libvirt.driver``. QEMU serves one reader at a time there; who connects while
 another reads is heard when that one has gone, which ``compute_agent.consoles`` sees to. A socket's
@@ -9,6 +10,7 @@ agent starts, before any guest could fail to.
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -57,3 +59,27 @@ def open_serial(path: str) -> socket.socket:
         ) from error
     found.settimeout(None)
     return found
+
+
+def output(folder: Path, limit: int) -> str:
+    """The last ``limit`` bytes of what the guest wrote to its console. VerbFailed when it has
+    written nothing on this host."""
+    log = folder / "console.log"
+    # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
+    text = _tail(log, limit)
+    if text is None:
+        raise VerbFailed("The server has no console log on this host.", details=f"no file {log}")
+    if len(text) < limit:
+        text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
+    return text.decode(errors="replace")
+
+
+def _tail(path: Path, limit: int) -> bytes | None:
+    """The last bytes of a file; None when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            return file.read(max(0, limit))
+    except FileNotFoundError:
+        return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -534,16 +533,7 @@ class LibvirtDriver:
         return power.state(found)
 
     def console_output(self, server: str, limit: int) -> str:
-        log = self._guests.folder(server) / "console.log"
-        # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
-        text = _tail(log, limit)
-        if text is None:
-            raise VerbFailed(
-                "The server has no console log on this host.", details=f"no file {log}"
-            )
-        if len(text) < limit:
-            text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
-        return text.decode(errors="replace")
+        return consoles.output(self._guests.folder(server), limit)
 
     def console_kinds(self, server: str) -> list[str]:
         self._found_active(server)
@@ -607,14 +597,3 @@ def _with_proof(
     if migration.tls is None:
         return migration
     return replace(migration, proof=live_migration.lay_proof(state_dir / "pki", migration.tls))
-
-
-def _tail(path: Path, limit: int) -> bytes | None:
-    """The last ``limit`` bytes of what a guest wrote; None when there is no such file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            return file.read(max(0, limit))
-    except FileNotFoundError:
-        return None
