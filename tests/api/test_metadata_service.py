@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from common import errors
 from common.models import Interface
 from common.store import schema
-from common.store.servers import volumes as store_volumes
 from common.vault import Vault
 from common.wire import to_wire
 from compute_api.metadata import app
@@ -171,28 +170,6 @@ EC2_LIST = "1.0\n2007-01-19\n2007-03-01\n2007-08-29\n2007-10-10\n2007-12-15\n200
 def test_lists_and_words(service: Service, path: str, shown: str) -> None:
     told = service.ask(path)
     assert (told.status_code, told.text, told.headers["content-type"]) == (200, shown, TEXT)
-
-
-def test_tagged_volumes_of_a_server(service: Service) -> None:
-    """One more statement, and for servers with volumes only; those that it has not yet are not
-    told."""
-    volumes = [("v1", "data", "attached"), ("v2", None, "attached"), ("v3", "logs", "attaching")]
-    rows = [
-        {"uuid": one, "server_id": service.server, "volume_id": one, "tag": tag, "status": status}
-        for one, tag, status in volumes
-    ]
-    service.cloud.store.write(
-        lambda tx: store_volumes.insert(
-            tx, [{**row, "device_name": f"/dev/{row['uuid']}"} for row in rows]
-        )
-    )
-    service.cloud.change(schema.servers, schema.servers.c.id == service.server, volumes=3)
-    service.statements = 0
-    told = service.ask("/openstack/latest/meta_data.json").json["devices"]
-    assert service.statements == 2
-    assert [(one["serial"], one["tags"]) for one in told if one["type"] == "disk"] == [
-        ("v1", ["data"])
-    ]
 
 
 # fmt: off
