@@ -447,6 +447,12 @@ def exchange(run: ArrivingRun) -> None:
 
 
 # --- a volume whose data is copied into another one ---
+def look_for_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
+    """What is carried out late: for the new volume, or for the old one, whose id it has then."""
+    _look_for_late_calls(run, row)
+    late_calls.look_for(run, LATE_ATTACHMENTS, new)
+
+
 def connect_other(
     engine: Engine, run: AnyRun, row: BlockDeviceRow, new: str, attachment: str
 ) -> tuple[str, str]:
@@ -454,6 +460,7 @@ def connect_other(
     which is another one where somebody has removed it, and its connection, sealed."""
     assert run.host is not None, "its volume is attached"
     connector = connector_of(engine, run.host)
+    look_for_late_swap(run, row, new)
     try:
         made = _connected(engine, row, attachment, connector)
     except errors.NotFound:

@@ -207,13 +207,12 @@ SCENARIOS = {
         "evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)
     ),
 }
-#: The same workflows, when placement has more to keep.
+#: The same workflows, when placement has more to keep, and moves between other hosts, and of other
+#: servers.
 SCENARIOS |= {
     f"{name}:placed": replace(SCENARIOS[name], placed=True)
     for name in ("create", "unshelve", "delete")
-}
-#: Moves between other hosts, and of other servers.
-SCENARIOS |= {
+} | {
     f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes)
     for what, names, changes in (
         ("placed", ("resize", "revert_resize", "live_migrate", "evacuate"), {"placed": True}),
@@ -478,17 +477,13 @@ class Trial:
             runs = (
                 self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
             )
-            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, (
-                found,
-                server,
-            )
+            story = (found, server)
+            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, story
             if self.scenario.keeps is not None:
                 rebuilt = not self.scenario.keeps and server.host != self.was.host
                 assert found.disk == ({} if rebuilt else {"canary": "alive"})
-                assert (found.vcpus, found.memory_mb) == (
-                    server.flavor["vcpus"],
-                    server.flavor["memory_mb"],
-                )
+                sizes = (server.flavor["vcpus"], server.flavor["memory_mb"])
+                assert (found.vcpus, found.memory_mb) == sizes
                 assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {
                     server.host
                 }

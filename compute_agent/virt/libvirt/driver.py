@@ -76,7 +76,7 @@ from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.secrets import LibvirtSecrets
 from compute_agent.virt.libvirt.shares import GuestShares
 from compute_agent.virt.libvirt.still_guests import StillGuests
-from compute_agent.virt.libvirt.volume_copies import VolumeCopies
+from compute_agent.virt.libvirt.volume_copies import CopyVerbs
 from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.mounts import Mounts, host_mounts
 
@@ -86,7 +86,7 @@ QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: Fal
 RETRY_SECONDS = 0.5
 
 
-class LibvirtDriver:
+class LibvirtDriver(CopyVerbs):
     """Implements ``Driver`` on one libvirtd. Thread-safe for different servers.
 
     ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:
@@ -364,27 +364,6 @@ class LibvirtDriver:
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
         self._guests.folder(server)
         self._patiently(context, lambda: self._guests.volumes.extend(self._libvirt, server, volume))
-
-    def copy_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState:
-        self._guests.folder(server)
-        copies = VolumeCopies(self._libvirt, self._guests.volumes, server)
-        return self._patiently(context, lambda: copies.copy(fence, volume, context))
-
-    def switch_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState | None:
-        self._guests.folder(server)
-        copies = VolumeCopies(self._libvirt, self._guests.volumes, server)
-        return self._patiently(context, lambda: copies.switch(fence, volume, context))
-
-    def keep_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState | None:
-        self._guests.folder(server)
-        copies = VolumeCopies(self._libvirt, self._guests.volumes, server)
-        return self._patiently(context, lambda: copies.keep(fence, volume))
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

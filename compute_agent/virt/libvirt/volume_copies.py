@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from common.command_progress import CommandPhase
@@ -195,6 +196,43 @@ class VolumeCopies:
             ],
         )
         self.kept.keep_copied(self.server, [])
+
+
+class CopyVerbs:
+    """The verbs of a driver that copy volumes; the driver has the rest."""
+
+    def copy_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        copies = _copies_of(self, server)
+        state: DomainState = _patient(self)(context, lambda: copies.copy(fence, volume, context))
+        return state
+
+    def switch_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        copies = _copies_of(self, server)
+        state: DomainState | None = _patient(self)(
+            context, lambda: copies.switch(fence, volume, context)
+        )
+        return state
+
+    def keep_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState | None:
+        copies = _copies_of(self, server)
+        state: DomainState | None = _patient(self)(context, lambda: copies.keep(fence, volume))
+        return state
+
+
+def _copies_of(driver: Any, server: str) -> VolumeCopies:
+    driver._guests.folder(server)
+    return VolumeCopies(driver._libvirt, driver._guests.volumes, server)
+
+
+def _patient(driver: Any) -> Any:
+    """What repeats a verb of this driver while libvirtd is away."""
+    return driver._patiently
 
 
 def _is_same(one: AttachedVolume, other: AttachedVolume) -> bool:

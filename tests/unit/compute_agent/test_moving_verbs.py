@@ -304,4 +304,5 @@ def test_what_lets_a_running_guest_go_says_so() -> None:
         "prepare_arrival",
         "live_migrate",
         "resize_here",
+        "copy_volume",
     }

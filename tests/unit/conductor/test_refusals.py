@@ -39,6 +39,7 @@ AFTER_THE_PIVOT = {
         "unshare_late",
         "release_volumes_late",
         "forget",
+        "delete_snapshots",
     ],
 }
 
