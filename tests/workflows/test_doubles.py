@@ -33,6 +33,7 @@ def images() -> Furnished:
         "show": ("i",),
         "delete": ("i",),
         "find": ({"name": "one"},),
+        "leave_empty": ("i",),
     }
 
 
@@ -68,6 +69,8 @@ def volumes() -> Furnished:
     return made, {
         "volume": (free,),
         "delete": (free,),
+        "reimage": (used, "image"),
+        "delete_snapshot": (made.snapshot(free),),
         "attachments": (SERVER,),
         "attach": (free, SERVER),
         "connect": (held, CONNECTOR, "/dev/vdb", "rw"),
