@@ -68,6 +68,8 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     """The source distribution, with the folder that dpkg looks for."""
     made = tree.parent / "sdist"
     run([environment.PYTHON, "-c", SDIST, made], ADVICE, log=log, cwd=packages.ROOT)
+    for left in packages.ROOT.glob("*.egg-info"):
+        shutil.rmtree(left)  # Python would believe it, and not what is installed
     with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
         archive.extractall(tree.parent)
     shutil.copytree(tree / "deploy/debian", tree / "debian")
