@@ -40,6 +40,7 @@ NEEDS = {
 
 NOBODY = "0" * 32
 _VOLUMES = "this cloud has no volume service; tests/api/test_volume_attachments.py"
+_PROXIES = "the same; tests/api/test_volume_proxies.py"
 _SHARES = "there is no shared file system service here; tests/api/test_shares.py"
 _LIVE = "a live migration in memory is over before it can be asked for; tests/api/test_migrations.py has them"
 _POWER = "no driver powers hosts: 501, as with libvirt; tests/api/test_os_hosts.py"
@@ -49,6 +50,14 @@ SKIPPED = {
     **{
         f"{name} /servers/{{server_id}}/os-volume_attachments/{{id}}": _VOLUMES
         for name in ("GET", "PUT", "DELETE")
+    },
+    **{
+        f"{name} /{resource}{more}": _PROXIES
+        for resource in ("os-volumes", "os-snapshots")
+        for name, more in (
+            *(("GET", ""), ("GET", "/detail"), ("POST", "")),
+            *(("GET", "/{id}"), ("DELETE", "/{id}")),
+        )
     },
     **{f"{name} /servers/{{server_id}}/shares": _SHARES for name in ("GET", "POST")},
     **{f"{name} /servers/{{server_id}}/shares/{{id}}": _SHARES for name in ("GET", "DELETE")},
