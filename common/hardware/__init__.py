@@ -61,9 +61,9 @@ _DEVICES = {
     "hw_video_model": "COMPUTE_GRAPHICS_MODEL_",
     "hw_vif_model": "COMPUTE_NET_VIF_MODEL_",
 }
+ON_VOLUME = "on_volume"  #: key of a frozen image: a volume takes the root disk's place
 #: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them
 #: out.
-ON_VOLUME = "on_volume"  #: key of a frozen image: a volume takes the root disk's place
 LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common import hardware
 from common.notifications.events import Notice
 from common.notifications.messages import messages
 from common.notifications.options import VERSIONED, VM_AND_TASK_STATE, NotificationSettings
@@ -36,7 +37,7 @@ PHASES = ("error", "end", "start")
 #: Keys whose values are maps of the user's, or of an image's properties.
 FREE = ("metadata", "meta", "extra_specs", "scheduler_hints", "rules")
 FREE_OBJECTS = ("ImageMetaPropsPayload",)
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "key_name": "k",
     "key_data": "ssh-ed25519 AAAA",
     "tags": ["a"],
@@ -139,9 +140,10 @@ def all_rows() -> list[Any]:
             for host in cloud.hosts.values() if verb else ():
                 host.driver.host.script[verb] = [Fail("It broke.", details="because")] * 3
             trial.begin()
+            shape = {**SHAPE, "image": {**SHAPE["image"], hardware.ON_VOLUME: scenario.boots}}
             cloud.store.write(
-                lambda tx, server=trial.server: tx.execute(
-                    sa.update(schema.servers).where(schema.servers.c.id == server).values(SHAPE)
+                lambda tx, server=trial.server, shape=shape: tx.execute(
+                    sa.update(schema.servers).where(schema.servers.c.id == server).values(shape)
                 )
             )
             cloud.settle()

@@ -67,6 +67,7 @@ NOT_HERE: dict[str, set[str]] = {
     "live_migrate": {"return"},
     "delete": {
         *("unshare", "wait", "release", "unshare_late", "release_volumes_late", "forget"),
+        "delete_snapshots",
     },
 }
 #: Who is killed; "source" and "destination" are agents.

@@ -19,6 +19,7 @@ from tests.fault_matrix.bench import Bench
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import OF_VOLUMES, WITH_VOLUMES
+from tests.workflows import volumes
 from tests.workflows.neighbours import Neighbour
 from tests.workflows.simulator import Crash
 
@@ -29,7 +30,8 @@ _STRIKE = cleanups.strike
 
 @dataclass(frozen=True)
 class Left:
-    """How a cleanup comes to be: a call of this service goes wrong in this workflow."""
+    """How a cleanup comes to be: a call of this service goes wrong in this workflow; without a call
+    it is there when that has ended."""
 
     workflow: str
     service: str
@@ -51,6 +53,7 @@ LEFT: dict[str, Left] = {
     cleanups.BACKUPS: Left("backup", "images", "find"),
     cleanups.SHARE: Left("detach_share", "shares", "deny"),
     cleanups.ATTACHMENT: Left("detach_volume", "volumes", "detach"),
+    cleanups.SNAPSHOT: Left("attach_volume", "volumes", ""),  # else of an image that was not made
     cleanups.LATE_PORTS: Left("create", "networks", "create", Answer.LATE),
     cleanups.LATE_ATTACHMENTS: Left("attach_volume", "volumes", "attach", Answer.LATE),
 }
@@ -66,14 +69,25 @@ def service_of(bench: Bench, cell: Cell) -> Neighbour:
 def leave(bench: Bench, cell: Cell) -> None:
     """The workflow ends, and leaves the cleanup."""
     left, service = LEFT[cell.step], service_of(bench, cell)
-    service.next_of = {left.call}, left.how
+    if left.call:
+        service.next_of = {left.call}, left.how
     bench.begin()
     bench.settle(PATIENCE_SECONDS)
     assert bench.row().state == "done", bench.row().message
+    if not left.call:
+        _plant_snapshot(bench)
     kinds = [kind for kind, _ in bench.cloud.pending()]
     assert cell.step in kinds, f"it left {kinds}"
     service.refusing.clear()
     service.catches_up()
+
+
+def _plant_snapshot(bench: Bench) -> None:
+    cloud, server = bench.cloud, bench.trial.server
+    snapshot = cloud.volumes.snapshot(next(iter(volumes.of(cloud, server))))
+    row = {"kind": cleanups.SNAPSHOT, "target": snapshot, "place": "", "args": {}, "why": "Busy."}
+    owner = {"server_id": server, "project_id": "project"}
+    cloud.store.write(lambda tx: cleanups.add(tx, [{**row, **owner}]))
 
 
 def carry_out(bench: Bench) -> None:
