@@ -43,6 +43,7 @@ from compute_agent.virt.driver import (
 )
 
 log = logging.getLogger(__name__)
+WAITS = "%s of server %s waits: %s"  #: in the log: no guest was started
 FaultPoint = Callable[[str, str, str], None]
 #: Opens a guest's files at another host: (address of its transfer service, server, secret).
 PeerOpener = Callable[[str, str, str], Peer]
@@ -348,7 +349,7 @@ def run(
         log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
         return None
     except errors.Unavailable as problem:
-        log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
+        log.warning(WAITS, command.verb, command.server, problem)
         return None
     except Exception as problem:
         if (
