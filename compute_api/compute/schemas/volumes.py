@@ -21,7 +21,11 @@ VOLUME = VersionedSchema(
         "volume",
         record(
             {
-                "size": {"type": ["integer", "string"], "pattern": "^[0-9]{1,9}$", "minimum": 1},
+                "size": {
+                    "type": ["integer", "string"],
+                    "pattern": "^0*[1-9][0-9]{0,9}$",
+                    "minimum": 1,
+                },
                 "volume_type": _TEXT,
                 "snapshot_id": _TEXT,
                 "availability_zone": _TEXT,
