@@ -174,7 +174,9 @@ def fail_where_nothing_comes(engine: Engine) -> None:
     """Commands at hosts whose guests are dead have failed; so have those that start nothing, at
     hosts that are down, and those that need the files of a host that was forced down."""
     for row in engine.store.read(
-        lambda tx: actions.commands_on_dead_hosts(tx, lanes.FAILING_WITH_HOST, engine.batch)
+        lambda tx: actions.commands_on_dead_hosts(
+            tx, lanes.FAILING_WITH_HOST, engine.host_silence, engine.batch
+        )
     ):
         message = (
             "Host {} was forced down before it had answered."

@@ -56,7 +56,7 @@ POLLS: dict[str, Poll] = {
     ),
     "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
     "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(
-        tx, lanes.FAILING_WITH_HOST, 64
+        tx, lanes.FAILING_WITH_HOST, 30, 64
     ),
     "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(
         tx, lanes.READING_SOURCE, 64

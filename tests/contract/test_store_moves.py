@@ -376,7 +376,7 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(
     )
 
     def given_up(*abandoned: tuple[str, str]) -> list[bool]:
-        found = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 10))
+        found = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 30, 10))
         assert all(row.server_id == server for row in found)
         return [bool(row.dead) for row in found]
 

@@ -66,11 +66,14 @@ def volumes() -> Furnished:
     free, used = made.make(), made.make()
     held = made.attach(used, SERVER).id
     connected = made.attach(made.make(), SERVER, CONNECTOR, "/dev/vdc", "rw").id
+    migrates = made.make()
+    target = made.migrate(migrates)
     return made, {
         "volume": (free,),
         "delete": (free,),
         "reimage": (used, "image"),
         "delete_snapshot": (made.snapshot(free),),
+        "end_migration": (migrates, target, True),
         "attachments": (SERVER,),
         "attach": (free, SERVER),
         "connect": (held, CONNECTOR, "/dev/vdb", "rw"),

@@ -54,11 +54,14 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 
 
 def pending(tx: Connection) -> set[tuple[str, str]]:
-    """Server and volume of each pending cleanup of an attachment."""
+    """Server and volume of each pending cleanup of an attachment; of a volume that was to migrate,
+    the new one too."""
     return {
-        (row.server_id, row.place)
+        (row.server_id, volume)
         for row in cleanups.list_all(tx)
         if row.kind in cleanups.OF_VOLUMES
+        for volume in (row.place, row.args.get("migrates_to"))
+        if volume
     }
 
 

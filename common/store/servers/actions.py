@@ -416,12 +416,13 @@ _OUTSTANDING = (
 
 
 def commands_on_dead_hosts(
-    tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int
+    tx: Connection, abandoned: Sequence[tuple[str, str]], silence: int, limit: int
 ) -> list[LostActionRow]:
     """Actions whose command is at a host that was forced down or fenced (``dead``), but for those
-    on the way back at one that is heard again; and those at one of the steps ``abandoned``
-    (workflow, step), at a host that is down."""
-    return list(tx.execute(_on_dead_hosts(tuple(abandoned)), {"most": limit}))
+    on the way back at one that was heard within ``silence`` seconds; and those at one of the steps
+    ``abandoned`` (workflow, step), at a host that is down."""
+    values = {"most": limit, "silence": silence * SECOND}
+    return list(tx.execute(_on_dead_hosts(tuple(abandoned)), values))
 
 
 @cache
@@ -431,7 +432,9 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     forward = sa.and_(
         actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned)
     )
-    answers = sa.and_(actions.c.phase == "undo", heartbeats.c.up.is_(True))
+    # Where too few hosts are heard to judge by silence, a dead one counts as up.
+    recently = now() - sa.bindparam("silence", type_=sa.BigInteger)
+    answers = sa.and_(actions.c.phase == "undo", heartbeats.c.seen_at > recently)
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
         actions.join(services, both).join(heartbeats, beats)
     )
