@@ -8,8 +8,16 @@ from __future__ import annotations
 
 #: Part of an id -> why there is no such cell. At most one in a hundred.
 WAIVED: dict[str, str] = {}
+_WITHOUT_VOLUMES = (
+    "on the way back the host refuses to describe the guest with its volumes again: it runs without them, and "
+    "the doctor names it (volume-not-in-guest). It should stay off until it has them"
+)
 #: Id -> why it fails, and what would mend it. Not run in the default set.
 KNOWN: dict[str, str] = {
+    **{
+        f"{workflow}/disconnect/undo-refused": _WITHOUT_VOLUMES
+        for workflow in ("migrate", "resize", "revert_resize", "rebuild")
+    },
     "attach_volume/attach/undo-refused": (
         "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
         "it (volume-in-error), and its user removes it from the server"
