@@ -26,6 +26,7 @@ KNOWN: dict[str, str] = {
         "the block storage service refuses the way back too: the volumes are reserved for the server and connected "
         "nowhere; the server is in ERROR, and the doctor names them (volume-elsewhere)"
     ),
+    "rebuild/connect_volumes/undo-refused": "the same, after the volume was written",
     "rebuild/connect_volumes/service-refuses": (
         "the block storage service takes the image and then refuses the connection: the same, until the server is "
         "rebuilt again"

@@ -507,7 +507,7 @@ def wanderers(tx: Connection) -> set[str]:
 def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
     """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server,
     workflow/step and why) and ``cleanups`` (server, what a neighbour has still to remove and why it
-    has not)."""
+    has not; a look for what a late call may have made is none before it was tried)."""
     at = moment(tx)
     debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(_OWED)]
     waiting = [
@@ -526,5 +526,6 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
             (at - row.created_at) / SECOND,
         )
         for row in cleanups.list_all(tx)
+        if row.tries or row.kind not in cleanups.LATE
     ]
     return {"debts": debts, "actions": waiting, "cleanups": pending}
