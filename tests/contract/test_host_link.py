@@ -79,14 +79,14 @@ class World:
         """A host that listens."""
         link = self.host(name, url)
         agent.serve(link, told)
-        assert link._listening().is_ready.wait(5)
+        assert link._listening().is_ready.wait(30)
         return link
 
     def listening(self, told: Told, url: str = "") -> ControlSide:
         """A conductor that listens."""
         link = self.control(url)
         conductor.listen(link, told)
-        assert link._listening().is_ready.wait(5)
+        assert link._listening().is_ready.wait(30)
         return link
 
     def write(self, exchange: str, key: str, body: bytes) -> None:
