@@ -23,6 +23,7 @@ class Slice(StrEnum):
     DEFAULT = "default"
     GUESTS = "guests"
     MOVES = "moves"
+    OPERATIONS = "operations"
 
 
 SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)

@@ -42,7 +42,7 @@ from tests.contract.test_host_link import World
 from tests.contract.test_rpc import Told
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 PREFIX = broker_identities.PREFIX
 
 

@@ -28,7 +28,7 @@ from tests.workflows.simulator import Cloud
 
 SHORT = ConnectionLimits(connect=1, lock=1, statement=2, idle=1)
 #: They wait for seconds, and nothing else tells what they ask.
-pytestmark = pytest.mark.slice("moves")
+pytestmark = pytest.mark.slice("operations")
 SLEEP = {"postgresql": "SELECT pg_sleep(20)", "mysql": "SELECT SLEEP(20) FROM projects"}
 
 

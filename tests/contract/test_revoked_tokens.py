@@ -21,7 +21,7 @@ from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.edge import authentication
 from tests.standalone import Cloud, running
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 
 
 @pytest.fixture(scope="module")

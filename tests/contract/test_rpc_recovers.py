@@ -73,7 +73,7 @@ def test_calls_arrive_again_after_the_broker_forgot_the_exchange(
     assert client.cast(second, "echo", said="y")
 
 
-@pytest.mark.slice("moves")
+@pytest.mark.slice("operations")
 def test_calls_arrive_again_after_the_broker_was_wiped_and_stood_still() -> None:
     """What is left of the connections then has a dead channel, which the library alone keeps for
     ever."""

@@ -22,7 +22,7 @@ from tests.contract.test_host_link import World
 from tests.contract.test_rpc import Told
 from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 ENCRYPTED = {
     "postgresql": "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
     "mariadb": "SELECT variable_value FROM information_schema.session_status "

@@ -189,7 +189,7 @@ class Past:
         )
 
 
-@pytest.mark.slice("moves")
+@pytest.mark.slice("operations")
 def test_a_stand_by_without_the_last_commits_takes_over() -> None:
     with with_stand_by() as pair:
         past = Past(pair.live)
@@ -218,7 +218,7 @@ def adopting(live: Live, server: str, *options: str) -> None:
     assert done.returncode == 0, done
 
 
-@pytest.mark.slice("guests")
+@pytest.mark.slice("operations")
 def test_all_goes_on_while_a_database_is_set_back() -> None:
     with with_dumps("mariadb") as database:
         past = Past(database.live)
@@ -230,7 +230,7 @@ def test_all_goes_on_while_a_database_is_set_back() -> None:
         past.goes_on()
 
 
-@pytest.mark.slice("guests")
+@pytest.mark.slice("operations")
 @pytest.mark.parametrize(
     ("kind", "agents"), [("postgresql", ()), ("mariadb", ("agent", "agent-2"))]
 )

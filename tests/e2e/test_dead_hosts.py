@@ -13,7 +13,7 @@ from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.test_moves import moved
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("moves")
+pytestmark = pytest.mark.slice("operations")
 
 HOST, FENCE_AFTER = "lab2", 10
 

@@ -20,7 +20,7 @@ from tests.e2e.guests import Guest, give_address, remove
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 IMAGE, USER = "debian-12", "debian"
 #: Seconds: a first boot, two at once on two emulated processors; what one that is still at it may
 #: take for a login.

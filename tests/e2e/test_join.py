@@ -25,7 +25,7 @@ from tests.e2e.conftest import new_home
 from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 
 NAME = "joined"
 RABBITMQCTL = re.compile(r"^  rabbitmqctl (.+)$", re.MULTILINE)

@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.live import Live, Reply, Rest
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 
 GUESTS = 2
 #: Answers of a second try after the first one's answer was lost: it had been accepted.

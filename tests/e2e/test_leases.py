@@ -14,7 +14,7 @@ from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true, is_true_within
 
-pytestmark = pytest.mark.slice("moves")
+pytestmark = pytest.mark.slice("operations")
 HOST = "lab2"
 
 

@@ -19,7 +19,7 @@ from tests.e2e.guests import SOON, Guest, give_address, guest, kernel, listener,
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 
 GUESTS = 2
 VICTIMS = ("network", "network-host", "metadata")

@@ -19,7 +19,7 @@ from tests.e2e.live import PROGRAMS, Live
 from tests.runbooks import HOSTS, OPERATE, commands_of
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("moves")
+pytestmark = pytest.mark.slice("operations")
 ADMIN, JSON = "kilonova-admin", " -f json"
 NODE = "one"  #: which the pages call node7
 

@@ -45,7 +45,7 @@ from tests.e2e.live import BOOT
 from tests.thief import Thief
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("moves")
+pytestmark = pytest.mark.slice("operations")
 
 STOLEN, OTHER, THIRD = "lab1", "lab2", "lab3"
 #: Of one file; disks of guests and images are not where secrets of the cloud are looked for.

@@ -73,7 +73,7 @@ def test_nothing_is_lost_doubled_or_stuck(
     nothing_is_left(in_memory, found)
 
 
-@pytest.mark.slice("moves")
+@pytest.mark.slice("operations")
 def test_six_killed_services_are_back_at_once(
     in_memory: Live, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,8 +94,8 @@ def test_six_killed_services_are_back_at_once(
 
 @pytest.fixture(
     params=[
-        pytest.param("postgresql", marks=pytest.mark.slice("moves")),
-        pytest.param("mariadb", marks=pytest.mark.slice("guests")),
+        pytest.param("postgresql", marks=pytest.mark.slice("operations")),
+        pytest.param("mariadb", marks=pytest.mark.slice("operations")),
     ]
 )
 def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:

@@ -35,7 +35,7 @@ from deploy.cli.main import main
 from deploy.servers import Servers
 from tests.contract.test_rpc import Told
 
-pytestmark = pytest.mark.slice("guests")
+pytestmark = pytest.mark.slice("operations")
 US = pwd.getpwuid(os.geteuid()).pw_name
 INVENTORY = HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
 
