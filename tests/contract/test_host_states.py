@@ -19,6 +19,7 @@ from common.store.placement import allocations, host_states
 from common.store.servers import guests, server_groups
 from scheduler.hosts import Hosts, ReadOptions
 from scheduler.snapshot import Snapshot
+from tests.server_rows import server_row
 
 GPU = Device("0000:81:00.0", "10de", "1db4")
 
@@ -173,10 +174,9 @@ def test_groups_places_work_measures_and_images(store: Store, look: Callable[...
         server_groups.join(tx, [{"group_id": group, "server_id": name} for name in ("x", "y", "z")])
         for name in ("x", "y"):
             guests.add(tx, [{"server_id": name, "host": "a", "fence": 1}])
-            tx.execute(sa.insert(schema.servers).values(
-                id=name, name=name, hostname=name, vm_state="active", host="a", image_id="i", flavor={}, flavor_id="1",
-                image={"id": "i", "properties": {"os_distro": "debian"}}, vcpus=1, memory_mb=1, disk_gb=1, meta={},
-                tags=[], scheduler_hints={}, security_groups=[], reservation_id="r", **common))
+            image = {"id": "i", "properties": {"os_distro": "debian"}}
+            tx.execute(sa.insert(schema.servers).values(**server_row(
+                name, name=name, hostname=name, host="a", image_id="i", image=image, **common)))
         for number, verb in enumerate(("ensure_guest", "ensure_stopped", "rescue")):
             tx.execute(sa.insert(schema.actions).values(
                 id=str(number), server_id="x", request_id="r", name="create", workflow="create", version=1, args={},

@@ -22,7 +22,7 @@ from common.notifications.messages import Message
 from common.notifications.options import BOTH, NotificationSettings
 from common.rpc.notifier import EXCHANGE, Notifier
 from common.store import schema
-from common.store.engine import Store, now
+from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions
 from common.wire import to_wire
@@ -30,6 +30,7 @@ from conductor.notification_sender import NotificationSender
 from deploy.servers import free_ports
 from tests.contract.test_outbox import Time
 from tests.schemas import memory_store
+from tests.server_rows import server_row
 from tests.told import all_told
 from tests.waiting import await_true
 
@@ -123,25 +124,12 @@ def add_server(store: Store) -> str:
     with store.begin() as tx:
         tx.execute(
             sa.insert(schema.servers).values(
-                id=name,
-                project_id="p",
-                user_id="u",
-                name="s",
-                hostname="s",
-                vm_state=states.ACTIVE,
-                flavor_id="1",
-                flavor=to_wire(Flavor("1", "m1.nano", 1, 128, 1)),
-                vcpus=1,
-                memory_mb=128,
-                disk_gb=1,
-                meta={},
-                tags=[],
-                scheduler_hints={},
-                security_groups=[],
-                reservation_id="r",
-                host="h1",
-                created_at=now(),
-                updated_at=now(),
+                **server_row(
+                    name,
+                    flavor=to_wire(Flavor("1", "m1.nano", 1, 128, 1)),
+                    memory_mb=128,
+                    host="h1",
+                )
             )
         )
     return name

@@ -18,11 +18,12 @@ from common.notifications.events import Notice
 from common.notifications.messages import Message
 from common.notifications.options import BOTH, UNVERSIONED, VERSIONED, NotificationSettings
 from common.store import schema
-from common.store.engine import Store, now
+from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
 from common.wire import to_wire
 from conductor.notification_sender import BATCH_SIZE, NotificationSender
+from tests.server_rows import server_row
 from tests.told import all_told, story_of_nouns, told
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
@@ -85,27 +86,14 @@ def add_servers(store: Store, count: int = 1) -> list[str]:
         for name in names:
             tx.execute(
                 sa.insert(schema.servers).values(
-                    id=name,
-                    project_id="p",
-                    user_id="u",
-                    name="s",
-                    hostname="s",
-                    vm_state=states.ACTIVE,
-                    flavor=flavor,
-                    flavor_id="1",
-                    vcpus=1,
-                    memory_mb=128,
-                    disk_gb=1,
-                    meta={},
-                    tags=[],
-                    scheduler_hints={},
-                    security_groups=[],
-                    user_data=SECRETS[0],
-                    password=SECRETS[1],
-                    reservation_id="r",
-                    host="h1",
-                    created_at=now(),
-                    updated_at=now(),
+                    **server_row(
+                        name,
+                        flavor=flavor,
+                        memory_mb=128,
+                        user_data=SECRETS[0],
+                        password=SECRETS[1],
+                        host="h1",
+                    )
                 )
             )
     return names

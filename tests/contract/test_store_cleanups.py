@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import states
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.neighbours import cleanups
+from tests.server_rows import server_row
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 KINDS = (cleanups.PORT, cleanups.BINDING)
@@ -43,29 +43,7 @@ def take(store: Store, limit: int = 9) -> list[Any]:
 
 def add_server(store: Store) -> None:
     store.write(
-        lambda tx: tx.execute(
-            sa.insert(schema.servers).values(
-                id=SERVER,
-                project_id="p",
-                user_id="u",
-                name="s",
-                hostname="s",
-                vm_state=states.ACTIVE,
-                fence=3,
-                flavor={},
-                flavor_id="1",
-                vcpus=1,
-                memory_mb=1,
-                disk_gb=1,
-                meta={},
-                tags=[],
-                scheduler_hints={},
-                security_groups=[],
-                reservation_id="r",
-                created_at=now(),
-                updated_at=now(),
-            )
-        )
+        lambda tx: tx.execute(sa.insert(schema.servers).values(**server_row(SERVER, fence=3)))
     )
 
 

@@ -20,6 +20,7 @@ from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
 from common.store.servers import guests, server_groups
 from common.wire import to_wire
+from tests.server_rows import server_row
 
 Broken = Callable[[Connection], Any]
 
@@ -85,25 +86,14 @@ def place(tx: Connection, server: str, host: str) -> None:
     """A server of one VCPU with its guest."""
     tx.execute(
         sa.insert(schema.servers).values(
-            id=server,
-            project_id="p",
-            user_id="u",
-            name=server,
-            hostname=server,
-            vm_state="active",
-            host=host,
-            flavor={"id": "1", "name": "f", "vcpus": 1, "memory_mb": 64, "root_gb": 1},
-            flavor_id="1",
-            vcpus=1,
-            memory_mb=64,
-            disk_gb=1,
-            meta={},
-            tags=[],
-            scheduler_hints={},
-            security_groups=[],
-            reservation_id="r",
-            created_at=now(),
-            updated_at=now(),
+            **server_row(
+                server,
+                name=server,
+                hostname=server,
+                host=host,
+                flavor={"id": "1", "name": "f", "vcpus": 1, "memory_mb": 64, "root_gb": 1},
+                memory_mb=64,
+            )
         )
     )
     allocations.claim(

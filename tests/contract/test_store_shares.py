@@ -13,9 +13,10 @@ from common import errors, ids, states
 from common.context import RequestContext
 from common.models import HostInventory
 from common.store import doctor, schema
-from common.store.engine import Store, now
+from common.store.engine import Store
 from common.store.hosts import hosts
 from common.store.servers import actions, shares
+from tests.server_rows import server_row
 
 CALLER = RequestContext("u", "p", ("member",), "req-1")
 SHARE, OTHER = ids.new(), ids.new()
@@ -37,26 +38,13 @@ def add_server(store: Store, host: str = "h1") -> str:
         )
         tx.execute(
             sa.insert(schema.servers).values(
-                id=server,
-                project_id="p",
-                user_id="u",
-                name="s",
-                hostname="s",
-                vm_state=states.STOPPED,
-                fence=3,
-                host=host,
-                flavor={"vcpus": 1, "memory_mb": 1},
-                flavor_id="1",
-                vcpus=1,
-                memory_mb=1,
-                disk_gb=1,
-                meta={},
-                tags=[],
-                scheduler_hints={},
-                security_groups=[],
-                reservation_id="r",
-                created_at=now(),
-                updated_at=now(),
+                **server_row(
+                    server,
+                    vm_state=states.STOPPED,
+                    fence=3,
+                    host=host,
+                    flavor={"vcpus": 1, "memory_mb": 1},
+                )
             )
         )
 

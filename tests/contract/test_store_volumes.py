@@ -14,10 +14,11 @@ from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor
 from common.store import doctor, schema
-from common.store.engine import Store, now
+from common.store.engine import Store
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
 from common.wire import to_wire
+from tests.server_rows import server_row
 
 CALLER = RequestContext("u", "p", ("member",), "req-1")
 VOLUME, OTHER = ids.new(), ids.new()
@@ -32,27 +33,14 @@ def add_server(store: Store, vm_state: str = states.ACTIVE, host: str | None = "
     def work(tx: Any) -> None:
         tx.execute(
             sa.insert(schema.servers).values(
-                id=server,
-                project_id="p",
-                user_id="u",
-                name="s",
-                hostname="s",
-                vm_state=vm_state,
-                fence=3,
-                host=host,
-                flavor=to_wire(FLAVOR),
-                flavor_id="1",
-                vcpus=1,
-                memory_mb=1,
-                disk_gb=1,
-                meta={},
-                tags=[],
-                scheduler_hints={},
-                security_groups=[],
-                reservation_id="r",
-                root_device_name="/dev/vda",
-                created_at=now(),
-                updated_at=now(),
+                **server_row(
+                    server,
+                    vm_state=vm_state,
+                    fence=3,
+                    host=host,
+                    flavor=to_wire(FLAVOR),
+                    root_device_name="/dev/vda",
+                )
             )
         )
 

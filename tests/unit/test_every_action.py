@@ -18,12 +18,13 @@ import sqlalchemy as sa
 from common import errors, states
 from common.context import RequestContext
 from common.store import schema
-from common.store.engine import Store, now
+from common.store.engine import Store
 from common.store.servers import actions, immediate_actions
 from compute_api.compute.policies import COMPUTE_RULES
 from compute_api.edge.policy import Policy
 from tests import allowed
 from tests.schemas import upgrade
+from tests.server_rows import server_row
 
 PROJECT, SERVER = "p" * 32, "5" * 8
 CALLERS = {
@@ -114,25 +115,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     upgrade(made)
     with made.begin() as tx:
         tx.execute(
-            sa.insert(schema.servers).values(created_at=now(), updated_at=now()),
-            {
-                "id": SERVER,
-                "project_id": PROJECT,
-                "user_id": "u1",
-                "name": "vm",
-                "hostname": "vm",
-                "vm_state": "active",
-                "flavor": {},
-                "flavor_id": "1",
-                "vcpus": 1,
-                "memory_mb": 1,
-                "disk_gb": 1,
-                "meta": {},
-                "tags": [],
-                "scheduler_hints": {},
-                "security_groups": [],
-                "reservation_id": "r",
-            },
+            sa.insert(schema.servers).values(
+                **server_row(SERVER, project_id=PROJECT, user_id="u1", name="vm", hostname="vm")
+            )
         )
     yield made
     made.close()

@@ -17,6 +17,7 @@ from common.store.engine import Store
 from common.store.hosts import host_keys, hosts, services
 from deploy.cli.main import main
 from tests.schemas import upgrade
+from tests.server_rows import server_row
 
 HOST = HostInventory(
     "QEMU", 7002000, "", 4, 8192, 100, reserved_memory_mb=192, ratios={"VCPU": 4.0}
@@ -178,26 +179,9 @@ def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int 
     with store.begin() as tx:
         tx.execute(
             sa.insert(schema.servers).values(
-                id=server,
-                project_id="p",
-                user_id="u",
-                name="s",
-                hostname="s",
-                vm_state="error",
-                fence=1,
-                flavor={},
-                flavor_id="1",
-                vcpus=1,
-                memory_mb=1,
-                disk_gb=1,
-                meta={},
-                tags=[],
-                scheduler_hints={},
-                security_groups=[],
-                reservation_id="r",
-                image_id=image,
-                created_at=at,
-                updated_at=at,
+                **server_row(
+                    server, vm_state="error", fence=1, image_id=image, created_at=at, updated_at=at
+                )
             )
         )
         tx.execute(

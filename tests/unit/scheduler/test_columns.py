@@ -15,6 +15,7 @@ from common.wire import to_wire
 from scheduler.columns import Shared
 from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals
+from tests.server_rows import server_row
 from tests.unit.scheduler.conftest import Cloud, options
 
 ONE = {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 10}
@@ -85,29 +86,10 @@ def server(
     cloud: Cloud, key: str, host: str | None, project: str = "p", **values: Any
 ) -> sa.Insert:
     now = cloud.clock.micros()
+    times = {"created_at": now, "updated_at": now}
+    names = {"name": key, "hostname": key, "project_id": project}
     return sa.insert(schema.servers).values(
-        **{
-            "id": key,
-            "project_id": project,
-            "user_id": "u",
-            "name": key,
-            "hostname": key,
-            "vm_state": "active",
-            "host": host,
-            "flavor": {},
-            "flavor_id": "1",
-            "vcpus": 1,
-            "memory_mb": 1,
-            "disk_gb": 1,
-            "meta": {},
-            "tags": [],
-            "scheduler_hints": {},
-            "security_groups": [],
-            "reservation_id": "r",
-            "created_at": now,
-            "updated_at": now,
-            **values,
-        }
+        **server_row(key, host=host, **{**names, **times, **values})
     )
 
 
