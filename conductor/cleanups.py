@@ -15,7 +15,7 @@ from collections.abc import Callable
 from common import errors
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow, ServerRow
-from conductor import images, networks, shares, volumes
+from conductor import images, networks, shares, volume_cleanups, volumes
 from conductor.images import try_all
 from conductor.saga import Engine
 
@@ -122,7 +122,7 @@ def _share(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 def _attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
     """Of one volume; by now the server may have it again."""
-    volumes.reconcile(engine, row, look)
+    volume_cleanups.reconcile(engine, row, look)
 
 
 def _snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:

@@ -10,26 +10,26 @@ nobody else can take the volume in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 from common import errors
-from common.action_args import ActionArgs, SwapVolumeArgs
+from common.action_args import ActionArgs
 from common.clients.volumes import CREATING as BEING_CREATED
-from common.clients.volumes import MIGRATING, Attachment
+from common.clients.volumes import Attachment
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
 from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS
-from common.store.rows import ActionRow, BlockDeviceRow, CleanupRow, ServerRow
-from common.store.servers import actions, block_devices, guests
-from common.store.servers.volumes import ATTACHED, CREATING, DETACHING, RESERVED
-from common.wire import from_wire, to_wire
+from common.store.rows import BlockDeviceRow
+from common.store.servers import guests
+from common.store.servers.volumes import ATTACHED, CREATING, RESERVED
+from common.wire import to_wire
 from conductor import late_calls
 from conductor.external_services import VolumeApi
 from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
@@ -58,25 +58,6 @@ class ArrivingData(ActionData):
     )  #: uuid of the row -> attachment and sealed connection of the host where the server is not
 
 
-@dataclass(kw_only=True)
-class LeftVolume:
-    """A volume that a deleted server had."""
-
-    volume_id: str
-    attachment_id: str | None = None
-    delete: bool = False  #: it goes with its server
-    migrates_to: str | None = None  #: it was being copied into this one
-    swapped: bool = False  #: and its data is there
-
-
-@dataclass(kw_only=True)
-class LeavingData(ActionData):
-    """What deleting a server with volumes leaves."""
-
-    volumes: list[LeftVolume] = field(default_factory=list)  #: that the server had
-
-
-LeavingRun = Run[ActionArgs, LeavingData]
 ReadyRun = Run[ActionArgs, VolumesData]
 ArrivingRun = Run[ActionArgs, ArrivingData]
 
@@ -158,12 +139,12 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
     """Nobody else can have the volume from here on."""
     found = _found(engine, run, row) if run.is_repeated else []
-    _look_for_late_calls(run, row)
+    look_for_late_calls(run, row)
     made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
     run.set_volume(row, attachment_id=made.id)
 
 
-def _look_for_late_calls(run: AnyRun, row: BlockDeviceRow) -> None:
+def look_for_late_calls(run: AnyRun, row: BlockDeviceRow) -> None:
     late_calls.look_for(run, LATE_ATTACHMENTS, str(row.volume_id))
 
 
@@ -176,16 +157,16 @@ def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]
 def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
     """Let the host of this connector have the volume that is reserved. A reservation that somebody
     has removed is made anew."""
-    _look_for_late_calls(run, row)
+    look_for_late_calls(run, row)
     try:
-        made = _connected(engine, row, str(row.attachment_id), connector)
+        made = let_connect(engine, row, str(row.attachment_id), connector)
     except errors.NotFound:
         fresh = service(engine).attach(str(row.volume_id), run.server.id)
-        made = _connected(engine, row, fresh.id, connector)
+        made = let_connect(engine, row, fresh.id, connector)
     run.set_volume(row, attachment_id=made.id, connection=engine.vault.seal(made.connection))
 
 
-def _connected(
+def let_connect(
     engine: Engine, row: BlockDeviceRow, attachment_id: str, connector: JsonObject
 ) -> Attachment:
     return service(engine).connect(attachment_id, connector, row.device_name, _mode(row))
@@ -221,7 +202,7 @@ def _renew(
     the volume is left; for the host of the connector, or for none. The service has no second one
     beside one that is not complete: that one ends first."""
     found = _found(engine, run, row)
-    _look_for_late_calls(run, row)
+    look_for_late_calls(run, row)
     if connector is None and [(one.id, bool(one.connection)) for one in found] == [
         (row.attachment_id, False)
     ]:
@@ -248,7 +229,7 @@ def _end(
 ) -> None:
     for one in attachments:
         if holding:
-            run.add_cleanup(ATTACHMENT, one.id, _holds(holding), str(row.volume_id))
+            run.add_cleanup(ATTACHMENT, one.id, held_by(holding), str(row.volume_id))
             continue
         with _tolerantly(run, one.id, row):
             service(engine).detach(one.id)
@@ -281,7 +262,7 @@ def holding(engine: Engine, server_id: str) -> list[str]:
     return engine.store.read(look)
 
 
-def _holds(found: Sequence[str]) -> str:
+def held_by(found: Sequence[str]) -> str:
     return (
         f"Host {', '.join(found)} has not let go of it yet. When it never will: force it down, or "
         "have it back."
@@ -362,7 +343,7 @@ def release(engine: Engine, run: AnyRun) -> None:
         Conflict: another host may have them still.
     """
     if left := holding(engine, run.server.id):
-        raise errors.Conflict(_holds(left))
+        raise errors.Conflict(held_by(left))
     for row in of(run):
         _renew(engine, run, row, None, [])
 
@@ -376,7 +357,7 @@ def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
     """
     found = holding(engine, run.server.id)
     if found and run.action.sends < MAX_CLEANING_TRIES:
-        raise errors.Unavailable(_holds(found))
+        raise errors.Unavailable(held_by(found))
     return []
 
 
@@ -403,7 +384,7 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     """Let this host have the volumes too: the server moves there while it runs."""
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
-        _look_for_late_calls(run, row)
+        look_for_late_calls(run, row)
         for one in _found(engine, run, row) if run.is_repeated else ():
             if one.id != row.attachment_id:  # of an earlier try; nobody was told of it
                 service(engine).detach(one.id)
@@ -425,7 +406,7 @@ def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
         known = str(run.data.volumes_arriving.get(row.uuid, {}).get("attachment") or row.uuid)
         with run.cleanup_on_failure(ATTACHMENT, known, str(row.volume_id)):
             if left:
-                raise errors.Conflict(_holds(left))
+                raise errors.Conflict(held_by(left))
             for one in _found(engine, run, row):
                 if one.id != row.attachment_id:
                     service(engine).detach(one.id)
@@ -444,157 +425,3 @@ def exchange(run: ArrivingRun) -> None:
             made = arriving[row.uuid]
             run.set_volume(row, attachment_id=made["attachment"], connection=made["connection"])
     run.data.volumes_arriving = left
-
-
-# --- a volume whose data is copied into another one ---
-def look_for_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
-    """What is carried out late: for the new volume, or for the old one, whose id it has then."""
-    _look_for_late_calls(run, row)
-    late_calls.look_for(run, LATE_ATTACHMENTS, new)
-
-
-def connect_other(
-    engine: Engine, run: AnyRun, row: BlockDeviceRow, new: str, attachment: str
-) -> tuple[str, str]:
-    """Let the server's host have a volume that is to take the place of this one; its attachment,
-    which is another one where somebody has removed it, and its connection, sealed."""
-    assert run.host is not None, "its volume is attached"
-    connector = connector_of(engine, run.host)
-    look_for_late_swap(run, row, new)
-    try:
-        made = _connected(engine, row, attachment, connector)
-    except errors.NotFound:
-        fresh = service(engine).attach(new, run.server.id)
-        made = _connected(engine, row, fresh.id, connector)
-    return made.id, engine.vault.seal({**made.connection, NAME_ID: new})
-
-
-def end_swap(
-    engine: Engine, server_id: str, old: str, new: str, keeps: Collection[str], swapped: bool
-) -> None:
-    """The server has the data in the one or in the other: the attachments of the other end, but
-    for those that it ``keeps``, and the service hears of it, which names what stays as the old one
-    was."""
-    for one in service(engine).attachments(server_id, old if swapped else new):
-        if one.id not in keeps:
-            service(engine).detach(one.id)
-    for one in service(engine).attachments(server_id, new) if swapped else ():
-        if one.id in keeps and one.connection and one.status != COMPLETE:
-            service(engine).complete(one.id)
-    try:
-        found = service(engine).volume(old)
-    except errors.NotFound:
-        return
-    if found.migration == MIGRATING:  # else it has heard of it
-        service(engine).end_migration(old, new, not swapped)
-
-
-# --- delete ---
-def leaving(run: LeavingRun) -> None:
-    """All volumes of a server that is deleted are on their way out."""
-    rows = [row for row in of(run) if row.volume_id]
-    run.data.volumes = [
-        LeftVolume(
-            volume_id=str(row.volume_id),
-            attachment_id=row.attachment_id,
-            delete=bool(row.delete_on_termination),
-        )
-        for row in rows
-    ]
-    for row in rows:
-        run.set_volume(row, status=DETACHING)
-
-
-def leaving_swap(run: LeavingRun, before: ActionRow) -> None:
-    """The action that the delete has superseded was copying one of them into another one."""
-    swap = from_wire(SwapVolumeArgs, before.args)
-    for one in run.data.volumes:
-        if one.volume_id == swap.volume_id:
-            one.migrates_to = swap.new_volume_id
-            one.swapped = bool(before.data.get("swapped"))
-
-
-def had_volumes(run: LeavingRun) -> bool:
-    """Had the server that is deleted any?"""
-    return bool(run.data.volumes)
-
-
-def release_all(engine: Engine, run: LeavingRun) -> None:
-    """The attachments end, and the volumes that go with their server are deleted. What a silent
-    host may have still is left to pending cleanups."""
-    left = holding(engine, run.server.id)
-    for one in run.data.volumes:
-        target = one.attachment_id or one.volume_id
-        with run.cleanup_on_failure(
-            ATTACHMENT,
-            target,
-            one.volume_id,
-            delete=one.delete,
-            **{"migrates_to": one.migrates_to, "swapped": one.swapped} if one.migrates_to else {},
-        ):
-            if left:
-                raise errors.Conflict(_holds(left))
-            if one.migrates_to:
-                keeps = {str(one.attachment_id)}
-                end_swap(engine, run.server.id, one.volume_id, one.migrates_to, keeps, one.swapped)
-            for attachment in service(engine).attachments(run.server.id, one.volume_id):
-                service(engine).detach(attachment.id)
-            if one.delete:
-                service(engine).delete(one.volume_id)
-
-
-def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
-    """A server that is deleted has none."""
-    for run in runs:
-        run.remove_volumes(of(run))
-
-
-# --- a pending cleanup ---
-def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Of the volume that is the cleanup's place the server has the attachment that its row names,
-    and no other; one that was to be deleted is, when no row of the server names it.
-
-    Raises:
-        Unavailable: a host may have it still, or the service does not answer. Other Problems: it
-        refuses.
-    """
-    found = service(engine).attachments(row.server_id, row.place)
-    server = look()
-    if left := holding(engine, row.server_id):
-        raise errors.Unavailable(_holds(left))
-    rows = engine.store.read(
-        lambda tx: block_devices.of_servers(tx, [server] if server is not None else []).get(
-            row.server_id, []
-        )
-    )
-    mine = [one for one in rows if one.volume_id == row.place]
-    if target := row.args.get("migrates_to"):
-        keeps = {str(one.attachment_id) for one in mine}
-        end_swap(engine, row.server_id, row.place, target, keeps, bool(row.args.get("swapped")))
-        found = service(engine).attachments(row.server_id, row.place)
-    for one in found:
-        known = next((each for each in mine if each.attachment_id == one.id), None)
-        if known is None:
-            service(engine).detach(one.id)
-        elif one.connection and server is not None and server.host is None:
-            _reserve_anew(engine, known, one)
-        elif one.connection and one.status != COMPLETE:
-            service(engine).complete(one.id)
-    if row.args.get("delete") and not mine:
-        service(engine).delete(row.place)
-
-
-def _reserve_anew(engine: Engine, row: BlockDeviceRow, old: Attachment) -> None:
-    """The server has left its host, and its attachment is of that host still."""
-    fresh = service(engine).attach(str(row.volume_id), row.server_id)
-
-    def exchange_it(tx: Connection) -> bool:
-        server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
-        if server is None or server.action is not None or server.host is not None:
-            return False
-        values = {"attachment_id": fresh.id, "connection": None, "status": RESERVED}
-        block_devices.change(tx, {row.uuid: values})
-        return True
-
-    taken = engine.store.write(exchange_it)
-    service(engine).detach(old.id if taken else fresh.id)

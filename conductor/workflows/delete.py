@@ -24,10 +24,19 @@ from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
 from common.wire import from_wire
-from conductor import debts, guest, images, networks, shares, volume_snapshots, volumes
+from conductor import (
+    debts,
+    guest,
+    images,
+    networks,
+    shares,
+    volume_cleanups,
+    volume_snapshots,
+    volumes,
+)
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
 from conductor.shares import SharesData
-from conductor.volumes import LeavingData
+from conductor.volume_cleanups import LeavingData
 
 #: Longer than a call to a service may take there after it was given up here.
 LATE_CALL_MICROS = 20 * SECOND
@@ -66,9 +75,9 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.images = sorted({image for image in (run.server.shelved_image_id, begun) if image})
         run.data.snapshots = superseded.args.get("snapshots", []) if superseded else []
         if run.volumes:
-            volumes.leaving(run)
+            volume_cleanups.leaving(run)
             if superseded is not None and superseded.workflow == "swap_volume":
-                volumes.leaving_swap(run, superseded)
+                volume_cleanups.leaving_swap(run, superseded)
         run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
 
 
@@ -148,10 +157,10 @@ DELETE = Workflow(
         Step(
             "release_volumes",
             "after the guest, before its user may think that nothing of it is left",
-            call=volumes.release_all,
-            apply=volumes.forget_all,
+            call=volume_cleanups.release_all,
+            apply=volume_cleanups.forget_all,
             lane=Lane.VOLUME,
-            condition=volumes.had_volumes,
+            condition=volume_cleanups.had_volumes,
         ),
         Step(
             "gone",
@@ -182,9 +191,9 @@ DELETE = Workflow(
         Step(
             "release_volumes_late",
             "the same of volumes",
-            call=volumes.release_all,
+            call=volume_cleanups.release_all,
             lane=Lane.VOLUME,
-            condition=lambda run: run.data.late and volumes.had_volumes(run),
+            condition=lambda run: run.data.late and volume_cleanups.had_volumes(run),
         ),
         Step(
             "forget",

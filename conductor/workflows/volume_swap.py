@@ -19,7 +19,7 @@ from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow
 from common.store.servers.volumes import ERROR
-from conductor import volumes
+from conductor import volume_swaps, volumes
 from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
 
 COPY_STEP = "copy"
@@ -44,14 +44,14 @@ def _row(run: SwapRun) -> BlockDeviceRow:
 
 def _reserve(engine: Engine, run: SwapRun) -> None:
     new, server = run.args.new_volume_id, run.server.id
-    volumes.look_for_late_swap(run, _row(run), new)
+    volume_swaps.look_for_late_swap(run, _row(run), new)
     found = volumes.service(engine).attachments(server, new) if run.is_repeated else []
     made = found[0] if found else volumes.service(engine).attach(new, server)
     run.data.attachment = made.id
 
 
 def _connect(engine: Engine, run: SwapRun) -> None:
-    run.data.attachment, run.data.connection = volumes.connect_other(
+    run.data.attachment, run.data.connection = volume_swaps.connect_other(
         engine, run, _row(run), run.args.new_volume_id, str(run.data.attachment)
     )
 
@@ -67,7 +67,7 @@ def _end(engine: Engine, run: SwapRun, swapped: bool) -> None:
     row, new = _row(run), run.args.new_volume_id
     with _left(run, swapped):
         keeps = {str(row.attachment_id)}
-        volumes.end_swap(engine, run.server.id, str(row.volume_id), new, keeps, swapped)
+        volume_swaps.end_swap(engine, run.server.id, str(row.volume_id), new, keeps, swapped)
 
 
 def _left(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
