@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common import errors
-from common.json_types import JsonMapping, JsonObject
+from common.json_types import JsonMapping, JsonObject, JsonValue
 from compute_api.compute.dependencies import TenantVolumes
 from compute_api.compute.request import Request
 from compute_api.compute.views import volumes as view
@@ -34,15 +34,10 @@ def show(request: Request, volume_id: str) -> JsonObject:
 def create(request: Request) -> JsonObject:
     """POST /os-volumes"""
     given = request.body["volume"]
-    values: JsonObject = {
-        "size": int(given["size"]),
-        "name": given.get("display_name"),
-        "description": given.get("display_description"),
-    }
-    for name in ("volume_type", "snapshot_id", "availability_zone", "metadata"):
-        if given.get(name):
-            values[name] = given[name]
-    return {"volume": view.volume(_made(request, VOLUMES, values))}
+    more = ("volume_type", "snapshot_id", "availability_zone", "metadata")
+    values = {name: given[name] for name in more if given.get(name)}
+    made = _made(request, VOLUMES, given, size=int(given["size"]), **values)
+    return {"volume": view.volume(made)}
 
 
 def delete(request: Request, volume_id: str) -> None:
@@ -64,13 +59,9 @@ def snapshot_show(request: Request, snapshot_id: str) -> JsonObject:
 def snapshot_create(request: Request) -> JsonObject:
     """POST /os-snapshots"""
     given = request.body["snapshot"]
-    values: JsonObject = {
-        "volume_id": given["volume_id"],
-        "force": is_true(given.get("force", False)),
-        "name": given.get("display_name"),
-        "description": given.get("display_description"),
-    }
-    return {"snapshot": view.snapshot(_made(request, SNAPSHOTS, values))}
+    force = is_true(given.get("force", False))
+    made = _made(request, SNAPSHOTS, given, volume_id=given["volume_id"], force=force)
+    return {"snapshot": view.snapshot(made)}
 
 
 def snapshot_delete(request: Request, snapshot_id: str) -> None:
@@ -99,11 +90,13 @@ def _page(
     return [shown(one) for one in found[offset : offset + request.limit]]
 
 
-def _made(request: Request, resource: str, values: JsonObject) -> JsonObject:
+def _made(request: Request, resource: str, given: JsonMapping, **values: JsonValue) -> JsonObject:
+    """With the name and the description that are ``given``, and these values."""
     service = _service(request)
     if service is None:
         raise errors.NotImplementedHere(_WITHOUT)
+    words: JsonObject = {name: given.get(f"display_{name}") for name in ("name", "description")}
     try:
-        return service.make(request.context.token, resource, values)
+        return service.make(request.context.token, resource, values | words)
     except errors.TooLarge as problem:
         raise errors.Forbidden(problem.text) from problem
