@@ -3,7 +3,7 @@
 transaction that adds one."""
 
 import falcon
-from sqlalchemy import Connection, ScalarSelect, Table, delete, func, insert, select
+from sqlalchemy import ScalarSelect, Table, func, select
 
 from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import Attribute, Attributes, number
@@ -30,19 +30,13 @@ QUOTAS = schema.quotas
 
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
     """Raises 409 OverQuota unless the project may have `count` more."""
-    limit = select(QUOTAS.c.limit).where(
-        QUOTAS.c.project_id == project_id, QUOTAS.c.resource == resource
-    )
+    own = QUOTAS.table.c
+    limit = select(own.limit).where(own.project_id == project_id, own.resource == resource)
     used = _used(project_id, resource)
     row = change.execute(select(limit.scalar_subquery().label("limit"), used.label("used"))).one()
     allowed = DEFAULTS[resource] if row.limit is None else row.limit
     if 0 <= allowed < row.used + count:
         raise fault("OverQuota", resource=resource)
-
-
-def _limits(connection: Connection, project_id: str) -> dict[str, int]:
-    own = connection.execute(select(QUOTAS).where(QUOTAS.c.project_id == project_id))
-    return DEFAULTS | {row.resource: row.limit for row in own}
 
 
 def _used(project_id: str, resource: str) -> ScalarSelect[int]:
@@ -58,32 +52,29 @@ class NetworkQuotas(Handler[Fabric]):
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("(rule:get_quota)")
         with self._service.database.read() as connection:
-            projects = select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id)
             found: list[Body] = [
-                _limits(connection, key) | {"project_id": key, "tenant_id": key}
-                for key in connection.scalars(projects).all()
+                QUOTAS.of(connection, key, DEFAULTS) | {"project_id": key, "tenant_id": key}
+                for key in QUOTAS.projects(connection)
             ]
         answer(resp, {"quotas": found})
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
         with self._service.database.read() as connection:
-            answer(resp, {"quota": _limits(connection, project_id)})
+            answer(resp, {"quota": QUOTAS.of(connection, project_id, DEFAULTS)})
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         caller: NetworkCaller = req.context.caller
         caller.require_admin("(rule:update_quota)")
         limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
         with self._service.change() as change:
-            for resource, limit in limits.items():
-                row = {"project_id": project_id, "resource": resource, "limit": limit}
-                change.execute(insert(QUOTAS).prefix_with("OR REPLACE").values(row))
+            QUOTAS.change(change.connection, project_id, limits)
         self.on_get_one(req, resp, project_id)
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         req.context.caller.require_admin("(rule:delete_quota)")
         with self._service.change() as change:
-            change.execute(delete(QUOTAS).where(QUOTAS.c.project_id == project_id))
+            QUOTAS.forget(change.connection, project_id)
         resp.status = falcon.HTTP_204
 
     def on_get_default(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
@@ -93,7 +84,7 @@ class NetworkQuotas(Handler[Fabric]):
     def on_get_details(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
         with self._service.database.read() as connection:
-            limits = _limits(connection, project_id)
+            limits = QUOTAS.of(connection, project_id, DEFAULTS)
             used = connection.execute(
                 select(*(_used(project_id, name).label(name) for name in limits))
             ).one()

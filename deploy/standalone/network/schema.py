@@ -26,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.schema import SchemaItem
 
+from deploy.standalone.quotas import SetLimits
+
 METADATA = MetaData()
 
 
@@ -199,13 +201,7 @@ floating_ips = _noun(
     _text("dns_domain"),
 )
 
-quotas = Table(
-    "quotas",
-    METADATA,
-    Column("project_id", String, primary_key=True),
-    Column("resource", String, primary_key=True),
-    Column("limit", Integer, nullable=False),
-)
+quotas = SetLimits(METADATA)
 
 hosts = Table(
     "hosts",

@@ -7,8 +7,7 @@ gigabytes too.
 """
 
 import falcon
-from sqlalchemy import Connection, delete, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, func, select
 
 from deploy.standalone.json_types import Body
 from deploy.standalone.listing import value_of
@@ -38,12 +37,7 @@ def limits(connection: Connection, project_id: str) -> dict[str, int]:
     """All limits of a project."""
     names = connection.execute(select(schema.types.c.name).order_by(schema.types.c.name)).scalars()
     found = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
-    rows = connection.execute(
-        select(schema.quotas.c.resource, schema.quotas.c.limit).where(
-            schema.quotas.c.project_id == project_id
-        )
-    )
-    return found | {row.resource: row.limit for row in rows if row.resource in found}
+    return schema.quotas.of(connection, project_id, found)
 
 
 def usage(connection: Connection, project_id: str) -> dict[str, int]:
@@ -125,29 +119,22 @@ class VolumeQuotas:
         with self._service.change() as change:
             known = limits(change.connection, project_id)
             used = usage(change.connection, project_id)
-            for name, limit in _checked(body, known).items():
+            wanted = _checked(body, known)
+            for name, limit in wanted.items():
                 if name != "per_volume_gigabytes" and 0 <= limit < used[name]:
                     why = (
                         f"Quota {name} limit must be equal or greater than existing resources."
                         f" Current usage is {used[name]} and the requested limit is {limit}."
                     )
                     raise fault("BadRequest", why=why)
-                change.connection.execute(
-                    insert(schema.quotas)
-                    .values(project_id=project_id, resource=name, limit=limit)
-                    .on_conflict_do_update(
-                        index_elements=["project_id", "resource"], set_={"limit": limit}
-                    )
-                )
+            schema.quotas.change(change.connection, project_id, wanted)
             found = limits(change.connection, project_id)
         answer(resp, {"quota_set": found})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         req.context.caller.require_admin("volume_extension:quotas:delete")
         with self._service.change() as change:
-            change.connection.execute(
-                delete(schema.quotas).where(schema.quotas.c.project_id == project_id)
-            )
+            schema.quotas.forget(change.connection, project_id)
         resp.status = falcon.HTTP_200
 
     def on_get_defaults(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:

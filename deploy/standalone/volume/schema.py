@@ -14,6 +14,8 @@ from sqlalchemy import (
     Table,
 )
 
+from deploy.standalone.quotas import SetLimits
+
 METADATA = MetaData()
 
 types = Table(
@@ -120,13 +122,7 @@ transfers = Table(
     Column("created_at", String, nullable=False),
 )
 
-quotas = Table(
-    "quotas",
-    METADATA,
-    Column("project_id", String, primary_key=True),
-    Column("resource", String, primary_key=True),
-    Column("limit", Integer, nullable=False),
-)
+quotas = SetLimits(METADATA)
 
 #: Work that is to be done, in the order of its commits; a row goes with what it was for.
 jobs = Table(
