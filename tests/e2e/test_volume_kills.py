@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import base64
 import os
-import sqlite3
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,12 +28,11 @@ from tests.e2e import guests
 from tests.e2e.guests import Guest
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, CUT_OFF, SETTLE, Live
+from tests.e2e.strikes import Strikes, await_back
 from tests.waiting import await_true
 
 #: "few": over NBD too, and few steps; "all": over NBD too, and every step.
 WANTED = os.environ.get("KILONOVA_VOLUME_KILLS", "")
-#: How long an action may take in which somebody is killed: longer than a conductor's lease.
-ACTION = 180
 RECORD = 512  #: bytes
 #: $1 is a disk. It ends when its file in /run goes, or the disk refuses a record.
 WRITER = f"""#!/bin/sh
@@ -148,61 +144,13 @@ class Story:
         """Ask, kill the victim when the action is at the step, and wait for its end."""
         names = {"source": self.agent(), "destination": self.agent(elsewhere=True)}
         name = names.get(victim, victim)
-        before = {row[0] for row in self.actions()}
         pid = self.live.cloud.pid(name)
-        with ThreadPoolExecutor(1) as pool:
-            asked: Future[Any] = pool.submit(ask)
-            began = self._await_step(before, action, step)
-            self.live.cloud.kill(name)
-            seen = self._events(began)
-        await_true(
-            lambda: self.live.cloud.pid(name) not in (None, pid), 60, lambda: f"{name} is away"
+        found = Strikes(self.live, self.guest.server).at_step(
+            action, step, lambda host: self.live.cloud.kill(name), ask
         )
-        await_true(
-            lambda: self._row(began)[0] in ("done", "failed"),
-            ACTION,
-            lambda: f"{action} struck at {step}: {self._row(began)} {self._events(began)}",
-        )
-        state, message = self._row(began)
-        assert state == "done", f"{victim} killed in {step} of {action}: {message}"
-        print(
-            f"{action}: {victim} killed in {step}, which was {dict(seen)[step]}; {asked.result()}"
-        )
-
-    def _await_step(self, before: set[str], action: str, step: str) -> str:
-        """The id of the new action, which is at the step."""
-        until = time.monotonic() + ACTION
-        while time.monotonic() < until:
-            for found, workflow, state in self._quickly(self.actions):
-                if found in before or workflow != action:
-                    continue
-                if any(one == step for one, _ in self._events(found)):
-                    return str(found)
-                assert state not in ("done", "failed"), f"{action} has no {step}"
-            time.sleep(0.002)  # steps last for a few milliseconds
-        raise AssertionError(f"{action} does not come to {step}")
-
-    @staticmethod
-    def _quickly(look: Callable[[], list[Any]]) -> list[Any]:
-        try:
-            return look()
-        except sqlite3.OperationalError:
-            return []
-
-    def actions(self) -> list[Any]:
-        return self.live.rows(
-            "SELECT id, workflow, state FROM actions WHERE server_id = ?", self.guest.server
-        )
-
-    def _events(self, action: str) -> list[tuple[str, str]]:
-        query = "SELECT step, event FROM events WHERE action_id = ? ORDER BY seq"
-        return [(row[0], row[1]) for row in self.live.rows(query, action)]
-
-    def _row(self, action: str) -> tuple[str, str]:
-        [(state, message)] = self.live.rows(
-            "SELECT state, message FROM actions WHERE id = ?", action
-        )
-        return state, message
+        await_back(self.live, name, pid)
+        assert found.state == "done", f"{victim} killed in {step} of {action}: {found.message}"
+        print(f"{action}: {victim} killed in {step}, which was {found.seen}; {found.answer}")
 
     def agent(self, elsewhere: bool = False) -> str:
         """The agent of the guest's host, or of the other one."""
