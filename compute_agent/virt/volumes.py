@@ -68,6 +68,11 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
     data = volume.connection.get("data", rest)
     if not isinstance(data, dict) or not data:
         raise unreadable(volume.volume_id, "the connection has no data")
+    if data.get("encrypted"):
+        raise VerbFailed(
+            f"Volume {volume.stored_id} is encrypted, which no host of this cloud can open; retype it to a "
+            "type without encryption while no server has it, or take another one."
+        )
     if volume.bus not in BUSES or volume.device_type != DISK:
         raise VerbFailed(
             f"A volume cannot be a {volume.device_type} on {volume.bus} here; it can be a disk on one of "

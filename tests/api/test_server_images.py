@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common.clients.image import Image
 from common.store import schema
 from common.store.engine import now
 from tests.api.conftest import IMAGE, PROJECT, Cloud
@@ -235,5 +236,11 @@ def test_rescue_with_an_image_that_cannot_be_used(cloud: Cloud, server: str) -> 
     assert act(cloud, server, "rescue", body).status_code == 400
     cloud.images.images[IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], status="queued")
     assert act(cloud, server, "rescue", {"rescue_image_ref": IMAGE}).status_code == 400
+    ref = dataclasses.replace(
+        cloud.images.images[IMAGE].ref, properties={"cinder_encryption_key_id": "k"}
+    )
+    cloud.images.images[IMAGE] = Image(ref)
+    answer = act(cloud, server, "rescue", {"rescue_image_ref": IMAGE})
+    assert "uploaded from an encrypted volume" in answer.json["badRequest"]["message"]
     assert cloud.rows(schema.servers)[0].project_id == PROJECT
     assert len(cloud.rows(schema.actions)) == 1

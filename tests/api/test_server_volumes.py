@@ -345,6 +345,37 @@ def test_a_volume_that_cannot_be_booted_is_refused(
         assert text.split(VOLUME)[1] in refused(cloud, FROM_SNAPSHOT)
 
 
+@pytest.mark.parametrize("mapping", [FROM_IMAGE, FROM_SNAPSHOT, BLANK])
+def test_volumes_that_would_be_encrypted_are_refused(
+    cloud: Cloud, volumes: Volumes, mapping: Any
+) -> None:
+    """The type says it, or the default one, or what they are made of; they are deleted again."""
+    volumes.encrypts = True
+    wanted = [mapping] if mapping.get("boot_index") == 0 else [BOOT, mapping]
+    said = refused(cloud, *wanted[:-1], {**wanted[-1], "volume_type": "fast"}, mv="2.67")
+    assert "is encrypted there (its type is fast)" in said and "without encryption" in said
+    assert [one["id"] for one in volumes.made] == volumes.deleted
+
+
+@pytest.mark.parametrize("mapping", [LOCAL, FROM_IMAGE])
+def test_an_image_of_an_encrypted_volume_is_refused(
+    cloud: Cloud, volumes: Volumes, mapping: Any
+) -> None:
+    found = cloud.images.images[IMAGE]
+    properties = {**found.ref.properties, "cinder_encryption_key_id": ids.new()}
+    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=properties))
+    image = IMAGE if mapping is LOCAL else ""
+    assert "uploaded from an encrypted volume" in refused(cloud, mapping, image=image)
+    assert volumes.made == []
+
+
+def test_a_volume_that_was_encrypted_once_can_be_booted(cloud: Cloud, volumes: Volumes) -> None:
+    """It keeps what its image said when it is retyped."""
+    volumes.change(VOLUME, image_metadata={"cinder_encryption_key_id": ids.new()})
+    [row] = made(cloud, BOOT)
+    assert row.volume_id == VOLUME
+
+
 def test_a_snapshot_that_is_not_whole_is_refused(cloud: Cloud, volumes: Volumes) -> None:
     volumes.snapshots[SNAPSHOT] = replace(volumes.snapshots[SNAPSHOT], status="creating")
     assert "is creating, not available" in refused(cloud, FROM_SNAPSHOT)

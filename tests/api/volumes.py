@@ -21,10 +21,10 @@ SNAPSHOT, TYPE = "e8debdc0-447a-4376-a10a-4cd9122d7986", "70a599e0-31e7-49b7-b26
 
 class Volumes:
     """A test changes what is ``held``, how many volumes the quota lets be made: ``allowed``, and
-    what a new snapshot ``becomes``."""
+    what a new snapshot ``becomes``; whether a new volume is encrypted."""
 
     def __init__(self) -> None:
-        self.there, self.allowed = True, 100
+        self.there, self.allowed, self.encrypts = True, 100, False
         self.held = {
             one: Volume(one, "available", 2, availability_zone="nova", bootable=True)
             for one in (VOLUME, OTHER)
@@ -67,7 +67,13 @@ class Volumes:
     def create(self, token: str, **wanted: Any) -> Volume:
         if len(self.made) >= self.allowed:
             raise errors.TooLarge("The block storage service says: VolumeLimitExceeded")
-        made = Volume(ids.new(), "creating", wanted["size_gb"])
+        made = Volume(
+            ids.new(),
+            "creating",
+            wanted["size_gb"],
+            encrypted=self.encrypts,
+            volume_type=wanted["volume_type"],
+        )
         self.made.append({**wanted, "id": made.id, "token": token})
         self.held[made.id] = made
         return made

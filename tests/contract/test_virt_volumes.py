@@ -212,6 +212,7 @@ def test_what_cannot_be_connected_is_refused_by_name(plugging: Rig) -> None:
     for bad, said in (
         (replace(one, connection={}), "not connected to this host"),
         (replace(one, connection={"driver_volume_type": "smoke"}), "served by smoke"),
+        (replace(one, connection={**one.connection, "encrypted": True}), "is encrypted"),
         (replace(one, connection={"driver_volume_type": "local"}), "cannot be used on this host"),
         (replace(one, volume_id="../../etc"), "not a UUID"),
         (replace(one, bus="ide"), "only while the server is off"),

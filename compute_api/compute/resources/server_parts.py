@@ -18,6 +18,9 @@ from common.json_types import JsonMapping, JsonObject
 from common.store.tenants.quotas import Numbers
 
 GIB = 1024**3
+ENCRYPTED_BY = (
+    "cinder_encryption_key_id"  #: property of an image with the data of an encrypted volume
+)
 MAX_HINTED_SERVERS = 64  # that hints name: each is looked up at every placement
 MAX_HINT_BYTES = 16384  # bytes of hints, as JSON
 
@@ -182,10 +185,20 @@ def _place(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
     }
 
 
+def refuse_encrypted(image: Image) -> None:
+    """Raises BadRequest: what is in it needs a key."""
+    if image.ref.properties.get(ENCRYPTED_BY):
+        raise errors.BadRequest(
+            f"Image {image.ref.id} is unacceptable: it was uploaded from an encrypted volume, which no "
+            "host of this cloud can open; upload it from a volume of a type without encryption."
+        )
+
+
 def check_image(image: Image, flavor: models.Flavor) -> None:
     """Can this image run in this flavor?"""
     if image.status != "active":
         raise errors.BadRequest(f"Image {image.ref.id} is not active.")
+    refuse_encrypted(image)
     if flavor.memory_mb < image.min_ram:
         raise errors.BadRequest("Flavor's memory is too small for requested image.")
     if flavor.root_gb == 0:

@@ -131,6 +131,7 @@ def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> 
         found = request.services.images.show(image_id, request.context.token)
         if found.status != "active":
             raise errors.BadRequest(f"Image {image_id} is not active.")
+        parts.refuse_encrypted(found)
         if found.ref.properties.get(block_devices.IMAGE_MAPPINGS):
             raise errors.BadRequest(
                 f"Requested rescue image '{image_id}' is not supported: it has no bytes, but names "

@@ -39,7 +39,7 @@ GIB = 1024**3
 #: How long a volume that is being made is waited for before it can be deleted again.
 GIVE_UP_SECONDS, GIVE_UP_POLL_SECONDS = 10.0, 0.25
 #: What a volume says of its image beside the image's properties.
-_NOT_PROPERTIES = OWN_KEYS | {"image_id", "image_name", "signature_verified"}
+_NOT_PROPERTIES = OWN_KEYS | {"image_id", "image_name", "signature_verified", parts.ENCRYPTED_BY}
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,17 @@ def zone_of(request: Request, found: ServerVolumes, zone: str | None) -> str | N
     return zone
 
 
+def _refuse_encrypted(one: VolumeMapping, made: Volume | None) -> None:
+    """Raises BadRequest: the type of the new volume, or of what it is made of, is encrypted."""
+    if made is not None and made.encrypted:
+        source = f"{one.source} {one.source_id}" if one.source_id else one.source
+        raise errors.BadRequest(
+            f"{INVALID}: a volume of source_type {source} is encrypted there (its type is "
+            f"{made.volume_type or 'not known'}), which no host of this cloud can open; ask for a "
+            "volume_type without encryption, or for another source."
+        )
+
+
 @dataclass
 class NewVolumes:
     """The volumes that are made for the servers of one request."""
@@ -232,7 +243,9 @@ class NewVolumes:
                 row: list[str | None] = []
                 self.made.append(row)
                 for one in self.found.mappings:
-                    row.append(self._made(one, zone))
+                    made = self._made(one, zone)
+                    row.append(made.id if made is not None else None)
+                    _refuse_encrypted(one, made)
         except errors.Problem as problem:
             self.give_up(0)
             if isinstance(problem, errors.TooLarge):
@@ -241,7 +254,7 @@ class NewVolumes:
                 raise errors.BadRequest(problem.text) from problem
             raise
 
-    def _made(self, one: VolumeMapping, zone: str | None) -> str | None:
+    def _made(self, one: VolumeMapping, zone: str | None) -> Volume | None:
         if one.source == VOLUME:
             return None
         return self.service.create(
@@ -251,7 +264,7 @@ class NewVolumes:
             snapshot_id=one.source_id if one.source == SNAPSHOT else None,
             volume_type=one.volume_type,
             zone=zone,
-        ).id
+        )
 
     def rows(self, server_ids: Sequence[str]) -> list[JsonObject]:
         """The rows of the first servers' volumes."""

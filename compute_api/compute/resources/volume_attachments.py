@@ -163,7 +163,7 @@ def refuse_encrypted(volume: Volume) -> None:
     if volume.encrypted:
         raise errors.BadRequest(
             f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
-            "open; copy its data to a volume of another type."
+            "open; retype it to a type without encryption while no server has it, or take another one."
         )
 
 
