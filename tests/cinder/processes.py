@@ -4,7 +4,9 @@ volumes are rows, and every connection is granted."""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ START_SECONDS = 120
 ANSWER_SECONDS = 4
 SERVICES = ("cinder-api", "cinder-scheduler", "cinder-volume")
 DRIVER = "cinder.tests.fake_driver.FakeLoggingVolumeDriver"
-HOST = "cinder-host"
+KEY_MANAGER = "cinder.keymgr.conf_key_mgr.ConfKeyManager"  #: one key for every encrypted volume
+#: Two places for volumes, each with a capability that a type can ask for.
+HOST, BACKENDS, CAPABILITY = "cinder-host", ("memory", "other"), "shelf"
 
 
 class Process:
@@ -111,7 +115,7 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
                 "osapi_volume_listen": "127.0.0.1",
                 "osapi_volume_listen_port": port,
                 "osapi_volume_workers": 1,
-                "enabled_backends": "memory",
+                "enabled_backends": ",".join(BACKENDS),
                 "glance_api_servers": cloud.image_url,
                 "host": HOST,
                 "rpc_response_timeout": ANSWER_SECONDS,
@@ -120,27 +124,37 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
                 "resource_query_filters_file": shipped / "resource_filters.json",
                 "rootwrap_config": shipped / "rootwrap.conf",
             },
-            "memory": {
-                "volume_driver": DRIVER,
-                "volume_backend_name": "memory",
-                "target_helper": "fake",
+            **{
+                name: {
+                    "volume_driver": DRIVER,
+                    "volume_backend_name": name,
+                    "target_helper": "fake",
+                    "extra_capabilities": json.dumps({CAPABILITY: name}),
+                }
+                for name in BACKENDS
             },
             "database": {"connection": database_url},
             "oslo_concurrency": {"lock_path": folder / "locks"},
             "coordination": {"backend_url": f"file://{folder}/state"},
-            "keystone_authtoken": {
-                "auth_type": "password",
-                "auth_url": cloud.auth_url,
-                "www_authenticate_uri": cloud.auth_url,
-                "username": "kilonova",
-                "password": cloud.service_password,
-                "project_name": "service",
-                "user_domain_id": "default",
-                "project_domain_id": "default",
-            },
+            "nova": _as_service(cloud),
+            "key_manager": {"backend": KEY_MANAGER, "fixed_key": secrets.token_hex(32)},
+            "keystone_authtoken": _as_service(cloud) | {"www_authenticate_uri": cloud.auth_url},
         }
     )
     path = folder / "cinder.conf"
     with path.open("w") as file:
         parser.write(file)
     return path
+
+
+def _as_service(cloud: Cloud) -> dict[str, str]:
+    """Who it is to the identity service."""
+    return {
+        "auth_type": "password",
+        "auth_url": cloud.auth_url,
+        "username": "kilonova",
+        "password": cloud.service_password,
+        "project_name": "service",
+        "user_domain_id": "default",
+        "project_domain_id": "default",
+    }

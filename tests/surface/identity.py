@@ -44,7 +44,7 @@ class _Quiet(WSGIRequestHandler):
         """Says nothing."""
 
 
-def _bounded(application: Any) -> Any:
+def bounded(application: Any) -> Any:
     """wsgiref's input has no end, gunicorn's has."""
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
@@ -70,7 +70,7 @@ class Identity:
         self.users, self.projects = self._people()
         application = app.build(IdentityService(self.database, timedelta(hours=12)))
         self.tokens = self._tokens(TestClient(application))
-        self._server.set_app(_bounded(application))
+        self._server.set_app(bounded(application))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _people(self) -> tuple[dict[str, str], dict[str, str]]:
