@@ -12,8 +12,9 @@ from collections.abc import Callable
 from compute_agent.virt.driver import PAUSED, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.libvirt.connection import AFFECT_LIVE, Connection, GuestDomain
 
-#: Seconds in which a guest must let go of a device, between two requests, and between two looks.
-RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 20.0, 4.0, 0.2
+#: Seconds in which a guest must let go of a device: one that boots answers only when it has, and
+#: Nova waits as long; between two requests; and between two looks.
+RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 160.0, 4.0, 0.2
 
 
 def unplug(
