@@ -2,8 +2,9 @@
 """Volumes of a server that exists: attach, detach, extend.
 
 The volume is reserved and connected before the host is told, and its attachment ends after the host
-has let go of it. An attach that fails leaves nothing. A server that is on no host only reserves the
-volume: its host connects it when the server comes back.
+has let go of it. An attach that fails leaves nothing. Of a server that is on no host the attachment
+has none either; the volume is shown as in use all the same, and its host connects it when the
+server comes back.
 """
 
 from __future__ import annotations
@@ -118,10 +119,9 @@ ATTACH_VOLUME = Workflow(
         ),
         Step(
             "complete",
-            "when the guest has it: the volume is shown as in use",
+            "when the guest has it, or will when it comes back: the volume is shown as in use",
             call=_complete,
             lane=Lane.VOLUME,
-            condition=_has_host,
         ),
     ),
 )

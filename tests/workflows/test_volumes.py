@@ -189,17 +189,31 @@ def test_a_command_that_is_sent_again_says_it_too(cloud: Cloud, server: str) -> 
     assert len(lost) > 1 and guest.is_active and guest.volumes == []
 
 
-def test_a_server_without_a_host_reserves_it(cloud: Cloud, server: str) -> None:
+def test_a_server_without_a_host_has_it_without_a_connection(cloud: Cloud, server: str) -> None:
     for wanted in ("shelve", "shelveOffload"):
         cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
         cloud.settle()
     volume = attached(cloud, server)
     assert volume_service.of(cloud, server) == {volume: "reserved"}
+    assert cloud.volumes.state.volumes[volume].status == "in-use"
+    assert not cloud.volumes.hosts_of(volume) and cloud.findings() == []
     cloud.ask(server, "unshelve")
     cloud.settle()
     assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
         cloud, server
     ) == [volume]
+    assert cloud.volumes.state.volumes[volume].status == "in-use"
+
+
+def test_a_server_without_a_host_gives_it_back(cloud: Cloud, server: str) -> None:
+    for wanted in ("shelve", "shelveOffload"):
+        cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
+        cloud.settle()
+    volume = attached(cloud, server)
+    volume_service.detach(cloud, server, volume)
+    cloud.settle()
+    assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
+    assert cloud.volumes.state.volumes[volume].status == "available"
 
 
 def test_a_volume_that_grew_is_seen_by_the_guest(cloud: Cloud, server: str) -> None:

@@ -302,7 +302,6 @@ class Volumes(Neighbour, interface=VolumeApi):
     def complete(self, attachment_id: str) -> None:
         self._speak("complete", self._about(attachment_id))
         held = self._held(attachment_id)
-        assert held.host is not None, "nobody is connected by it"
         held.attachment = replace(held.attachment, status="attached")
         self._judge(held.attachment.volume_id)
         self._answer(None)
