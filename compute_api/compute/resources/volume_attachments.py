@@ -258,8 +258,11 @@ def _refuse_changed(given: JsonObject, row: BlockDeviceRow) -> None:
 def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
     """DELETE …/os-volume_attachments/{id}"""
     _refuse_shelved(request, server, DETACH)
-    volumes.refuse_root(request.read(volumes.show, server.id, volume_id))
+    row = request.read(volumes.show, server.id, volume_id)
+    volumes.refuse_root(row)
     request.check(DETACH, server, waits=True)
+    if row.status == volumes.DETACHING:
+        return  # asked for again: it is on its way
     begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
     with action_waits.slot(request.services.wait_slots) as is_free:
         action_waits.for_turn(
