@@ -46,6 +46,11 @@ def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -
     shown = rig.show(member, snapshot, "snapshots")
     assert (shown["size"], shown["volume_id"], shown["metadata"]) == (1, key, {"c": "d"})
     assert shown["os-extended-snapshot-attributes:progress"] == "100%"
+    changed = rig.ask(member, "PUT", f"/snapshots/{snapshot}", {"snapshot": {"name": "t"}})
+    assert changed.json()["snapshot"] == {n: v for n, v in shown.items() if ":" not in n} | {
+        "name": "t",
+        "updated_at": changed.json()["snapshot"]["updated_at"],
+    }
     write(rig.path(key), 5)
     copied = rig.volume(member, size=2, snapshot_id=snapshot)
     twin = rig.volume(member, source_volid=key)

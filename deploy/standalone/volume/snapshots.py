@@ -75,15 +75,20 @@ class SnapshotsApi(Resource):
         return listed(service, req, snapshots, FILTERS, "snapshots")
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
+        return self.changed(req, row) | {
+            "os-extended-snapshot-attributes:progress": row["progress"],
+            "os-extended-snapshot-attributes:project_id": row["project_id"],
+        }
+
+    def changed(self, req: falcon.Request, row: DbValues) -> Body:
+        """One in the answer to the request that makes or changes it: as Cinder's, without what only
+        looking at it shows."""
         later = (
             (14, {"group_snapshot_id": None}),
             (41, {"user_id": row["user_id"]}),
             (65, {"consumes_quota": True}),
         )
-        found = brief(row) | {
-            "os-extended-snapshot-attributes:progress": row["progress"],
-            "os-extended-snapshot-attributes:project_id": row["project_id"],
-        }
+        found = brief(row)
         for minor, more in later:
             found |= more if since(req, minor) else {}
         return found
@@ -179,7 +184,7 @@ class SnapshotCollection(Collection):
         with self._snapshots.database.read() as connection:
             row = self._api.find(connection, caller, key)
         resp.status = falcon.HTTP_202
-        answer(resp, {"snapshot": self._api.show(req, row._mapping)})
+        answer(resp, {"snapshot": self._api.changed(req, row._mapping)})
 
 
 class SnapshotItem(Item):
@@ -191,6 +196,9 @@ class SnapshotItem(Item):
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._update(req, resp, key)
+        with self._snapshots.database.read() as connection:
+            row = self._api.find(connection, req.context.caller, key)
+        answer(resp, {"snapshot": self._api.changed(req, row._mapping)})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         super().on_delete(req, resp, key)
