@@ -110,10 +110,10 @@ class Tempest:
 
 @contextmanager
 def cloud(
-    has_guests: bool, unified: bool = False, volumes: bool = False
+    has_guests: bool, unified: bool = False, volumes: bool = False, logs: Path | None = None
 ) -> Iterator[tuple[Live, configure.Cloud]]:
     """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone
-    afterwards."""
+    afterwards. ``logs``: where its processes' logs are copied before."""
     home = Path(tempfile.mkdtemp(prefix="kn-tempest-", dir="/tmp"))
     home.chmod(0o755)
     driver, more = ("libvirt", ("", "-2")) if has_guests else ("memory", ("", "-2", "-3"))
@@ -142,6 +142,8 @@ def cloud(
             clear(live.rest())  # a host with a server does not join another zone
             yield live, configure.Cloud.of(live.seed)
         finally:
+            if logs is not None:
+                shutil.copytree(home / "log", logs)
             live.down("--purge")
 
 
@@ -182,22 +184,16 @@ def run(arguments: Sequence[str]) -> int:
         groups = [group for group in chosen if group.boots == has_guests]
         if groups:
             volumes = any(group.volumes for group in groups)
-            with cloud(has_guests, asked.unified_limits, volumes) as (live, found):
-                well = (
-                    _judge(
-                        Tempest(folder / ("guests" if has_guests else "memory")),
-                        found,
-                        groups,
-                        versions,
-                        lists,
-                    )
-                    and well
-                )
+            name = "guests" if has_guests else "memory"
+            logs = folder / f"{name}-cloud"
+            with cloud(has_guests, asked.unified_limits, volumes, logs) as (live, found):
+                tempest = Tempest(folder / name)
+                well = _judge(tempest, found, groups, versions, lists) and well
                 live.judge()
     if well:
         shutil.rmtree(folder)
         return 0
-    say(f"\nFAILED. What Tempest printed is in {folder}.")
+    say(f"\nFAILED. What Tempest printed, and the cloud's logs, are in {folder}.")
     return 1
 
 
@@ -216,7 +212,7 @@ def _judge(
             configure.write(found, tempest.folder, version, group.strangers)
             began = time.monotonic()
             outcome = tempest.run(ids[group.name], f"{group.name}-{version}")
-            outcome.foresee(known.LATEST if version == LATEST else ())
+            outcome.foresee(known.LATEST if version == LATEST else known.REFUSED)
             say(
                 f"{group.name} ({group.needs}), microversion {version}: {outcome.line()}, "
                 f"{time.monotonic() - began:.0f} s"

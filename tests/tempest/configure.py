@@ -136,7 +136,7 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
         "compute": {
             "image_ref": cloud.image, "image_ref_alt": cloud.second_image, "flavor_ref": cloud.flavor,
             "flavor_ref_alt": cloud.second_flavor, "fixed_network_name": "private", "build_interval": 1,
-            "build_timeout": 300 if guests else 60,
+            "build_timeout": 600 if guests else 60,
             "min_compute_nodes": len(cloud.hosts), "min_microversion": version, "max_microversion": "latest",
             **({"migration_source_host": cloud.hosts[0], "migration_dest_host": cloud.hosts[1]} if several else {})},
         "placement": {"max_microversion": "latest"},
@@ -144,14 +144,14 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "resize": True, "vnc_console": guests, "stable_rescue": True, "personality": True, "ide_bus": False,
             "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": several,
             "block_migration_for_live_migration": True, "live_migrate_back_and_forth": several,
-            "unified_limits": cloud.unified, "volume_multiattach": True, "swap_volume": False,
+            "unified_limits": cloud.unified, "volume_multiattach": True, "swap_volume": True,
             "attach_encrypted_volume": False, "volume_backed_live_migration": True,
             "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(filters)},
         # Tempest waits so long for an image's state, which a server in memory may have left before
         # it looks.
         "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
         "volume": {
-            "catalog_type": "block-storage", "build_interval": 1, "build_timeout": 300 if guests else 60,
+            "catalog_type": "block-storage", "build_interval": 1, "build_timeout": 600 if guests else 60,
             "min_microversion": "3.0", "max_microversion": f"3.{VOLUMES_UNTIL}",
             "volume_type_multiattach": cloud.shared_type or ""},
         "volume-feature-enabled": {"backup": False, "extend_attached_volume": True},
@@ -159,7 +159,7 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
         "network-feature-enabled": {"ipv6": False, "port_security": True, "api_extensions": "all"},
         "scenario": {"img_file": cloud.image_file},
         "validation": {
-            "run_validation": guests, "image_ssh_user": "root", "image_alt_ssh_user": "root", "ssh_timeout": 120,
+            "run_validation": guests, "image_ssh_user": "root", "image_alt_ssh_user": "root", "ssh_timeout": 300,
             "connect_timeout": 10, "ssh_shell_prologue": PROLOGUE, "ssh_key_type": "ecdsa"},
     }
 # fmt: on

@@ -19,6 +19,8 @@ _COMPUTE = r"^tempest\.(serial_tests\.)?(api\.compute|scenario)\."
 _GUESTS = r"test_novnc|test_get_vnc_console"
 #: The scenario that logs in to nothing.
 _LIMITS = r"test_compute_unified_limits"
+#: Logs in, whatever Tempest is told of its cloud.
+_LOGS_IN = r"ServerActionsV293TestJSON"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ GROUPS = (
         "D",
         "volumes of guests that one can log in to",
         r"scenario\.(.*[Vv]olume|test_stamp_pattern|test_snapshots_with_add_location|test_minimum_basic)|"
-        r"test_attach_volume|admin\.test_(assisted_)?volume|StableRescueTest\.\w+volume",
+        r"test_attach_volume|admin\.test_(assisted_)?volume|StableRescueTest\.\w+volume|"
+        + _LOGS_IN,
         boots=True,
         volumes=True,
     ),
@@ -91,7 +94,7 @@ def sorted_into(ids: Iterable[str], lists: Mapping[str, Sequence[str]]) -> dict[
     """The ids of ``stestr list`` by group. ``lists``: names without brackets by group; an empty
     one: by expression.
 
-    What only guests have is in S (scenarios; D when they have volumes) or E, whatever its list.
+    What only guests have is in S (scenarios), E, or D (with volumes), whatever its list.
     """
     known = {one.split("[")[0]: one for one in ids if re.search(_COMPUTE, one)}
     found: dict[str, list[str]] = {group.name: [] for group in GROUPS}
@@ -110,7 +113,7 @@ def sorted_into(ids: Iterable[str], lists: Mapping[str, Sequence[str]]) -> dict[
 
 def _listed(test: str, name: str) -> str:
     """The group of a test that is in this list."""
-    for expression, group in ((_GUESTS, "E"), (_LIMITS, "A2")):
+    for expression, group in ((_GUESTS, "E"), (_LIMITS, "A2"), (_LOGS_IN, "D")):
         if re.search(expression, test):
             return group
     if ".scenario." in test:

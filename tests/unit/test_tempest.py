@@ -126,6 +126,11 @@ def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
         (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "D"),
         (API + "volumes.test_volumes_list.VolumesTestJSON.test_volume_list", "B"),
         (
+            API
+            + "servers.test_server_actions.ServerActionsV293TestJSON.test_rebuild_volume_backed_server",
+            "D",
+        ),
+        (
             "tempest.scenario.test_volume_boot_pattern.TestVolumeBootPattern.test_volume_boot_pattern",
             "D",
         ),
@@ -157,15 +162,16 @@ def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> N
         f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n"
     )
     (tmp_path / "D.txt").write_text(OTHER + "\n")
-    (tmp_path / "B.txt").write_text(f"{TWO}\n{stamp}\n")
-    asked = [ONE + "[id-1]", TWO, scenario, stamp, screen, OTHER]
+    rebuilt = API + "servers.test_server_actions.ServerActionsV293TestJSON.test_rebuilt"
+    (tmp_path / "B.txt").write_text(f"{TWO}\n{stamp}\n{rebuilt}\n")
+    asked = [ONE + "[id-1]", TWO, scenario, stamp, screen, OTHER, rebuilt]
     found = sorted_into(asked, read_lists(tmp_path))
     assert {key: ids for key, ids in found.items() if ids} == {
         "C": [ONE + "[id-1]"],
         "S": [scenario],
         "E": [screen],
         "B": [TWO],
-        "D": [stamp, OTHER],
+        "D": [stamp, rebuilt, OTHER],
     }
     assert read_lists(tmp_path / "absent") == {}
 
