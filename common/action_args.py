@@ -98,6 +98,7 @@ class VolumeActionArgs(ActionArgs):
 
     block_device: str  #: uuid of the row
     volume_id: str
+    before: str = "attached"  #: the row's status, for the way back
 
 
 @dataclass(frozen=True, kw_only=True)

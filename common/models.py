@@ -127,10 +127,11 @@ class AttachedVolume:
 class Belongings:
     """The ids of the volumes and shares that a guest may have when it starts. What its host has
     kept for it beside these is not its server's any more: it was detached while the host was
-    away."""
+    away. ``needed``: volumes without which it does not start; its host gives it those it lacks."""
 
     volumes: list[str] = field(default_factory=list)
     shares: list[str] = field(default_factory=list)
+    needed: list[AttachedVolume] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

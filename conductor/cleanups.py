@@ -125,6 +125,11 @@ def _attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
     volume_cleanups.reconcile(engine, row, look)
 
 
+def _guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """While the server has it: its guest may have it too."""
+    volume_cleanups.give_back(engine, row, look)
+
+
 def _snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
     """Of an image that was not made."""
     volumes.service(engine).delete_snapshot(row.target)
@@ -140,6 +145,7 @@ REMEDIES: dict[str, Remedy] = {
     cleanups.SHARE: _share,
     cleanups.ATTACHMENT: _attachment,
     cleanups.SNAPSHOT: _snapshot,
+    cleanups.GUEST_VOLUME: _guest_volume,
     cleanups.LATE_PORTS: _ports,
     cleanups.LATE_ATTACHMENTS: _attachment,
 }

@@ -11,7 +11,7 @@ may start the guest, ``record_running`` or ``record_stopped`` in the one that ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from common import states
 from common.instance_data import guest_spec
@@ -19,6 +19,7 @@ from common.json_types import JsonObject
 from common.models import Belongings, GuestSpec, ImageRef, Result
 from common.store.engine import Connection
 from common.store.servers import guests
+from common.wire import to_wire
 from conductor import networks, volumes
 from conductor.saga import AnyRun, Engine, Verb
 
@@ -58,15 +59,18 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
 
 def start(engine: Engine, run: AnyRun) -> Verb:
     """Have it run: booted, or going on from where it was paused or suspended."""
-    return "ensure_running", {"has": belongings(run)}
+    return "ensure_running", {"has": belongings(engine, run)}
 
 
-def belongings(run: AnyRun) -> JsonObject:
+def belongings(engine: Engine, run: AnyRun) -> JsonObject:
     """What the guest may have, for a verb that starts it as its host has it: a host that was away
     when something was detached has that still. What the server has a row of is its own, however far
-    it is."""
+    it is. What it is to have it does not start without: a host that could not describe it with its
+    volumes has let go of them."""
     kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
-    return asdict(Belongings(kept, list(run.shares)))
+    needed = volumes.needed(engine, run) if kept else []
+    made: JsonObject = to_wire(Belongings(kept, list(run.shares), needed))
+    return made
 
 
 def stop(engine: Engine, run: AnyRun) -> Verb:

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a server's volumes: what its delete leaves at the block storage service, and what a
-pending cleanup brings to what the records say now."""
+pending cleanup brings to what the records say now: at the service, or at a guest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common import errors
+from common import errors, states
 from common.action_args import ActionArgs, SwapVolumeArgs
 from common.clients.volumes import Attachment
+from common.context import RequestContext
+from common.json_types import JsonObject
 from common.store.engine import Connection
+from common.store.hosts import services
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import ActionRow, BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices
-from common.store.servers.volumes import DETACHING, RESERVED
+from common.store.servers import volumes as volume_rows
+from common.store.servers.volumes import ATTACHED, ATTACHING, DETACHING, ERROR, RESERVED
 from common.wire import from_wire
 from conductor import volume_swaps, volumes
 from conductor.saga import ActionData, AnyRun, Engine, Run
-from conductor.volumes import COMPLETE
+from conductor.volumes import COMPLETE, service
+
+DETACH = states.row("detach_volume")
 
 
 @dataclass(kw_only=True)
@@ -92,10 +98,10 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
                 volume_swaps.end_swap(
                     engine, run.server.id, one.volume_id, one.migrates_to, keeps, one.swapped
                 )
-            for attachment in volumes.service(engine).attachments(run.server.id, one.volume_id):
-                volumes.service(engine).detach(attachment.id)
+            for attachment in service(engine).attachments(run.server.id, one.volume_id):
+                service(engine).detach(attachment.id)
             if one.delete:
-                volumes.service(engine).delete(one.volume_id)
+                service(engine).delete(one.volume_id)
 
 
 def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
@@ -110,10 +116,10 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     and no other; one that was to be deleted is, when no row of the server names it.
 
     Raises:
-        Unavailable: a host may have it still, or the service does not answer. Other Problems: it
-        refuses.
+        Unavailable: a host may have it still, or the service does not answer. Conflict: a guest
+        that runs may have it by an attachment that is not its server's. Other Problems: it refuses.
     """
-    found = volumes.service(engine).attachments(row.server_id, row.place)
+    found = service(engine).attachments(row.server_id, row.place)
     server = look()
     if left := volumes.holding(engine, row.server_id):
         raise errors.Unavailable(volumes.held_by(left))
@@ -125,33 +131,114 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     mine = [one for one in rows if one.volume_id == row.place]
     if target := row.args.get("migrates_to"):
         keeps = {str(one.attachment_id) for one in mine}
-        volume_swaps.end_swap(
-            engine, row.server_id, row.place, target, keeps, bool(row.args.get("swapped"))
-        )
-        found = volumes.service(engine).attachments(row.server_id, row.place)
+        swapped = bool(row.args.get("swapped"))
+        volume_swaps.end_swap(engine, row.server_id, row.place, target, keeps, swapped)
+        found = service(engine).attachments(row.server_id, row.place)
     for one in found:
         known = next((each for each in mine if each.attachment_id == one.id), None)
         if known is None:
-            volumes.service(engine).detach(one.id)
+            service(engine).detach(one.id)
         elif one.connection and server is not None and server.host is None:
-            _reserve_anew(engine, known, one)
-        elif one.connection and one.status != COMPLETE:
-            volumes.service(engine).complete(one.id)
+            _reserve_anew(engine, known, server, one)
+        elif one.connection and one.status != COMPLETE and known.connection:
+            service(engine).complete(one.id)
+    if server is not None:
+        for lost in mine:
+            _bring_home(engine, lost, server, found)
     if row.args.get("delete") and not mine:
-        volumes.service(engine).delete(row.place)
+        service(engine).delete(row.place)
 
 
-def _reserve_anew(engine: Engine, row: BlockDeviceRow, old: Attachment) -> None:
-    """The server has left its host, and its attachment is of that host still."""
-    fresh = volumes.service(engine).attach(str(row.volume_id), row.server_id)
+def _bring_home(
+    engine: Engine, row: BlockDeviceRow, server: ServerRow, found: Sequence[Attachment]
+) -> None:
+    """The volume is where its idle server is."""
+    if row.status not in (RESERVED, ATTACHING, ATTACHED, DETACHING):
+        return
+    if server.host and not (row.connection and row.status == ATTACHED):
+        _connect_again(engine, row, server, found)
+    elif not server.host and (row.connection or row.status != RESERVED):
+        values = {"connection": None, "status": RESERVED}
+        engine.store.write(lambda tx: _change_idle(tx, row, server, values))
 
-    def exchange_it(tx: Connection) -> bool:
-        server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
-        if server is None or server.action is not None or server.host is not None:
+
+def _connect_again(
+    engine: Engine, row: BlockDeviceRow, server: ServerRow, found: Sequence[Attachment]
+) -> None:
+    """Its connection was refused on the way back of an action: the host of the idle server may have
+    it again, whose guest gets it when it starts."""
+    connector = volumes.connector_of(engine, str(server.host))
+    old = next((one for one in found if one.id == row.attachment_id), None)
+    reserved = old if old is not None and not old.connection else None
+    if reserved is None:
+        if old is not None and _may_run(engine, server):
+            raise errors.Conflict("Its guest may run with it: stop the server first.")
+        reserved = _reserve_anew(engine, row, server, old)
+    if reserved is None:
+        return
+    device, mode = row.device_name, volumes.mode_of(row)
+    made = service(engine).connect(reserved.id, connector, device, mode)
+    service(engine).complete(made.id)
+    sealed = engine.vault.seal(made.connection)
+    values = {"attachment_id": made.id, "connection": sealed, "status": ATTACHED}
+    engine.store.write(lambda tx: _change_idle(tx, row, server, values))
+
+
+def _may_run(engine: Engine, server: ServerRow) -> bool:
+    """Is its guest not off, on a host of which there is no proof that it is dead?"""
+    return server.power_state != states.SHUTDOWN and not engine.store.read(
+        lambda tx: services.are_dead(tx, str(server.host))
+    )
+
+
+def _reserve_anew(
+    engine: Engine, row: BlockDeviceRow, server: ServerRow, old: Attachment | None
+) -> Attachment | None:
+    """In place of an attachment that is another host's, or none, one that is nobody's; None: an
+    action has taken the server meanwhile. The service has no second one beside one that is not
+    complete."""
+    if old is not None and old.status != COMPLETE:
+        service(engine).detach(old.id)
+        old = None
+    fresh = service(engine).attach(str(row.volume_id), row.server_id)
+    values = {"attachment_id": fresh.id, "connection": None, "status": RESERVED}
+    taken = engine.store.write(lambda tx: _change_idle(tx, row, server, values))
+    for spare in (old,) if taken else (fresh,):
+        if spare is not None:
+            service(engine).detach(spare.id)
+    return fresh if taken else None
+
+
+def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: JsonObject) -> bool:
+    """Unless its server has changed since it was looked at."""
+    server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
+    if server is None or server.action is not None or server.fence != seen.fence:
+        return False
+    block_devices.change(tx, {row.uuid: values})
+    return True
+
+
+# --- a volume that a guest has still to give back ---
+def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
+    """A volume that could not be attached, nor be taken back: it is detached by an action of ours,
+    again and again, until the guest does not have it.
+
+    Raises:
+        Unavailable: such an action was begun. Other Problems: the server's state does not let it.
+    """
+    server = look()
+    if server is None:
+        return
+    system = RequestContext.of_ourselves(server.project_id)
+
+    def begin(tx: Connection) -> bool:
+        found = volume_rows.by_uuid(tx, row.target)
+        if found is None or found.status != ERROR:
             return False
-        values = {"attachment_id": fresh.id, "connection": None, "status": RESERVED}
-        block_devices.change(tx, {row.uuid: values})
+        volume_rows.detach(
+            tx, DETACH, row.server_id, context=system, project_id=None, volume_id=row.place
+        )
         return True
 
-    taken = engine.store.write(exchange_it)
-    volumes.service(engine).detach(old.id if taken else fresh.id)
+    if engine.store.write(begin):
+        raise errors.Unavailable("Its host is asked to let go of it.")

@@ -10,8 +10,8 @@ nobody else can take the volume in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,6 +112,13 @@ def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]
     ]
 
 
+def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
+    """Those without which the guest must not start; one that is connected nowhere says so, and no
+    host takes it."""
+    here = [row for row in of(run) if row.status in (ATTACHED, RESERVED)]
+    return [_as_attached(engine, row, row.connection) for row in here]
+
+
 def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> JsonObject:
     """One as commands about it carry it; ``sealed``: with this connection."""
     made: JsonObject = to_wire(_as_attached(engine, row, sealed or row.connection))
@@ -169,10 +176,10 @@ def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObj
 def let_connect(
     engine: Engine, row: BlockDeviceRow, attachment_id: str, connector: JsonObject
 ) -> Attachment:
-    return service(engine).connect(attachment_id, connector, row.device_name, _mode(row))
+    return service(engine).connect(attachment_id, connector, row.device_name, mode_of(row))
 
 
-def _mode(row: BlockDeviceRow) -> str:
+def mode_of(row: BlockDeviceRow) -> str:
     return "ro" if row.read_only else "rw"
 
 
@@ -317,12 +324,28 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
 def connect_all(engine: Engine, run: AnyRun) -> None:
     """Let the server's host have all of its volumes."""
     assert run.host is not None, "it is placed"
-    connector = connector_of(engine, run.host)
     for row in of(run):
-        if row.connection:  # it could not be ended when the server left its host
-            _renew(engine, run, row, connector, [])
-        else:
-            _connect_and_complete(engine, run, row, connector)
+        with _connected_later(run, row):
+            connector = connector_of(engine, run.host)
+            if row.connection:  # it could not be ended when the server left its host
+                _renew(engine, run, row, connector, [])
+            else:
+                _connect_and_complete(engine, run, row, connector)
+
+
+@contextmanager
+def _connected_later(run: AnyRun, row: BlockDeviceRow) -> Iterator[None]:
+    """On the way back a volume whose connection is refused is connected by a pending cleanup; until
+    then the server has it nowhere, and its guest stays off."""
+    try:
+        yield
+    except errors.Unavailable:
+        raise
+    except errors.Problem as problem:
+        if not run.is_undoing:
+            raise
+        run.set_volume(row, connection=None, status=RESERVED)
+        run.add_cleanup(ATTACHMENT, str(row.attachment_id), problem.text, str(row.volume_id))
 
 
 def reserve_again(engine: Engine, run: AnyRun) -> None:
@@ -374,10 +397,10 @@ CONNECT: Step[Any, Any] = Step(
 # --- a server that moves ---
 def move_to(engine: Engine, run: AnyRun, host: str) -> None:
     """The server's volumes are for this host, when no other one has them connected any more."""
-    connector = connector_of(engine, host)
     left = _still_holding(engine, run) if run.is_undoing else []
     for row in of(run):
-        _renew(engine, run, row, connector, left)
+        with _connected_later(run, row):
+            _renew(engine, run, row, connector_of(engine, host), left)
 
 
 def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
@@ -389,7 +412,7 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
             if one.id != row.attachment_id:  # of an earlier try; nobody was told of it
                 service(engine).detach(one.id)
         made = service(engine).attach(
-            str(row.volume_id), run.server.id, connector, row.device_name, _mode(row)
+            str(row.volume_id), run.server.id, connector, row.device_name, mode_of(row)
         )
         arriving[row.uuid] = {
             "attachment": made.id,

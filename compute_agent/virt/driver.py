@@ -191,7 +191,8 @@ class Driver(Protocol):
         not exist. Every start waits for a bridge that is not there yet, as long as
         ``virt.interfaces`` says. ``has``: a domain that is off loses every volume and share that
         is not among these before it starts, and one that is paused or suspended with such a volume
-        does not go on (VerbFailed); verbs with a spec do the same."""
+        does not go on (VerbFailed); verbs with a spec do the same. A domain that is off gets
+        what it lacks of ``has.needed`` before it starts, or does not start (VerbFailed)."""
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext

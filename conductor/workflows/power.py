@@ -13,11 +13,11 @@ from conductor.saga import ActionData, AnyRun, Engine, Step, StepFailed, Verb, W
 
 
 def _reboot_soft(engine: Engine, run: AnyRun) -> Verb:
-    return "reboot", {"timeout": engine.shutdown_timeout, "has": guest.belongings(run)}
+    return "reboot", {"timeout": engine.shutdown_timeout, "has": guest.belongings(engine, run)}
 
 
 def _reboot_hard(engine: Engine, run: AnyRun) -> Verb:
-    return "reboot", {"timeout": 0, "has": guest.belongings(run)}
+    return "reboot", {"timeout": 0, "has": guest.belongings(engine, run)}
 
 
 def _pause(engine: Engine, run: AnyRun) -> Verb:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from common.action_args import VolumeActionArgs
 from common.models import Result
 from common.store.engine import Connection
-from common.store.neighbours.cleanups import ATTACHMENT
+from common.store.neighbours.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.rows import BlockDeviceRow
 from common.store.servers.volumes import ATTACHED, ERROR, RESERVED
 from conductor import volumes
@@ -80,11 +80,15 @@ def _complete(engine: Engine, run: VolumeRun) -> None:
 
 
 def _attach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
-    """The server does not have it; or, where the guest did not give it back, may have it."""
-    if ATTACH_STEP in run.data.undo_failures:
-        run.set_volume(_row(run), status=ERROR)
+    """The server does not have it; or, where the guest did not give it back, may have it, until a
+    pending cleanup has detached it."""
+    row = _row(run)
+    if why := run.data.undo_failures.get(ATTACH_STEP):
+        run.set_volume(row, status=ERROR)
+        run.add_cleanup(GUEST_VOLUME, row.uuid, why, str(row.volume_id))
+        run.data.clear_undo_failures()
     else:
-        run.remove_volumes([_row(run)])
+        run.remove_volumes([row])
 
 
 ATTACH_VOLUME = Workflow(
@@ -130,7 +134,7 @@ ATTACH_VOLUME = Workflow(
 # --- detach ---
 def _detach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
     """The guest did not let go of it: the server has it as before."""
-    run.set_volume(_row(run), status=ATTACHED)
+    run.set_volume(_row(run), status=run.args.before)
 
 
 def _forget(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:

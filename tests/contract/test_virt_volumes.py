@@ -183,6 +183,25 @@ def test_what_was_detached_elsewhere_is_gone_before_a_start(plugging: Rig, verb:
     assert has(plugging, server) == connected(plugging, server) == left
 
 
+@pytest.mark.parametrize("verb", ["ensure_running", "reboot"])
+def test_what_a_host_let_go_of_is_there_again_after_a_start(plugging: Rig, verb: str) -> None:
+    """It could not describe the guest with its volumes again: that does not run without them."""
+    server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
+    for given in (one, two):
+        plugging.driver.attach_volume(server, 2, given, QUIET)
+    plugging.driver.ensure_stopped(server, 3, 0, QUIET)
+    plugging.driver.disconnect_volumes(server, 3)
+    ids = [one.volume_id, two.volume_id]
+    nowhere = replace(two, connection={})
+    with pytest.raises(VerbFailed, match=f"{two.volume_id} is not connected to this host"):
+        start(plugging, verb, server, 4, Belongings(ids, needed=[one, nowhere]))
+    assert plugging.state(server)[0] == SHUTDOWN
+    for fence in (5, 6):
+        start(plugging, verb, server, fence, Belongings(ids, needed=[one, two]))
+        assert plugging.state(server) == (RUNNING, fence)
+        assert has(plugging, server) == connected(plugging, server) == set(ids)
+
+
 def start(rig: Rig, verb: str, server: str, fence: int, has: Belongings) -> DomainState:
     if verb == "reboot":
         return rig.driver.reboot(server, fence, 0, QUIET, has)

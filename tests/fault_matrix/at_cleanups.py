@@ -4,13 +4,14 @@ and is asked again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from common.store.engine import Connection
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow
+from compute_agent.virt.memory.script import Fail
 from conductor import cleanups as cleaning
 from conductor.cleanups import REMEDIES
 from tests.answers import Answer
@@ -31,12 +32,13 @@ _STRIKE = cleanups.strike
 @dataclass(frozen=True)
 class Left:
     """How a cleanup comes to be: a call of this service goes wrong in this workflow; without a call
-    it is there when that has ended."""
+    it is there when that has ended, or ``verbs`` of its host have failed so often."""
 
     workflow: str
     service: str
     call: str
     how: Answer = Answer.CONFLICT
+    verbs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scenario(self) -> str:
@@ -54,6 +56,9 @@ LEFT: dict[str, Left] = {
     cleanups.SHARE: Left("detach_share", "shares", "deny"),
     cleanups.ATTACHMENT: Left("detach_volume", "volumes", "detach"),
     cleanups.SNAPSHOT: Left("attach_volume", "volumes", ""),  # else of an image that was not made
+    cleanups.GUEST_VOLUME: Left(
+        "attach_volume", "volumes", "", verbs={"attach_volume": 1, "detach_volume": 2}
+    ),
     cleanups.LATE_PORTS: Left("create", "networks", "create", Answer.LATE),
     cleanups.LATE_ATTACHMENTS: Left("attach_volume", "volumes", "attach", Answer.LATE),
 }
@@ -71,10 +76,15 @@ def leave(bench: Bench, cell: Cell) -> None:
     left, service = LEFT[cell.step], service_of(bench, cell)
     if left.call:
         service.next_of = {left.call}, left.how
+    host = bench.cloud.hosts[str(bench.cloud.show(bench.trial.server).host)] if left.verbs else None
+    if host is not None:
+        host.driver.host.script.update(
+            {verb: [Fail("It broke.")] * times for verb, times in left.verbs.items()}
+        )
     bench.begin()
     bench.settle(PATIENCE_SECONDS)
-    assert bench.row().state == "done", bench.row().message
-    if not left.call:
+    assert bench.row().state == ("failed" if host else "done"), bench.row().message
+    if not left.call and not host:
         _plant_snapshot(bench)
     kinds = [kind for kind, _ in bench.cloud.pending()]
     assert cell.step in kinds, f"it left {kinds}"

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 #: Part of an id -> why there is no such cell. At most one in a hundred.
 WAIVED: dict[str, str] = {}
-_WITHOUT_VOLUMES = (
-    "on the way back the host refuses to describe the guest with its volumes again: it runs without them, and "
-    "the doctor names it (volume-not-in-guest). It should stay off until it has them"
-)
 #: Id -> why it fails, and what would mend it. Not run in the default set.
-KNOWN: dict[str, str] = {
-    **{
-        f"{workflow}/disconnect/undo-refused": _WITHOUT_VOLUMES
-        for workflow in ("migrate", "resize", "revert_resize", "rebuild")
-    },
-    "attach_volume/attach/undo-refused": (
-        "the host could not attach the volume and does not let go of it: the volume is in error, the doctor names "
-        "it (volume-in-error), and its user removes it from the server"
-    ),
-    "rebuild/reserve_volumes/undo-refused": (
-        "the block storage service refuses the way back too: the volumes are reserved for the server and connected "
-        "nowhere; the server is in ERROR, and the doctor names them (volume-elsewhere)"
-    ),
-    "rebuild/connect_volumes/undo-refused": "the same, after the volume was written",
-    "rebuild/connect_volumes/service-refuses": (
-        "the block storage service takes the image and then refuses the connection: the same, until the server is "
-        "rebuilt again"
-    ),
-}
+KNOWN: dict[str, str] = {}
 
 #: Id -> the defect that the cell has found, which is mended. Run in the default set at each commit.
 FOUND: dict[str, str] = {
+    **{
+        f"{workflow}/disconnect/undo-refused": (
+            "a guest that its host did not describe with its volumes again ran without them"
+        )
+        for workflow in ("migrate", "resize", "revert_resize", "rebuild")
+    },
+    "attach_volume/attach/undo-refused": (
+        "a volume that the host could neither attach nor let go of was nobody's to take back"
+    ),
+    "rebuild/reserve_volumes/undo-refused": (
+        "volumes whose connection was refused on the way back stayed reserved, and the guest ran without them"
+    ),
+    "rebuild/connect_volumes/undo-refused": "the same, after the volume was written",
+    "rebuild/connect_volumes/service-refuses": "the same, where the connection was refused first",
     "resize_here/remake/host-gone": (
         "the way back waited for ever for a host that was forced down, while too few were heard to judge by silence"
     ),

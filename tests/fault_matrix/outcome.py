@@ -13,6 +13,7 @@ from common.store import schema
 from common.store.neighbours import cleanups
 from common.store.servers import actions
 from conductor import cleanups as cleaning
+from tests.fault_matrix import stage
 from tests.fault_matrix.bench import Bench
 from tests.workflows.scenarios import ARGS, KILL, SHARE
 
@@ -118,11 +119,16 @@ def heal(bench: Bench) -> None:
 
 
 def clean_up(bench: Bench) -> None:
-    """The operator has what neighbours have still to remove tried again."""
+    """The operator has what neighbours have still to remove tried again; one that begins an action
+    is looked at once more when that has ended."""
     cloud = bench.cloud
-    for row in cloud.store.read(cleanups.list_all):
-        cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
-    cleaning.retry(cloud.engine)
+    for _ in range(2):
+        for row in cloud.store.read(cleanups.list_all):
+            cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
+        cleaning.retry(cloud.engine)
+        if not stage.ages(cloud)["actions"]:
+            return
+        bench.settle(LOCAL_SECONDS)
 
 
 def return_hosts(bench: Bench) -> None:

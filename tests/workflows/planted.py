@@ -276,6 +276,28 @@ def half_attached(cloud: Cloud, name: str) -> None:
     held.attachment = replace(held.attachment, status="attaching")
 
 
+def attached(cloud: Cloud, name: str, **values: Any) -> None:
+    """It has a volume, whose row says so."""
+    attach(cloud, name, cloud.volumes.make())
+    cloud.settle()
+    if values:
+        change(cloud, schema.block_devices, sa.true(), **values)
+
+
+def volume_nowhere(cloud: Cloud, name: str) -> None:
+    """It was reserved on the way back of an action, and not connected again."""
+    attached(cloud, name, status="reserved", connection=None)
+    [held] = cloud.volumes.state.held.values()
+    held.attachment, held.host = replace(held.attachment, status="reserved", connection={}), None
+    cloud.hosts[here(cloud, name)].driver.disconnect_volumes(name, cloud.show(name).fence)
+
+
+def volume_not_seen(cloud: Cloud, name: str) -> None:
+    attached(cloud, name)
+    guest = cloud.hosts[here(cloud, name)].driver.host.guests[name]
+    guest.volumes, guest.connected = [], []
+
+
 def foreign_volume(cloud: Cloud, name: str) -> None:
     """Its guest ran on while its host counted as dead."""
     other = AttachedVolume(cloud.volumes.make(), "/dev/vdb", 1, {"driver_volume_type": "nbd"})
@@ -401,6 +423,9 @@ PLANTS: dict[str, Plant] = {
     "attachment-of-server": Plant(strange_attachment),
     "attachment-incomplete": Plant(half_attached),
     "volume-of-another": Plant(foreign_volume),
+    "volume-in-error": Plant(lambda cloud, name: attached(cloud, name, status="error")),
+    "volume-elsewhere": Plant(volume_nowhere, "start"),
+    "volume-not-in-guest": Plant(volume_not_seen),
     "share-in-transit": Plant(share_in_transit),
     "allocation-of-nothing": Plant(lambda cloud, name: put(cloud, name, elsewhere(cloud, name))),
     "guest-without-allocation": Plant(without_allocation),

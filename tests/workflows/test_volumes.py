@@ -120,14 +120,28 @@ def test_what_the_guest_may_have_after_a_failed_attach_stays_attached(
     """The host says that it failed, and cannot take it back either."""
     volume = cloud.volumes.make()
     script = cloud.hosts["h1"].driver.host.script
-    script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")]
+    script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")] * 99
     volume_service.attach(cloud, server, volume)
-    cloud.settle()
-    assert volume_service.of(cloud, server) == {volume: "error"}
+    for _ in range(30):
+        cloud.round()
+    assert volume_service.of(cloud, server)[volume] in ("error", "detaching")
     assert cloud.volumes.hosts_of(volume) == {"h1"}
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.volumes.state.held == {} and cloud.findings() == []
+
+
+def test_what_a_host_kept_of_a_failed_attach_is_taken_back(cloud: Cloud, server: str) -> None:
+    volume = cloud.volumes.make()
+    script = cloud.hosts["h1"].driver.host.script
+    script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")] * 2
+    volume_service.attach(cloud, server, volume)
+    for _ in range(90):
+        cloud.round()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert volume_service.of(cloud, server) == cloud.volumes.state.held == {}
+    assert (cloud.pending(), cloud.findings()) == ([], [])
+    attached(cloud, server)
 
 
 def test_a_dead_host_has_let_go_of_it(cloud: Cloud, server: str) -> None:

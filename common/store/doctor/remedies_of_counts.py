@@ -27,7 +27,7 @@ from common.store.schema import (
 )
 from common.store.schema import guests as guests_table
 from common.store.schema import migrations as migrations_table
-from common.store.servers import migrations, shares
+from common.store.servers import migrations, shares, volumes
 from common.wire import from_wire
 
 
@@ -129,6 +129,19 @@ def _complete(tx: Connection, finding: Finding) -> None:
     cleanups.ask(tx, cleanups.ATTACHMENT, attachment, finding.subject, volume)
 
 
+def _bring_home(tx: Connection, finding: Finding) -> None:
+    [volume] = finding.facts
+    found = volumes.show(tx, finding.subject, volume)
+    target = found.attachment_id or volume
+    cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, volume)
+
+
+def _give_back(tx: Connection, finding: Finding) -> None:
+    [volume] = finding.facts
+    found = volumes.show(tx, finding.subject, volume)
+    cleanups.ask(tx, cleanups.GUEST_VOLUME, found.uuid, finding.subject, volume)
+
+
 def _share(tx: Connection, finding: Finding) -> None:
     shares.put(tx, [finding.facts[0]], shares.ERROR)
 
@@ -208,6 +221,8 @@ COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
     "volumes-of-gone": _volumes_of_gone,
     "attachment-of-server": _attachment,
     "attachment-incomplete": _complete,
+    "volume-elsewhere": _bring_home,
+    "volume-in-error": _give_back,
     "allocation-of-nothing": _release,
     "guest-without-allocation": _allocate,
     "allocation-exact": _allocate,

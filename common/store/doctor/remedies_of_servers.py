@@ -343,6 +343,7 @@ SERVERS: dict[str, Callable[[Connection, Finding], None]] = {
     "debt-sent": _resend,
     "guest-there": _reboot,
     "volume-of-another": _reboot,
+    "volume-not-in-guest": _reboot,
     "interface-of-server": _detach,
     "one-move": _newest_move,
     "move-without-action": _end_move,

@@ -34,11 +34,13 @@ PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "attachment",
     "snapshot",
 )
+#: A volume (the place) that a guest has still to give back; the target is the server's row of it.
+GUEST_VOLUME = "guest-volume"
 #: The same for a server's ports, and for its attachments of the volume that is the place: what a
 #: call may have made there after it was given up and made again.
 LATE_PORTS, LATE_ATTACHMENTS = "late-ports", "late-attachments"
 OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS)
-OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS)
+OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS, GUEST_VOLUME)
 LATE = (LATE_PORTS, LATE_ATTACHMENTS)
 GIVEN_UP = "A call was given up and made again; what the first one makes late is looked for."
 LATE_CALL = 60 * SECOND  #: longer than a neighbour works at a call that was given up

@@ -202,7 +202,7 @@ def detach(
         server_id,
         context=context,
         project_id=project_id,
-        args={"block_device": device.uuid, "volume_id": volume_id},
+        args={"block_device": device.uuid, "volume_id": volume_id, "before": device.status},
     )
     put(tx, [device.uuid], DETACHING)
     return action

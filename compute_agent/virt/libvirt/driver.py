@@ -215,7 +215,7 @@ class LibvirtDriver(CopyVerbs):
         self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
     ) -> DomainState:
         def work() -> DomainState:
-            self._guests.keep_only(server, has)
+            self._guests.settle(server, has, context)
             self._guests.shares.mount(server, context)
             self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)
@@ -252,7 +252,7 @@ class LibvirtDriver(CopyVerbs):
                 return power.state(found)
             context.require_lease()  # one that may not be started again is left as it is
             power.off(self._libvirt, server, timeout, context)
-            self._guests.keep_only(server, has)
+            self._guests.settle(server, has, context)
             self._guests.shares.mount(server, context)
             self._guests.volumes.connect(server, context)
             return power.start(self._libvirt, server, fence, context)

@@ -262,6 +262,12 @@ class LibvirtGuests:
             self.volumes.keep_only(self._libvirt, server, has.volumes)
             self.shares.keep_only(self._libvirt, server, has.shares)
 
+    def settle(self, server: str, has: Belongings | None, context: VerbContext) -> None:
+        """The same, and with all that it needs."""
+        self.keep_only(server, has)
+        if has is not None and has.needed:
+            self.volumes.complete(self._libvirt, server, has.needed, context)
+
     def facts(self, server: str) -> HostedServer:
         """What the domain's metadata says of its server; of a domain that an older agent made what
         can be seen."""

@@ -209,6 +209,40 @@ def with_place(described: str, volume_id: str, source: VolumeSource) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
+def booted_from(described: str, wanted: Sequence[AttachedVolume]) -> str:
+    """The domain booted from these volumes in their order, too; as it is where it is already. What
+    takes the place of its own disk comes first, the others after those that are booted from."""
+    disks, root = found(described), ElementTree.fromstring(described)
+    if all((disk := disks.get(one.volume_id)) is None or has_order(disk) for one in wanted):
+        return described
+    for system in root.iterfind("os"):
+        for boot in system.findall("boot"):
+            system.remove(boot)
+    mine = {one.volume_id: one.boot_index or 0 for one in wanted}
+
+    def rank(disk: Element) -> tuple[int, int]:
+        index, boot = mine.get(disk.findtext("serial") or ""), disk.find("boot")
+        if index is not None:
+            return (0 if index == 0 else 2, index)
+        return (1, int(boot.get("order", "0")) if boot is not None else 0)
+
+    booted = [
+        disk
+        for disk in root.iterfind("devices/disk")
+        if disk.findtext("serial") in mine or has_order(disk)
+    ]
+    for order, disk in enumerate(sorted(booted, key=rank), 1):
+        for old in disk.findall("boot"):
+            disk.remove(old)
+        SubElement(disk, "boot", order=str(order))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def has_order(disk: Element) -> bool:
+    """Does the disk say when it is booted from?"""
+    return disk.find("boot") is not None
+
+
 def without(described: str, volume_id: str) -> str:
     """The domain without this volume."""
     root = ElementTree.fromstring(described)

@@ -110,6 +110,29 @@ class GuestVolumes:
         for volume_id in others:
             self._forget(server, volume_id)
 
+    def complete(
+        self,
+        libvirt: Connection,
+        server: str,
+        needed: Iterable[AttachedVolume],
+        context: VerbContext,
+    ) -> None:
+        """Before the guest is started: one that is off gets those of these volumes that it lacks.
+        VerbFailed when this host cannot connect one."""
+        found = power.find(libvirt, server)
+        if found.active or found.saved:
+            return
+        here = volume_xml.found(libvirt.describe(server, stored=True))
+        lacks = [one for one in needed if one.volume_id not in here]
+        self.placed(lacks)
+        for volume in lacks:
+            log.warning("server %s lacks volume %s, and gets it", server, volume.volume_id)
+            self.attach(libvirt, server, found.fence, volume, context)
+        if booted := [one for one in needed if domain_xml.boots(one)]:
+            stored = libvirt.describe(server, stored=True)
+            if (ordered := volume_xml.booted_from(stored, booted)) != stored:
+                libvirt.define(ordered)
+
     def connect(self, server: str, context: VerbContext) -> None:
         """Before the guest is started: VerbFailed when one is not there, or not the one. A copy of
         one is not the same any more when the guest writes."""

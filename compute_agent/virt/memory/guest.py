@@ -138,7 +138,8 @@ class MemoryGuest:
             self.shares = [one for one in self.shares if one.share_id in spec.shares]
 
     def keep_only(self, has: Belongings) -> None:
-        """It has no more than this when it starts. VerbFailed when it is to go on with more."""
+        """It has no more than this when it starts, and all that it needs. VerbFailed when it is to
+        go on with more, or its host cannot reach what it lacks."""
         others = {one.volume_id for one in self.volumes} - set(has.volumes)
         if self.power_state == RUNNING:
             return
@@ -147,6 +148,11 @@ class MemoryGuest:
         self.volumes = [one for one in self.volumes if one.volume_id not in others]
         self.shares = [one for one in self.shares if one.share_id in has.shares]
         self.connected = [one for one in self.connected if one not in others]
+        if self.power_state == SHUTDOWN and not self.saved:
+            known = {one.volume_id for one in self.volumes}
+            lacks = [one for one in has.needed if one.volume_id not in known]
+            links(lacks, EVERY_PROTOCOL)
+            self.volumes += lacks
 
     def connect(self) -> None:
         """Its host has connected its volumes, and no others."""
