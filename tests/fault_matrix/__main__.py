@@ -26,6 +26,7 @@ from tests.fault_matrix.known import KNOWN, WAIVED, waived
 from tests.fault_matrix.run import Outcome, run
 
 CHUNK = 8
+PROGRESS_SECONDS = 20  #: between two lines that say how far it is
 
 
 def main() -> int:
@@ -56,10 +57,13 @@ def main() -> int:
         _tell(outcomes[0], options)
     else:
         with ProcessPoolExecutor(options.jobs) as pool:
-            outcomes = []
+            outcomes, told = [], began
             for one in pool.map(partial(run, seed=options.seed), chosen, chunksize=CHUNK):
                 outcomes.append(one)
                 _tell(one, options)
+                if time.monotonic() - told >= PROGRESS_SECONDS:
+                    told = time.monotonic()
+                    _say_how_far(outcomes, len(chosen), told - began)
     _sum_up(outcomes)
     print(f"{time.monotonic() - began:.0f} s on {options.jobs} processors, seed {options.seed}")
     return 1 if any(one.problem for one in outcomes) else 0
@@ -73,6 +77,16 @@ def _tell(one: Outcome, options: argparse.Namespace) -> None:
     if options.long:
         print(one.story)
     sys.stdout.flush()
+
+
+def _say_how_far(outcomes: list[Outcome], every: int, seconds: float) -> None:
+    failed = sum(bool(one.problem) for one in outcomes)
+    left = seconds * (every - len(outcomes)) / len(outcomes)
+    print(
+        f"{len(outcomes)} of {every} cells, {failed} failed, {seconds:.0f} s; about {left:.0f} s left",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _sum_up(outcomes: list[Outcome]) -> None:
