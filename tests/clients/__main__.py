@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import IO
@@ -29,11 +29,12 @@ from deploy.commands import up
 from deploy.environment import CLIENTS
 from deploy.progress import Failure, main, say
 from deploy.servers import free_ports
-from tests.clients import volumes, wiring
+from tests.clients import wiring
 from tests.clients.recorder import Recorder
 from tests.clients.suites import SUITES, Suite
 from tests.e2e.guests import clear
 from tests.e2e.live import Live
+from tests.shared_blocks import sharing_blocks
 from tests.tempest import outcomes
 
 #: No name is a part of another: a suite looks for one host by its name.
@@ -123,16 +124,19 @@ def cloud() -> Iterator[Live]:
     """Three hosts in memory, with networks; all is gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="kn-clients-", dir="/tmp"))
     home.chmod(0o755)
-    live = Live(home, free_ports(Ports.COUNT), hosts=HOSTS, networks=True, driver="memory")
+    live = Live(
+        home, free_ports(Ports.COUNT), hosts=HOSTS, networks=True, driver="memory", volumes=True
+    )
     say(f"A cloud of the hosts {', '.join(HOSTS)}, driver memory …")
     preflight.check(live.cloud)
-    try:
-        with redirect_stdout(StringIO()):
-            up.go_on(live.cloud)
-        clear(live.rest())  # a host with a server does not join another zone
-        yield live
-    finally:
-        live.down("--purge")
+    with sharing_blocks(home / "volume"):
+        try:
+            with redirect_stdout(StringIO()):
+                up.go_on(live.cloud)
+            clear(live.rest())  # a host with a server does not join another zone
+            yield live
+        finally:
+            live.down("--purge")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -171,15 +175,14 @@ def _judge(runner: Runner, suite: Suite, live: Live, recorder: Recorder) -> bool
         (len(recorder.faults), len(recorder.disagreements), recorder.judged),
     )
     parts, out, seen = list[outcomes.Outcomes](), dict[str, str](), list[str]()
-    with volumes.listed(live.seed.admin.identity) if suite.wants_volumes else nullcontext():
-        if suite.wants_volumes:
-            wiring.occupy(live.seed)
-        for part in suite.folders:
-            ids = runner.ids(part)
-            chosen, more = suite.chosen(ids)
-            out.update(more)
-            seen += ids
-            parts.append(runner.run(part, chosen, suite.workers))
+    if suite.resident:
+        wiring.occupy(live.seed)
+    for part in suite.folders:
+        ids = runner.ids(part)
+        chosen, more = suite.chosen(ids)
+        out.update(more)
+        seen += ids
+        parts.append(runner.run(part, chosen, suite.workers))
     found, faults, unused = _together(parts), recorder.faults[before[0] :], suite.unused(seen)
     disagreements = recorder.disagreements[before[1] :]
     say(

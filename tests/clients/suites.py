@@ -12,21 +12,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-VOLUMES = "needs volumes"
-
 
 @dataclass(frozen=True)
 class Suite:
     """``folders``: below where the packages are installed, what is looked through for tests.
     ``only``: expression for those of them that are of this project's services. ``workers``: tests
-    side by side. ``wants_volumes``: it asks for a volume service before it runs anything, and uses
-    it in 2 of its tests."""
+    side by side. ``resident``: it wants a project that has a server."""
 
     name: str
     folders: tuple[str, ...]
     only: str = "."
     workers: int = 1
-    wants_volumes: bool = False
+    resident: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def chosen(self, ids: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -47,8 +44,6 @@ NOVACLIENT = Suite(
     "novaclient",
     ("novaclient/tests/functional",),
     left_out={
-        r"TestExtAttrNovaClient|TestInstanceCLI|TestServersBootNovaClient\.\w+legacy_bdm|"
-        r"DeviceTaggingCLI(V\d+)?\.test_boot_server_with_tagged_\w+_devices$": VOLUMES,
         r"test_resize_down_revert": "usage after a resize to less is the larger flavor's until it is confirmed",
     },
 )
@@ -56,17 +51,13 @@ OPENSTACKCLIENT = Suite(
     "openstackclient",
     ("openstackclient/tests/functional/compute",),
     workers=2,
-    left_out={
-        r"test_(server_)?boot_from_volume|test_server_boot_with_bdm|test_server_add_remove_volume": VOLUMES
-    },
 )
 OPENSTACKSDK = Suite(
     "openstacksdk",
     tuple(f"openstack/tests/functional/{one}" for one in ("compute", "cloud", "placement")),
     only=r"functional\.(compute|placement|cloud\.test_(compute|inventory))\.",
-    wants_volumes=True,
+    resident=True,
     left_out={
-        r"TestServerVolumeAttachment|TestServerAdmin": VOLUMES,
         r"placement\.v1\.test_(resource_provider_)?allocation\.": "allocations are written by claims alone",
     },
 )
