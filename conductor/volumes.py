@@ -409,7 +409,7 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     for row in of(run):
         look_for_late_calls(run, row)
         for one in _found(engine, run, row) if run.is_repeated else ():
-            if one.id != row.attachment_id:  # of an earlier try; nobody was told of it
+            if one.id != row.attachment_id:  # of an earlier try; no host has got it
                 service(engine).detach(one.id)
         made = service(engine).attach(
             str(row.volume_id), run.server.id, connector, row.device_name, mode_of(row)

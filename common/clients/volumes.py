@@ -36,8 +36,8 @@ MIGRATING = "migrating"
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume as the service tells it. image_metadata: of the image that it was made of; servers:
-    that it is attached to; migration: how far its migration is, told to admins alone."""
+    """A volume as the service has it. image_metadata: of the image that it was made of; servers:
+    that it is attached to; migration: how far its migration is, for admins alone."""
 
     id: str
     status: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's volumes on a host, for both drivers.
 
-``link`` says how a volume is reached, as the volume service told the conductor. What the service
-tells is not trusted further than that: ids are UUIDs, and a protocol is one of a table or refused
+``link`` says how a volume is reached, as the volume service said to the conductor. What the service
+says is not trusted further than that: ids are UUIDs, and a protocol is one of a table or refused
 by name.
 """
 
@@ -84,7 +84,7 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
 def unreadable(volume_id: str, details: str) -> VerbFailed:
     """The failure of a volume whose connection says too little, or what it must not."""
     return VerbFailed(
-        f"What the volume service told of volume {volume_id} cannot be used on this host; attach it again, "
+        f"What the volume service says of volume {volume_id} cannot be used on this host; attach it again, "
         "or see the host's log.",
         details=details,
     )

@@ -19,14 +19,12 @@ from common import config
 from common.store.engine import Store
 from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
+from tests.contract import virt_rigs
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
 from tests.contract.virt_rigs import (
     Rig,
     guests_folder,
-    libvirt_test_rig,
-    memory_rig,
-    qemu_rig,
     tiny_image,
 )
 from tests.services import demand
@@ -101,18 +99,7 @@ def _read(path: Path) -> bytes:
 
 @pytest.fixture(params=["memory", "test", QEMU])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    match request.param:
-        case "memory":
-            made = memory_rig(tmp_path)
-        case "test":
-            pytest.importorskip("libvirt")
-            made = libvirt_test_rig(tmp_path)
-        case _:
-            folder = request.getfixturevalue("private_libvirtd")
-            short = guests_folder("kn-", folder)  # the paths of sockets are
-            made = qemu_rig(short, folder, request.getfixturevalue("bootable"))
-    yield made
-    made.clean()
+    yield from virt_rigs.of_kind(request, tmp_path)
 
 
 def _made_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> Iterator[Pair]:

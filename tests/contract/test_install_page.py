@@ -92,9 +92,7 @@ def test_first_controller_finds_its_certificates_and_secrets(first: Place) -> No
     verify(first, "etc/kilonova/tls/ca.pem", "etc/postgresql/controller.pem", CONTROLLER)
 
 
-def test_second_controller_has_its_own_address_and_the_first_ones_secrets(
-    first: Place, tmp_path: Path
-) -> None:
+def test_second_controller_shares_secrets_and_no_address(first: Place, tmp_path: Path) -> None:
     second = Place(tmp_path)
     first.carry(second, "root/second")
     second.type("On the second")

@@ -64,19 +64,7 @@ def connectors(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(params=["memory", "test", QEMU])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    if request.param == "memory":
-        made = virt_rigs.memory_rig(tmp_path)
-    elif request.param == "test":
-        pytest.importorskip("libvirt")
-        made = virt_rigs.libvirt_test_rig(tmp_path, **connectors(tmp_path))
-    else:
-        daemon = request.getfixturevalue("private_libvirtd")
-        short = virt_rigs.guests_folder("kn-", daemon)
-        made = virt_rigs.qemu_rig(
-            short, daemon, request.getfixturevalue("bootable"), **connectors(short)
-        )
-    yield made
-    made.clean()
+    yield from virt_rigs.of_kind(request, tmp_path, connectors)
 
 
 @pytest.fixture

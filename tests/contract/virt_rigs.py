@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import pytest
+
 from common.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import Driver, VerbContext
 from compute_agent.virt.memory.driver import MemoryDriver
@@ -370,6 +372,32 @@ def holds_canary(disk: Path) -> bool:
         check=False,
     )
     return told.returncode == 0 and "verification failed" not in told.stdout
+
+
+def no_options(folder: Path) -> dict[str, Any]:
+    """As they are by default."""
+    return {}
+
+
+def of_kind(
+    request: pytest.FixtureRequest,
+    folder: Path,
+    options: Callable[[Path], dict[str, Any]] = no_options,
+) -> Iterator[Rig]:
+    """The body of a fixture whose parameter says which hypervisor it is. ``options``: of libvirt's
+    driver whose files are in a folder."""
+    match request.param:
+        case "memory":
+            made = memory_rig(folder)
+        case "test":
+            pytest.importorskip("libvirt")
+            made = libvirt_test_rig(folder, **options(folder))
+        case _:
+            daemon = request.getfixturevalue("private_libvirtd")
+            short = guests_folder("kn-", daemon)  # the paths of sockets are
+            made = qemu_rig(short, daemon, request.getfixturevalue("bootable"), **options(short))
+    yield made
+    made.clean()
 
 
 def memory_rig(folder: Path) -> Rig:
