@@ -137,7 +137,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _SERVER + "/os-volume_attachments", volume_attachments.index, _P + "os-volumes-attachments:index",
           query=attachment_bodies.LIST),
     Route("GET", _SERVER + "/os-volume_attachments/{volume_id}", volume_attachments.show,
-          _P + "os-volumes-attachments:show"),
+          _P + "os-volumes-attachments:show", query=attachment_bodies.SHOW),
     Route("POST", _SERVER + "/os-volume_attachments", volume_attachments.attach, _P + "os-volumes-attachments:create",
           body=attachment_bodies.CREATE),
     Route("PUT", _SERVER + "/os-volume_attachments/{volume_id}", volume_attachments.update,

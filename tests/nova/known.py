@@ -129,7 +129,7 @@ def unknown_parameter(piece: Any) -> bool:
 
 
 _SERVERS = "/(servers|os-volumes_boot)"
-_UNASKED = "(POST|PUT|DELETE) .*|GET /servers/{server_id}/(tags.*|os-volume_attachments/{id})"
+_UNASKED = "(POST|PUT|DELETE) .*|GET /servers/{server_id}/tags.*"
 REQUESTS: tuple[Known, ...] = (
     Known(
         ".*",

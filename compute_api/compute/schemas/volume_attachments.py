@@ -18,6 +18,8 @@ from compute_api.edge.validation import Document, VersionedSchema, put, strict
 LIST = VersionedSchema(
     query({"limit": repeated(COUNT), "offset": repeated(COUNT)}), ("2.75", strict)
 )
+#: Unknown parameters are passed over here after 2.102 too, as by Nova.
+SHOW = VersionedSchema(query())
 _ATTACHMENT = "volumeAttachment"
 _DEVICE: Document = {
     "type": ["string", "null"],
