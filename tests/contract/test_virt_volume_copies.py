@@ -4,7 +4,10 @@ same hypervisors."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -37,16 +40,7 @@ SECTOR, PLACES = 512, 4096
 
 @pytest.fixture(params=["memory", QEMU])
 def rig(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Rig]:
-    if request.param == "memory":
-        made = virt_rigs.memory_rig(tmp_path)
-    else:
-        daemon = request.getfixturevalue("private_libvirtd")
-        short = virt_rigs.guests_folder("kn-", daemon)
-        made = virt_rigs.qemu_rig(
-            short, daemon, request.getfixturevalue("bootable"), **connectors(short)
-        )
-    yield made
-    made.clean()
+    yield from virt_rigs.of_kind(request, tmp_path, connectors)
 
 
 def other(rig: Rig, one: AttachedVolume) -> AttachedVolume:
@@ -64,7 +58,7 @@ def places(rig: Rig, server: str) -> set[str]:
         for disk in volume_xml.found(rig.describe(server, stored)).values():
             source = disk.find("source")
             assert source is not None
-            found.add(source.get("file", "").rpartition("volume-")[2])
+            found.add((source.get("file") or source.get("dev", "")).rpartition("volume-")[2])
     return found
 
 
@@ -163,6 +157,30 @@ def test_a_paused_guest_goes_on_there(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
+def test_a_guest_goes_on_at_a_device_of_the_kernel(rig: Rig) -> None:
+    """As os-brick's are."""
+    server = rig.boot().server
+    one = attached(rig, server)
+    there = other(rig, one)
+    file = path_of(there).rename(rig.folder / "behind-the-device")
+    loop = subprocess.run(
+        ["losetup", "--find", "--show", file], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    try:
+        os.mknod(path_of(there), stat.S_IFBLK | 0o600, os.stat(loop).st_rdev)
+        rig.driver.copy_volume(server, 3, there, QUIET)
+        rig.driver.switch_volume(server, 4, there, QUIET)
+        assert (places(rig, server), is_copied(rig, server)) == ({there.name_id}, False)
+        rig.driver.ensure_stopped(server, 5, 0, QUIET)
+        rig.driver.ensure_running(server, 6, QUIET)
+        rig.driver.detach_volume(server, 7, there, QUIET)
+    finally:
+        subprocess.run(["losetup", "--detach", loop], check=True)
+    with file.open("rb") as content:
+        assert content.read(len(MARK)) == MARK
+
+
+@pytest.mark.parametrize("rig", [QEMU], indirect=True)
 def test_one_that_went_off_begins_at_the_other_place(rig: Rig) -> None:
     """Both were the same; and where they were not, nobody is told that it is there."""
     server = rig.boot().server
@@ -187,10 +205,13 @@ def test_one_that_went_off_begins_at_the_other_place(rig: Rig) -> None:
 
 
 #: User data that writes numbered sectors on the second disk as fast as it can, and says of each
-#: when it is on the disk.
+#: when it is on the disk; and how many sectors that disk has, whenever it is another number.
 WRITES = f"""#!/bin/sh
 (n=0; while true; do
     [ -b /dev/vdb ] || {{ usleep 50000; continue; }}
+    read -r now < /sys/block/vdb/size
+    [ "$now" = "$size" ] || echo "sectors $now"
+    size=$now
     n=$((n + 1))
     printf 'block %08d' $n | dd of=/dev/vdb bs={SECTOR} seek=$((n % {PLACES})) \\
         conv=notrunc,fsync 2> /dev/null && echo "wrote $n"
@@ -232,7 +253,8 @@ def highest(one: AttachedVolume) -> int:
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_nothing_is_lost_of_what_a_guest_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent dies after each of its calls in turn, while the guest writes: what the guest was
-    told is written is there, and after the switch the old place is written to no more."""
+    told is written is there, and after the switch the old place is written to no more. It sees that
+    the volume grows meanwhile."""
     server, one = rig.boot(user_data=WRITES, ready=True).server, volume(rig)
     rig.driver.attach_volume(server, 2, one, QUIET)
     goes_on(rig, server)
@@ -259,5 +281,14 @@ def test_nothing_is_lost_of_what_a_guest_writes(rig: Rig, monkeypatch: pytest.Mo
         before = highest(old)
         count = goes_on(rig, server)
         assert highest(old) == before < count <= highest(here) + 1
+    with path_of(here).open("r+b") as file:
+        file.truncate(2 * GIBIBYTE)
+    rig.driver.extend_volume(server, replace(here, size_gb=2), QUIET)
+    await_true(
+        lambda: f"sectors {2 * GIBIBYTE // SECTOR}\n" in rig.console(server).replace("\r", ""),
+        BOOT_SECONDS,
+        lambda: f"the guest does not see that it grew: {rig.console(server)[-1000:]}",
+    )
+    goes_on(rig, server)
     virsh(rig, "destroy", server)
     assert highest(here) >= wrote(rig, server) > 20

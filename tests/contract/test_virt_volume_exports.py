@@ -17,7 +17,7 @@ import pytest
 from common import ids
 from common.models import AttachedVolume
 from common.tls import Tls
-from compute_agent.virt.driver import RUNNING, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
 from compute_agent.virt.libvirt import connectors, volume_xml
 from deploy import certificates
 from deploy.authority import Authority
@@ -138,11 +138,12 @@ class ServingWorld:
         )
         return self.wrote(rig)
 
-    def holds(self, volume_id: str, count: int) -> None:
-        """Every block up to this one that no later one is written over is in the file."""
+    def holds(self, volume_id: str, count: int, since: int = 0) -> None:
+        """Every block up to this one that no later one is written over is in the file; ``since``:
+        what the guest had written elsewhere, and perhaps one more that a detach took away."""
         with self.path(volume_id).open("rb") as file:
             content = file.read(PLACES * SECTOR)
-        for number in range(max(1, count - PLACES + 2), count + 1):
+        for number in range(max(since + 2 if since else 1, count - PLACES + 2), count + 1):
             at = number % PLACES * SECTOR
             assert content[at : at + 14] == b"block %08d" % number
 
@@ -179,6 +180,44 @@ def test_a_guest_writes_on_an_export_while_it_moves(world: ServingWorld) -> None
     world.holds(first.volume_id, count)
     assert guest.here.state(guest.server) == (RUNNING, guest.spec.fence)
     guest.counts(guest.here)
+
+
+def test_a_paused_guest_takes_its_export_along(world: ServingWorld) -> None:
+    """And its local disk, which travels; it goes on writing when it goes on."""
+    guest = world.guest
+    first, since = world.served(), world.wrote(guest.here)
+    guest.here.driver.attach_volume(guest.server, guest.spec.fence, first, QUIET)
+    world.writes(guest.here)
+    guest.here.driver.ensure_paused(guest.server, guest.spec.fence, QUIET)
+    second = world.served(first.volume_id)
+    guest.leaves(guest.prepared(volumes=[second]))
+    source = guest.here
+    assert guest.there.driver.finish_incoming(guest.spec, QUIET).power_state == PAUSED
+    source.driver.ensure_absent(guest.server, guest.spec.fence)
+    world.end(first)
+    guest.there.driver.ensure_running(guest.server, guest.spec.fence, QUIET)
+    guest.came()
+    count = world.writes(guest.here)
+    guest.here.driver.detach_volume(guest.server, guest.spec.fence, second, QUIET)
+    world.end(second)
+    world.holds(first.volume_id, count, since)
+
+
+def test_a_guest_goes_on_at_another_export(world: ServingWorld) -> None:
+    """Its volume is migrated while it writes: what it was told is written is at the new place."""
+    guest = world.guest
+    old, since = world.served(), world.wrote(guest.here)
+    guest.here.driver.attach_volume(guest.server, guest.spec.fence, old, QUIET)
+    world.writes(guest.here)
+    place = world.served()
+    new = replace(old, name_id=place.volume_id, connection=place.connection)
+    guest.here.driver.copy_volume(guest.server, guest.spec.fence, new, QUIET)
+    guest.here.driver.switch_volume(guest.server, guest.spec.fence, new, QUIET)
+    world.end(old)
+    count = world.writes(guest.here)
+    guest.here.driver.detach_volume(guest.server, guest.spec.fence, new, QUIET)
+    world.end(place)
+    world.holds(place.volume_id, count, since)
 
 
 def test_an_export_of_another_authority_is_not_taken(world: ServingWorld) -> None:
