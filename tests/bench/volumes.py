@@ -1,46 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of volumes: attach and detach, and what a guest writes to one.
+"""The figures of volumes: attach and detach, and what fio in a guest makes of one.
 
-``python -m tests.bench.volumes``: with the memory driver, against the standalone volume service;
-one API process, one conductor and one agent as processes, private RabbitMQ and MariaDB with durable
-commits. ``python -m tests.bench.volumes HOME``: a real guest of the lab there (``./deploy/lab up 2
---volumes``), over NBD with TLS; what it writes to a volume, and the same on this machine to the
-file that another volume is. Nothing is asserted; compare figures of one run.
+``python -m tests.bench.volumes`` prints all of them, and leaves nothing: with the memory driver,
+against the standalone volume service (one API process, one conductor and one agent as processes,
+private RabbitMQ and MariaDB with durable commits); then on a real guest of a lab that it makes and
+takes down, over NBD with TLS: fio on a volume in the guest, and the same fio on this machine on the
+file that another volume is. ``python -m tests.bench.volumes memory`` prints the first only, and
+with the home of a lab (``./deploy/lab up 1 --volumes``) what is on its guest. Nothing is asserted;
+compare figures of one run.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy.lab_hosts import Lab
-from deploy.progress import say
+from deploy.cloud import Ports
+from deploy.lab_hosts import Facts, Lab
+from deploy.progress import Failure, run, say
 from deploy.seed import Seed
-from tests.bench import figures, load
+from deploy.servers import free_ports
+from tests.bench import figures, fio, load
 from tests.bench.moves import made
 from tests.e2e import guests
 from tests.e2e.lab import LiveLab
 from tests.waiting import await_true
 
 TRIES, GUEST_TRIES = 30, 10
-MIB = 64  #: that are written
-#: What is written: bytes, and the arguments of dd.
-WAYS = {
-    f"{MIB} MiB in blocks of 1 MiB, then fsync": (
-        MIB << 20,
-        f"bs=1M count={MIB} conv=notrunc,fsync",
-    ),
-    "2 MiB in blocks of 4 KiB, past the cache": (
-        2 << 20,
-        "bs=4k count=512 oflag=direct conv=notrunc",
-    ),
-}
+HOSTS = 1
+FLAVOR = "m1.tiny"  #: has the memory for fio and its libraries
+THERE = "/fio"  #: in the guest's memory
+GUEST_SECONDS = 600  #: for what a guest is told to do at most
 
 
 def round_trips(
@@ -96,48 +92,62 @@ def in_memory(bench: figures.Bench) -> None:
     bench.figures |= round_trips(client, user, server, volume, TRIES)
 
 
-def in_guest(guest: guests.Guest, dd: str) -> float:
-    """Seconds that the command takes there, by the guest's own clock."""
-    clock = "read now rest < /proc/uptime && echo $now"
-    began, ended = guest.run(f"{clock}; {dd} 2> /dev/null || exit 1; {clock}").split()
-    return float(ended) - float(began)
-
-
-def rate(size: int, seconds: float) -> str:
-    return f"{size / seconds / 1e6:.1f} MB/s ({seconds:.2f} s)"
-
-
-def on_guest(home: Path) -> None:
+def on_guest(live: LiveLab) -> None:
     """The load of the machine is said before and after: a guest shares its processors."""
-    live = LiveLab(Lab.open(home))
     user = live.seed.demo
     volume, beside = new_volume(user), new_volume(user)
     figured: dict[str, object] = {"load before": os.getloadavg()}
-    with guests.guest(live, "bench") as guest:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        guests.guest(live, "bench", flavor=live.flavor(FLAVOR)) as guest,
+    ):
+        parts = fio.fetch(Path(scratch))
+        here = fio.laid(parts, Path(scratch) / "here")
+        guest.insist(f"mkdir {THERE} && tar xz -C {THERE}", GUEST_SECONDS, fio.packed(parts))
         client = load.Client(live.cloud.api_url, str(user.session.get_token()), "2.79")
         figured |= round_trips(client, user, guest.server, volume, GUEST_TRIES)
         path = f"/servers/{guest.server}/os-volume_attachments"
         client.call("POST", path, {"volumeAttachment": {"volumeId": volume}})
         await_true(lambda: guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-        for what, (size, way) in WAYS.items():
-            dd = f"dd if=/dev/zero {way} of="
-            figured[f"{what}, in the guest"] = rate(size, in_guest(guest, f"{dd}/dev/vdb"))
-            file = next((live.home / "volume").rglob(f"*{beside}*"))
-            began = time.perf_counter()
-            subprocess.run(f"{dd}{file}".split(), capture_output=True, check=True)
-            figured[f"{what}, the file beside it"] = rate(size, time.perf_counter() - began)
+        file = next((live.home / "volume").rglob(f"*{beside}*"))
+        for what, way in fio.WAYS.items():
+            line = " ".join(fio.command(THERE, "/dev/vdb", way))
+            figured[f"{what}, in the guest"] = fio.figure(guest.insist(line, GUEST_SECONDS).stdout)
+            said = run(fio.command(str(here), str(file), way), "See what fio says.")
+            figured[f"{what}, the file beside it"] = fio.figure(said)
     remove(user, volume, beside)
     figured["load after"] = os.getloadavg()
     say(f"Machine: {figures.machine()}")
     say(json.dumps(figured, indent=1))
 
 
+def on_guest_of_its_own() -> None:
+    """In a lab that is there for this alone."""
+    home = Path(tempfile.mkdtemp(prefix="kn-bench-", dir="/tmp"))
+    home.chmod(0o755)  # QEMU's user goes through it
+    live = LiveLab(Lab.make(home, Facts(HOSTS, False, free_ports(Ports.COUNT), volumes=True)))
+    try:
+        made = live.up()
+        if made.returncode != 0:
+            raise Failure(
+                f"No lab: {made.stdout[-2000:]}{made.stderr[-2000:]}", "See what it says."
+            )
+        on_guest(live)
+    finally:
+        live.down()
+
+
 def main() -> int:
-    """With the home of a lab: on a guest there; else in memory."""
-    if sys.argv[1:]:
-        on_guest(Path(sys.argv[1]))
-        return 0
-    return figures.run(in_memory, 1, volumes=True)
+    """All of it, or what is asked for."""
+    match sys.argv[1:]:
+        case [] | ["memory"]:
+            failed = figures.run(in_memory, 1, volumes=True)
+            if sys.argv[1:] or failed:
+                return failed
+            on_guest_of_its_own()
+        case [home]:
+            on_guest(LiveLab(Lab.open(Path(home))))
+    return 0
 
 
 if __name__ == "__main__":

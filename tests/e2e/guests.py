@@ -211,9 +211,8 @@ def make(live: Live, name: str, **more: Any) -> Guest:
     network = next(iter(live.seed.demo.network.networks(name=PRIVATE)))
     server = rest.create(
         image=live.image(),
-        flavor=live.flavor(),
         name=name,
-        **{"networks": [{"uuid": network.id}], "key_name": KEY, **more},
+        **{"flavor": live.flavor(), "networks": [{"uuid": network.id}], "key_name": KEY, **more},
     )
     rest.await_status(server, "ACTIVE")
     return Guest(live, server, name, give_address(live, server))
