@@ -12,11 +12,12 @@ from common.store import doctor, gauges, schema
 from common.store.doctor import Finding, remedies
 from common.store.doctor.kinds import KINDS, Mender
 from common.store.engine import Connection
+from common.store.neighbours import cleanups
 from common.store.servers import actions
 from compute_agent.queries import HostQueries
 from deploy.cli import doctor_fix, host_discard
 from deploy.cli.doctor_fix import GuestCommands
-from tests.workflows.planted import PLANTS, change, planted, server
+from tests.workflows.planted import PLANTS, attached, change, planted, server
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import Adopter, Answers, lost
@@ -205,3 +206,23 @@ def test_a_guest_that_runs_is_no_copy_of_an_image(cloud: Cloud) -> None:
     row = cloud.show(name)
     assert (row.vm_state, row.shelved_image_id) == (states.ACTIVE, None)
     assert (cloud.domains(name), cloud.images.records) == ([row.host], {})
+
+
+def test_a_guest_that_runs_keeps_the_attachment_that_it_may_use(cloud: Cloud) -> None:
+    """Its row does not say how it is connected: it is connected anew when the server is off."""
+    operator = Doctor(cloud)
+    name = trial_of(cloud, "stop").server
+    attached(cloud, name, connection=None)
+    held = set(cloud.volumes.state.held)
+    [finding] = operator.found()
+    assert operator.fix(finding.id) == 0
+    for _ in range(30):
+        cloud.round()
+    [waiting] = cloud.store.read(cleanups.list_all)
+    assert "stop the server first" in waiting.why
+    assert set(cloud.volumes.state.held) == held
+    cloud.ask(name, "os-stop")
+    cloud.settle()
+    until_clean(cloud, operator)
+    assert (operator.found(), cloud.pending()) == ([], [])
+    assert not set(cloud.volumes.state.held) & held
