@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.e2e.live import Live
+from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
 #: Seconds that an action may take in which somebody is killed: longer than a conductor's lease.
@@ -130,3 +130,9 @@ def await_back(live: Live, name: str, pid: int | None) -> None:
     await_true(lambda: live.cloud.pid(name) not in (None, pid), 60, lambda: f"{name} is away")
     if name == "volume":
         live.cloud.await_http(name, live.cloud.volume_url)
+
+
+def await_debts(live: Live, server: str) -> None:
+    """Until no host has still to remove what a move that failed has left there: till then it takes
+    the server not."""
+    await_true(lambda: not live.at_work([server]), SETTLE, lambda: f"debts of {server}")
