@@ -31,7 +31,12 @@ PROGRESS_SECONDS = 20  #: between two lines that say how far it is
 
 def main() -> int:
     """Run them and say what failed; the status is 1 then."""
+    if sys.argv[1:3] == ["--tier", "1"]:
+        from tests.fault_matrix.processes.__main__ import main as with_processes
+
+        return with_processes(sys.argv[3:])
     parser = argparse.ArgumentParser(prog="./deploy/test faults --")
+    parser.add_argument("--tier", choices=("0", "1"), default="0", help="1: with real processes")
     parser.add_argument("-k", dest="name", default="", help="cells whose id has this in it")
     parser.add_argument("--kind", choices=[str(kind) for kind in Kind])
     parser.add_argument("--drawn", action="store_true", help="those that the commit draws")

@@ -64,14 +64,15 @@ def agent(cell: Cell, *where: str) -> Callable[[Point], bool]:
 
 def before(cell: Cell, scenario: str) -> Callable[[Point], bool]:
     """The last point before the step's transaction, at which nobody holds one."""
-    found = _before(scenario, cell.step)
+    found = point_before(scenario, cell.step)
     if found[0] == "result":
         return lambda point: point[0] == "result" and point[2] == found[2]
     return lambda point: point == found
 
 
 @cache
-def _before(scenario: str, step: str) -> Point:
+def point_before(scenario: str, step: str) -> Point:
+    """The same, as the trace has it."""
     for point in reversed(_until(scenario, step)):
         if point[0] == "result" or point[0] == CONDUCTOR and point[3] in _OUTSIDE:
             return point

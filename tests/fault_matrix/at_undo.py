@@ -27,12 +27,12 @@ class Broken(Exception):
     """What nobody foresaw."""
 
 
-def _step(cell: Cell) -> AnyStep:
+def step_of(cell: Cell) -> AnyStep:
     story = WORKFLOWS[cell.workflow]
     return story.steps[story.index(cell.step)]
 
 
-def _failing(cell: Cell) -> AnyStep:
+def failing_of(cell: Cell) -> AnyStep:
     """The first step from which the way back leads over the cell's, and that can fail outside."""
     story = WORKFLOWS[cell.workflow]
     at = story.index(cell.step)
@@ -53,7 +53,7 @@ def _failing(cell: Cell) -> AnyStep:
 
 def _provoke(bench: Bench, cell: Cell) -> None:
     """That step fails for good, whenever it is tried."""
-    failing = _failing(cell)
+    failing = failing_of(cell)
 
     def look(point: Point) -> None:
         if point[0] == "agent" and point[3:] == (failing.name, "before") and failing.command:
@@ -83,7 +83,7 @@ def _source_returns(bench: Bench) -> None:
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
     _provoke(bench, cell)
-    step = _step(cell)
+    step = step_of(cell)
     if step.undo_command:
         once(bench, _undoes(cell, *INSIDE), lambda point: dies(point[1])(point))
     elif step.undo_call:
@@ -99,7 +99,7 @@ def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 def refused(bench: Bench, cell: Cell, turn: int) -> Verdict:
     _provoke(bench, cell)
-    step = _step(cell)
+    step = step_of(cell)
     if step.undo_command:
 
         def refuse(point: Point) -> None:
@@ -125,7 +125,7 @@ def refused(bench: Bench, cell: Cell, turn: int) -> Verdict:
 def repeated(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """It was done, and nobody heard of it."""
     _provoke(bench, cell)
-    step = _step(cell)
+    step = step_of(cell)
     if step.undo_command:
         once(bench, _undoes(cell, "after"), lambda point: dies(point[1])(point))
     elif step.undo_call:

@@ -146,7 +146,9 @@ class Bench:
         for watcher in list(self.watchers):
             watcher(point)
 
-    def _part(self, workflow: str, step: str, part: str, where: str) -> None:
+    def _part(
+        self, workflow: str, step: str, part: str, where: str, arguments: Sequence[object]
+    ) -> None:
         self.at("part", workflow, step, part, where)
 
     def _statement(

@@ -37,7 +37,7 @@ def _ask(bench: Bench, cell: Cell) -> None:
     """As the table of states says."""
     cloud, wanted = bench.cloud, ASKED[cell.fault]
     server = cloud.show(bench.trial.server)
-    may = _is_allowed(wanted, server)
+    may = is_allowed(wanted, server)
     with cloud.store.engine.connect() as tx:
         before = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))
     try:
@@ -55,7 +55,7 @@ def _ask(bench: Bench, cell: Cell) -> None:
     bench.accepted = True
 
 
-def _is_allowed(wanted: str, server: object) -> bool:
+def is_allowed(wanted: str, server: object) -> bool:
     """Does the table let it begin, now that another action has the server?"""
     key, _, value = wanted.partition(":")
     vm_state, task_state = getattr(server, "vm_state"), getattr(server, "task_state")  # noqa: B009

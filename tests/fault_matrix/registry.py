@@ -4,7 +4,7 @@ and end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,8 @@ from conductor.saga import AnyStep
 from conductor.workflows import WORKFLOWS
 
 PARTS = ("prepare", "apply", "call", "command", "on_result", "undo", "undo_call", "undo_command")
-#: Workflow, step, part, and whether it begins or ends.
-Watcher = Callable[[str, str, str, str], None]
+#: Workflow, step, part, whether it begins or ends, and what the part is given.
+Watcher = Callable[[str, str, str, str, Sequence[object]], None]
 _watchers: list[Watcher] = []
 
 
@@ -29,10 +29,10 @@ def _watched(workflow: str, step: AnyStep) -> AnyStep:
 def _told(function: Callable[..., Any], workflow: str, step: str, part: str) -> Callable[..., Any]:
     def told(*arguments: Any) -> Any:
         for watcher in _watchers:
-            watcher(workflow, step, part, "begins")
+            watcher(workflow, step, part, "begins", arguments)
         made = function(*arguments)
         for watcher in _watchers:
-            watcher(workflow, step, part, "ends")
+            watcher(workflow, step, part, "ends", arguments)
         return made
 
     return told

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud of real processes that can be struck: ``deploy``'s own, with two conductors and five
+hosts in memory, and each process of the product in the hands of ``victim``.
+
+Three hosts are for cells in which a host is lost to the others, one such cell at a time; the cells
+on the other two disturb each other by no more than delays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import requests
+import sqlalchemy as sa
+
+from common.models import DomainState
+from common.store import doctor, schema
+from common.store.engine import Store
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.state_file import FILES
+from deploy.cloud import Cloud, Ports
+from deploy.commands import up
+from deploy.processes import PYTHON, numbered
+from deploy.seed import Seed
+from deploy.servers import Servers, answers, free_ports
+from deploy.supervise import Program
+from tests.fault_matrix.processes.orders import Folder
+from tests.waiting import await_true
+
+GENTLE, ROUGH = ("g1", "g2"), ("r1", "r2", "r3")
+HOSTS = (*GENTLE, *ROUGH)
+ZONES = {"gentle": GENTLE, "rough": ROUGH}
+VICTIMS = {
+    "api": "compute_api.compute.service",
+    "conductor": "conductor.service",
+    "scheduler": "scheduler.service",
+    "agent": "compute_agent.service",
+}
+CONDUCTORS = ("conductor", "conductor-2")
+#: Nobody asks these here.
+WITHOUT = ("placement", "metadata", "console")
+KINDS = ("sqlite", "mariadb", "postgresql")
+SILENCE_SECONDS, START_SECONDS = 12, 240
+NO_LIMIT = 1_000_000
+OPTIONS = (
+    ("conductor", "host_silence", SILENCE_SECONDS),
+    ("DEFAULT", "reclaim_instance_interval", NO_LIMIT),
+    ("DEFAULT", "shelved_offload_time", -1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StruckCloud(Cloud):
+    """Its programs are those of any cloud, started by ``victim``."""
+
+    @property
+    def faults(self) -> Path:
+        return self.home / "faults"
+
+    def programs(self) -> list[Program]:
+        found: list[Program] = []
+        for one in Cloud.programs(self):
+            module = VICTIMS.get(one.name.rstrip("-0123456789"))
+            if one.name in WITHOUT:
+                continue
+            if module is None:
+                found.append(one)
+                continue
+            names = CONDUCTORS if one.name == "conductor" else (one.name,)
+            found += [self._struck(one, name, module) for name in names]
+        return found
+
+    def _await_broker(self, seconds: float = START_SECONDS) -> None:
+        Cloud._await_broker(self, seconds)
+
+    def _struck(self, one: Program, name: str, module: str) -> Program:
+        return replace(
+            one,
+            name=name,
+            command=[PYTHON, "-m", "tests.fault_matrix.processes.victim", name, module],
+            log=str(self.log(name)),
+            env={**one.env, "KILONOVA_FAULTS": str(self.faults)},
+        )
+
+
+class GuestFile:
+    """What a host in memory has written of its guests, as far as it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._at = path, 0, 0
+        self._known: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """By server, or ``FILES`` and the server."""
+        with self._lock, suppress(FileNotFoundError), self._path.open("rb") as file:
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._at, self._known = inode, 0, {}
+            file.seek(self._at)
+            for line in file.read().splitlines(keepends=True):
+                if not line.endswith(b"\n"):
+                    break
+                self._at += len(line)
+                key, value = json.loads(line)
+                if isinstance(value, dict):
+                    self._known[key] = value
+                else:
+                    self._known.pop(key, None)
+        return dict(self._known)
+
+    def domains(self) -> dict[str, int]:
+        """Power states by server."""
+        return {
+            key: int(value["power_state"])
+            for key, value in self.read().items()
+            if not key.startswith(FILES)
+        }
+
+
+class World:
+    """One such cloud. ``broker``: who wants it as it is, or stopped."""
+
+    def __init__(self, cloud: StruckCloud, servers: Servers | None, kind: str) -> None:
+        self.cloud, self.kind, self._servers = cloud, kind, servers
+        self.folder = Folder(cloud.faults)
+        self.seed = Seed(cloud)
+        self.store = Store(cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db")
+        self.files = {
+            host: GuestFile(cloud.state_folder(number) / "memory-guests.json")
+            for number, host in enumerate(HOSTS, 1)
+        }
+        self.image = self.network = ""
+        self.flavors: dict[str, str] = {}
+        self.tokens: dict[str, str] = {}
+        self.doubled: list[str] = []
+        self.one_rough, self.one_broker = threading.Lock(), threading.Lock()
+        self._over = threading.Event()
+
+    # --- its life ---
+    def start(self) -> None:
+        """Until it serves."""
+        self.folder.make()
+        for step in (up.prepare, up.upgrade, up.bootstrap):
+            step(self.cloud)
+        self.cloud.launch()
+        self._await_services()
+        for more in (self.seed.host, self.seed.flavors, self.seed.tenant):
+            more()
+        self._equip()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _await_services(self) -> None:
+        cloud = self.cloud
+        for name, url in (
+            ("identity", cloud.identity_url),
+            ("image", cloud.image_url),
+            ("network", cloud.network_url),
+            ("volume", cloud.volume_url),
+            ("api", cloud.api_url.removesuffix("/v2.1")),
+        ):
+            cloud.await_http(name, url, START_SECONDS)
+
+    def _equip(self) -> None:
+        admin, demo = self.seed.admin, self.seed.demo
+        for user in (admin, demo):
+            project = user.session.get_project_id()
+            admin.compute.update_quota_set(
+                project, instances=NO_LIMIT, cores=NO_LIMIT, ram=NO_LIMIT
+            )
+            admin.network.update_quota(project, **dict.fromkeys(("ports", "security_groups"), -1))
+        for zone, hosts in ZONES.items():
+            aggregate = admin.compute.create_aggregate(name=zone, availability_zone=zone)
+            for host in hosts:
+                admin.compute.add_host_to_aggregate(aggregate, host)
+        self.image = admin.image.create_image(
+            "empty",
+            data=bytes(512),
+            disk_format="raw",
+            container_format="bare",
+            visibility="public",
+        ).id
+        self.network = demo.network.create_network(name="n").id
+        demo.network.create_subnet(network_id=self.network, ip_version=4, cidr="10.9.0.0/16")
+        self.second = demo.network.create_network(name="n2").id
+        demo.network.create_subnet(network_id=self.second, ip_version=4, cidr="10.10.0.0/16")
+        demo.network.create_security_group(name="web")
+        self.flavors = {one.name: one.id for one in admin.compute.flavors(details=False)}
+        self.tokens = {"demo": demo.session.get_token(), "admin": admin.session.get_token()}
+
+    def close(self) -> None:
+        self._over.set()
+        self.store.close()
+        self.cloud.shut_down()
+        self.cloud.purge()
+
+    # --- who strikes ---
+    def kill(self, process: str) -> None:
+        """kill -9 of it and its children; it is started again."""
+        pid = await_true(lambda: self.folder.pid(process), 30, f"{process} does not run")
+        assert pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def goes_on(self, pid: int) -> None:
+        """A process that stood still."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def restart_broker(self, wiped: bool) -> None:
+        """It is killed and is there again; ``wiped``: without anything that it knew."""
+        cloud = self.cloud
+        (cloud.run / "rabbitmq.down").write_text("kill")
+        await_true(lambda: cloud.pid("rabbitmq") is None, 30, "the broker goes on")
+        if wiped:
+            for one in (cloud.broker.folder / "data").iterdir():
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+        cloud.start("rabbitmq")
+        await_true(lambda: answers(cloud.ports.broker), START_SECONDS, "the broker is there", 0.2)
+
+    def agent(self, host: str) -> str:
+        return numbered("agent", HOSTS.index(host) + 1)
+
+    def cut_power(self, host: str) -> None:
+        """Its agent and its guests are off, until ``power_on``."""
+        name = self.agent(host)
+        self.folder.power_cut(name)
+        self.kill(name)
+        await_true(lambda: self.folder.pid(name) is None, 10, f"{name} goes on")
+        path = self.cloud.state_folder(HOSTS.index(host) + 1) / "memory-guests.json"
+        gone = MemoryHost(host, state_file=path)
+        gone.reboot()
+        gone.close()
+
+    def power_on(self) -> None:
+        """Every host is there, and counts as up."""
+        off = [host for host in HOSTS if self.folder.is_off(self.agent(host))]
+        for host in off:
+            self.folder.power_on(self.agent(host))
+        for host in HOSTS:
+            if self.service(host).forced_down:
+                self.force_down(host, False)
+        await_true(
+            lambda: all(self.service(host).up for host in HOSTS), 120, "every host is up", 0.2
+        )
+
+    def service(self, host: str) -> Any:
+        """Its row, as the operator sees it."""
+        from common.store.hosts import services
+
+        found = self.store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+        return next(row for row in found if row.host == host)
+
+    def force_down(self, host: str, down: bool = True) -> None:
+        for one in self.seed.admin.compute.services(binary="nova-compute", host=host):
+            self.seed.admin.compute.update_service_forced_down(one, forced=down)
+
+    def await_down(self, host: str) -> None:
+        """Until its silence is noticed."""
+        await_true(lambda: not self.service(host).up, 120, f"{host} counts as up", 0.2)
+
+    # --- what there is ---
+    def server(self, server: str) -> Any:
+        return self.store.read(
+            lambda tx: tx.execute(
+                sa.select(schema.servers).where(schema.servers.c.id == server)
+            ).one_or_none()
+        )
+
+    def actions(self, server: str) -> list[Any]:
+        """All that were ever begun with it."""
+        return self.store.read(
+            lambda tx: list(
+                tx.execute(
+                    sa.select(schema.actions).where(schema.actions.c.server_id == server)
+                ).all()
+            )
+        )
+
+    def findings(self, server: str = "") -> list[doctor.Finding]:
+        """The doctor's, of a server or of all."""
+        domains = {
+            host: {one: DomainState(one, power, 0).power_state for one, power in states.items()}
+            for host, states in ((host, file.domains()) for host, file in self.files.items())
+        }
+        found = self.store.snapshot(doctor.check)
+        found += self.store.read(lambda tx: doctor.compare(domains, tx))
+        return [one for one in found if server in f"{one.subject} {one.text} {one.facts}"]
+
+    def remains(self, server: str) -> list[str]:
+        """What a deleted server must not leave."""
+        found = [
+            f"{key} at {host}"
+            for host, file in self.files.items()
+            for key in file.read()
+            if server in key
+        ]
+        for table, column in (
+            (schema.guests, schema.guests.c.server_id),
+            (schema.allocations, schema.allocations.c.consumer_id),
+            (schema.consumers, schema.consumers.c.id),
+        ):
+            count = sa.select(sa.func.count()).select_from(table).where(column == server)
+            if self.store.read(lambda tx, count=count: tx.scalar(count)):
+                found.append(f"rows of {table.name}")
+        for folder in self.cloud.home.glob("state*/arrivals"):
+            found += [str(path) for path in folder.iterdir() if server in path.name]
+        return found + [f"port {port}" for port in self.ports(server)]
+
+    def ports(self, server: str) -> list[str]:
+        said = requests.get(
+            f"{self.cloud.network_url}/v2.0/ports?device_id={server}",
+            headers={"X-Auth-Token": self.tokens["admin"]},
+            timeout=20,
+        ).json()
+        return [str(port["id"]) for port in said["ports"]]
+
+    def _watch(self) -> None:
+        """No server ever runs twice: looked at all the time, and believed at a second look."""
+        before: set[tuple[str, str, str]] = set()
+        while not self._over.wait(0.3):
+            runs: dict[str, list[str]] = {}
+            for host, file in self.files.items():
+                for server, power in file.domains().items():
+                    if power == 1:
+                        runs.setdefault(server, []).append(host)
+            twice = {(server, *hosts[:2]) for server, hosts in runs.items() if len(hosts) > 1}
+            self.doubled += [f"{one} runs twice" for one in twice & before]
+            before = twice
+
+
+@contextmanager
+def world(kind: str) -> Iterator[World]:
+    """One whose database is of this kind."""
+    from tests.e2e.conftest import new_home
+
+    with ExitStack() as stack:
+        servers, url = None, None
+        home = new_home()
+        if kind != "sqlite":
+            folder = home.with_name(f"{home.name}-database")
+            folder.mkdir(mode=0o755)
+            stack.callback(shutil.rmtree, folder)
+            servers = stack.enter_context(Servers(folder))
+            made = sa.make_url(servers.start(kind)).set(database="faults")
+            system = {"postgresql": "postgres", "mariadb": "mysql"}[kind]
+            admin = sa.create_engine(
+                made.set(database=system), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+            )
+            with admin.connect() as connection:
+                connection.exec_driver_sql("CREATE DATABASE faults")
+            url = made.render_as_string(hide_password=False)
+        cloud = StruckCloud(
+            home=home,
+            ports=Ports.from_base(free_ports(Ports.COUNT)),
+            hosts=HOSTS,
+            driver="memory",
+            database_url=url,
+            networks=True,
+            volumes=True,
+            options=OPTIONS,
+        )
+        found = World(cloud, servers, kind)
+        began = time.monotonic()
+        try:
+            found.start()
+            print(f"{kind}: a cloud in {home} after {time.monotonic() - began:.0f} s", flush=True)
+            yield found
+        finally:
+            found.close()
