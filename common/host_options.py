@@ -201,7 +201,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
             "transfer_port",
             default=16599,
             min=0,
-            help="Port on which a host gives the files of moving servers to others; 0: any free one.",
+            help="Port on which a host gives the files of moving servers to others; 0: a free one, which it keeps.",
         ),
         cfg.IntOpt(
             "transfer_rate",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -165,8 +165,13 @@ def make_transfer(
     try:
         address = own_address(conf)
         proof = _transfer_proof(conf, address)
-        made = transfer.TransferService(
-            driver, address, options.transfer_port, rate=options.transfer_rate, tls=proof
+        listen = functools.partial(
+            transfer.TransferService, driver, address, rate=options.transfer_rate, tls=proof
+        )
+        made = (
+            listen(options.transfer_port)
+            if options.transfer_port
+            else _on_port_of_before(listen, Path(conf.state_dir) / "transfer-port")
         )
     except config.ConfigError as problem:
         service.refuse("agent", problem)
@@ -176,6 +181,22 @@ def make_transfer(
             "port that is free, and as live_migration_inbound_addr an address of this host that others reach"
         )
     return made, functools.partial(client.peer, tls=proof)
+
+
+def _on_port_of_before(
+    listen: Callable[[int], transfer.TransferService], kept: Path
+) -> transfer.TransferService:
+    """On a free port: the one of the last start if it can be had, since a host that copies from
+    this one goes on there. Raises OSError."""
+    made = None
+    with suppress(OSError, ValueError, OverflowError):
+        made = listen(int(kept.read_text()))
+    if made is None:
+        made = listen(0)
+    part = kept.with_suffix(".part")
+    part.write_text(str(made.port))
+    part.replace(kept)
+    return made
 
 
 def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:

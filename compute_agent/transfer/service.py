@@ -92,7 +92,8 @@ class TransferService:
         self._listener = socket.create_server((address, port), family=family, backlog=strangers)
         self._listener.settimeout(1.0)
         shown = f"[{address}]" if family == socket.AF_INET6 else address
-        self._address = f"{shown}:{self._listener.getsockname()[1]}"
+        self.port: int = self._listener.getsockname()[1]
+        self._address = f"{shown}:{self.port}"
 
     def start(self) -> str:
         """Listen; returns where."""

@@ -121,6 +121,22 @@ def test_files_go_from_one_host_to_another_as_both_are_configured(load) -> None:
     transfer.close()
 
 
+def test_a_host_that_was_restarted_gives_files_where_it_did(load) -> None:
+    conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
+    driver, addresses = assembly.make_driver(conf), []
+    for _ in range(2):
+        transfer, _ = assembly.make_transfer(conf, driver)
+        addresses.append(transfer.start())
+        transfer.close()
+    assert addresses[0] == addresses[1]
+    with socket.create_server(("127.0.0.1", transfer.port)):  # somebody else has it now
+        moved, _ = assembly.make_transfer(conf, driver)
+        assert moved.port != transfer.port
+        moved.close()
+    (Path(conf.state_dir) / "transfer-port").write_text("nonsense")
+    assembly.make_transfer(conf, driver)[0].close()
+
+
 def test_a_host_has_an_address_although_none_is_configured(load) -> None:
     assert ipaddress.ip_address(assembly.own_address(load()))
 
