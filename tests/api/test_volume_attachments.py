@@ -216,7 +216,12 @@ def test_a_volume_is_being_detached(cloud: Cloud, server: str) -> None:
     assert cloud.call("DELETE", path(server, VOLUME)).status_code == 202
     [row], [action] = cloud.rows(schema.block_devices), begun(cloud, "detach_volume")
     assert row.status == "detaching"
-    assert action.args == {"was": "active", "block_device": row.uuid, "volume_id": VOLUME}
+    assert action.args == {
+        "was": "active",
+        "block_device": row.uuid,
+        "volume_id": VOLUME,
+        "before": "attached",
+    }
     assert cloud.call("DELETE", path(server, VOLUME)).status_code == 202, "the same detach"
     assert begun(cloud, "detach_volume") == [action]
     assert cloud.call("DELETE", path(server, OTHER)).status_code == 404
