@@ -3,9 +3,9 @@
 handlers of our own.
 
 Its own handlers are those that its reference could prove; ours exercise what that one lacked:
-security groups, floating addresses, interfaces, the alias of /servers. A cloud needs a network
-whose router leads to an external network; CONFORMANCE_PORT is a free port of the user on the first
-one.
+security groups, floating addresses, interfaces, volumes, the alias of /servers. A cloud needs a
+network whose router leads to an external network, and a volume service; CONFORMANCE_PORT is a free
+port of the user on the first network. Volumes stay, detached: who runs this deletes the user's.
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ ALIASES = {
     },
 }
 GROUPS, ADDRESSES = "/os-security-groups", "/os-floating-ips"
-#: Seconds that a port may take to come or go.
+VOLUMES, SNAPSHOTS = "/os-volumes", "/os-snapshots"
+#: Since when an attachment has a tag.
+TAGS = 49
+#: Seconds that a port or a volume may take to come or go.
 SETTLE = 30
 
 Handler = Callable[[Any], None]
@@ -117,8 +120,9 @@ def main(runner: str) -> None:
     handlers = importlib.import_module("handlers")
     for alias, name in ALIASES.items():
         handlers.on(alias, needs=" ".join(handlers.NEEDS[name]))(handlers.HANDLERS[name])
-    for name, handler in OURS.items():
-        handlers.on(name, needs="network network-proxy")(handler)
+    for needs, ours in (("network network-proxy", OURS), ("volume", OF_VOLUMES)):
+        for name, handler in ours.items():
+            handlers.on(name, needs=needs)(handler)
     sys.argv[:2] = [runner]
     runpy.run_path(runner, run_name="__main__")
 
@@ -347,6 +351,165 @@ def join_group(case: Any) -> None:
             case.cloud.act(server, "removeSecurityGroup", name, actor="user")
 
 
+def volume(case: Any) -> dict[str, Any]:
+    return {"volume": {"size": 1, "display_name": case.cloud.name("volume")}}
+
+
+def snapshot(case: Any, parent: str) -> dict[str, Any]:
+    return {"snapshot": {"volume_id": parent, "display_name": case.cloud.name("snapshot")}}
+
+
+def await_status(case: Any, path: str, status: str) -> None:
+    """Until a volume or snapshot has it; "": until it is gone."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        answer = case.cloud.request("GET", path, actor="user")
+        [found] = answer.json().values()
+        if status == ("" if answer.status_code == 404 else found.get("status")):
+            return
+        if time.monotonic() > deadline:
+            case.verdict(False, f"{path} is to be {status or 'gone'}: {found}")
+            return
+        time.sleep(0.05)  # the service tells nobody when something is ready
+
+
+def stored(case: Any, path: str, answer: Any) -> str:
+    """The path of what such an answer says was made, once it can be used."""
+    [found] = answer.values()
+    await_status(case, f"{path}/{found['id']}", "available")
+    return f"{path}/{found['id']}"
+
+
+def store(case: Any, path: str, body: dict[str, Any]) -> str:
+    """Make a volume or a snapshot of the user's; returns its path."""
+    return stored(case, path, case.cloud.must("POST", path, body, 1, "user"))
+
+
+def remove(case: Any, path: str) -> None:
+    case.cloud.request("DELETE", path, actor="user")
+    await_status(case, path, "")
+
+
+def create_volume(case: Any) -> None:
+    answer = case.call(volume(case))
+    if answer.status_code < 300:
+        remove(case, stored(case, VOLUMES, answer.json()))
+
+
+def create_snapshot(case: Any) -> None:
+    with free_volume(case) as parent:
+        answer = case.call(edit=lambda body: body["snapshot"].update(volume_id=parent))
+        if answer.status_code < 300:
+            remove(case, stored(case, SNAPSHOTS, answer.json()))
+
+
+def one_volume(case: Any) -> None:
+    """Shown or deleted."""
+    found = store(case, VOLUMES, volume(case))
+    case.call(id=found.rpartition("/")[2])
+    if case.op.method == "GET":
+        case.cloud.request("DELETE", found, actor="user")
+    await_status(case, found, "")
+
+
+def one_snapshot(case: Any) -> None:
+    """Shown or deleted."""
+    with free_volume(case) as parent:
+        found = store(case, SNAPSHOTS, snapshot(case, parent))
+        case.call(id=found.rpartition("/")[2])
+        if case.op.method == "GET":
+            case.cloud.request("DELETE", found, actor="user")
+        await_status(case, found, "")
+
+
+def list_stored(case: Any) -> None:
+    """Volumes or snapshots, of which there is one."""
+    with free_volume(case) as parent:
+        wants_snapshot = case.op.route.startswith(SNAPSHOTS)
+        found = store(case, SNAPSHOTS, snapshot(case, parent)) if wants_snapshot else None
+        [listed] = case.call().json().values()
+        case.verdict(bool(listed), "the list is empty")
+        if found is not None:
+            remove(case, found)
+
+
+@contextmanager
+def free_volume(case: Any) -> Iterator[str]:
+    """The id of a volume of the user's that nobody else has for the block, and then everybody may
+    have."""
+    free: list[str] = case.cloud.once("free volumes", list)
+    try:
+        found = free.pop()
+    except IndexError:
+        found = store(case, VOLUMES, volume(case)).rpartition("/")[2]
+    yield found
+    await_status(case, f"{VOLUMES}/{found}", "available")
+    free.append(found)
+
+
+@contextmanager
+def attached(case: Any, server: str) -> Iterator[str]:
+    """The id of a volume that the server has for the block."""
+    with free_volume(case) as found:
+        path = f"/servers/{server}/os-volume_attachments"
+        given = {"volumeId": found, "device": "/dev/sdb", "tag": "foo"}
+        case.cloud.must("POST", path, {"volumeAttachment": given}, TAGS, "user")
+        await_status(case, f"{VOLUMES}/{found}", "in-use")
+        yield found
+        case.cloud.request("DELETE", f"{path}/{found}", actor="user")
+
+
+def attach_volume(case: Any) -> None:
+    server = case.server()
+    with free_volume(case) as found:
+        answer = case.call(
+            edit=lambda body: body["volumeAttachment"].update(volumeId=found), server_id=server
+        )
+        if answer.status_code < 300:
+            await_status(case, f"{VOLUMES}/{found}", "in-use")
+            path = f"/servers/{server}/os-volume_attachments/{found}"
+            case.cloud.must("DELETE", path, None, 1, "user")
+
+
+def show_attachment(case: Any) -> None:
+    """One, or all of a server."""
+    server = case.server()
+    with attached(case, server) as found:
+        answer = case.call(server_id=server, id=found).json()
+        if "{id}" not in case.op.route:
+            case.verdict(len(answer["volumeAttachments"]) == 1, f"one is attached: {answer}")
+
+
+def detach_volume(case: Any) -> None:
+    server = case.server()
+    with attached(case, server) as found:
+        case.call(server_id=server, id=found)
+        await_status(case, f"{VOLUMES}/{found}", "available")
+
+
+def change_attachment(case: Any) -> None:
+    """Changed, or refused to be exchanged: that is for a volume that its service migrates."""
+    server, given = case.server(), case.sample.body["volumeAttachment"]
+    with attached(case, server) as found, free_volume(case) as other:
+        own = {"volumeId": found, "id": found, "serverId": server}
+        if given.keys() == {"volumeId"}:
+            case.call(
+                edit=lambda body: body["volumeAttachment"].update(volumeId=other),
+                actor="service",
+                expect={409},
+                server_id=server,
+                id=found,
+            )
+        else:
+            case.call(
+                edit=lambda body: body["volumeAttachment"].update(
+                    {name: own[name] for name in given if name in own}
+                ),
+                server_id=server,
+                id=found,
+            )
+
+
 _ACTION = "POST /servers/{id}/action#"
 OURS: dict[str, Handler] = {
     "POST /servers/{server_id}/os-interface": attach_interface,
@@ -364,6 +527,23 @@ OURS: dict[str, Handler] = {
     "DELETE /os-security-group-rules/{id}": delete_rule,
     _ACTION + "addSecurityGroup": join_group,
     _ACTION + "removeSecurityGroup": join_group,
+}
+_ATTACHMENTS = "/servers/{server_id}/os-volume_attachments"
+OF_VOLUMES: dict[str, Handler] = {
+    **{
+        f"GET {path}{more}": list_stored
+        for path in (VOLUMES, SNAPSHOTS)
+        for more in ("", "/detail")
+    },
+    f"POST {VOLUMES}": create_volume,
+    f"POST {SNAPSHOTS}": create_snapshot,
+    **{f"{method} {VOLUMES}/{{id}}": one_volume for method in ("GET", "DELETE")},
+    **{f"{method} {SNAPSHOTS}/{{id}}": one_snapshot for method in ("GET", "DELETE")},
+    f"GET {_ATTACHMENTS}": show_attachment,
+    f"POST {_ATTACHMENTS}": attach_volume,
+    f"GET {_ATTACHMENTS}/{{id}}": show_attachment,
+    f"PUT {_ATTACHMENTS}/{{id}}": change_attachment,
+    f"DELETE {_ATTACHMENTS}/{{id}}": detach_volume,
 }
 
 if __name__ == "__main__":

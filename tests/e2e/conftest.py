@@ -316,9 +316,13 @@ def in_memory() -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def keeping() -> Iterator[Live]:
     """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one
-    stays on its host, and ports are wired as soon as they are bound."""
-    kept = (("DEFAULT", "reclaim_instance_interval", KEPT), ("DEFAULT", "shelved_offload_time", -1))
-    with without_guests(options=kept, networks=True) as live:
+    stays on its host, ports are wired as soon as they are bound, and servers have volumes."""
+    kept = (
+        ("DEFAULT", "reclaim_instance_interval", KEPT),
+        ("DEFAULT", "shelved_offload_time", -1),
+        ("api", "threads", 32),  # a quarter may wait for attachments: as many as ask side by side
+    )
+    with without_guests(options=kept, networks=True, volumes=True) as live:
         yield live
 
 

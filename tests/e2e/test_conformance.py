@@ -3,7 +3,7 @@
 operations that exist.
 
 That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by
-itself, so that shelveOffload is, and has a network service.
+itself, so that shelveOffload is, and has a network and a volume service.
 
 The data and their runner are no part of the project: where ``../shared/conformance`` stands beside
 the repository it is used, elsewhere the test is skipped. Which operations are asked for follows
@@ -28,6 +28,7 @@ from deploy.packages import ROOT
 from deploy.seed import Seed
 from tests.e2e import conformance_runner
 from tests.e2e.live import Live
+from tests.waiting import await_true
 
 DATA = ROOT.parent / "shared" / "conformance"
 ACTION = "/servers/{}/action"
@@ -39,26 +40,11 @@ NEEDS = {
 
 
 NOBODY = "0" * 32
-_VOLUMES = "this cloud has no volume service; tests/api/test_volume_attachments.py"
-_PROXIES = "the same; tests/api/test_volume_proxies.py"
 _SHARES = "there is no shared file system service here; tests/api/test_shares.py"
 _LIVE = "a live migration in memory is over before it can be asked for; tests/api/test_migrations.py has them"
 _POWER = "no driver powers hosts: 501, as with libvirt; tests/api/test_os_hosts.py"
 #: Operation -> why the runner cannot exercise it here, or not every kind of it.
 SKIPPED = {
-    "POST /servers/{server_id}/os-volume_attachments": _VOLUMES,
-    **{
-        f"{name} /servers/{{server_id}}/os-volume_attachments/{{id}}": _VOLUMES
-        for name in ("GET", "PUT", "DELETE")
-    },
-    **{
-        f"{name} /{resource}{more}": _PROXIES
-        for resource in ("os-volumes", "os-snapshots")
-        for name, more in (
-            *(("GET", ""), ("GET", "/detail"), ("POST", "")),
-            *(("GET", "/{id}"), ("DELETE", "/{id}")),
-        )
-    },
     **{f"{name} /servers/{{server_id}}/shares": _SHARES for name in ("GET", "POST")},
     **{f"{name} /servers/{{server_id}}/shares/{{id}}": _SHARES for name in ("GET", "DELETE")},
     **{
@@ -123,6 +109,14 @@ def wire(seed: Seed) -> tuple[str, str]:
     return network.id, seed.demo.network.create_port(network_id=network.id).id
 
 
+def clear_volumes(seed: Seed) -> None:
+    """None of the user's volumes is held by anything; they go."""
+    storage = seed.demo.block_storage
+    for volume in storage.volumes():
+        storage.delete_volume(volume)
+    await_true(lambda: not list(storage.volumes()), 60, lambda: [*storage.volumes()])
+
+
 @pytest.fixture(scope="module")
 def wanted() -> list[str]:
     if not (DATA / "runner").is_dir():
@@ -135,6 +129,7 @@ def test_operations_that_exist_conform(
 ) -> None:
     seed, report = keeping.seed, tmp_path / "conformance.json"
     network, port = wire(seed)
+    seed.admin.block_storage.update_quota_set(seed.demo.session.get_project_id(), volumes=-1)
     done = subprocess.run(
         [
             sys.executable,
@@ -161,7 +156,7 @@ def test_operations_that_exist_conform(
             "--network",
             network,
             "--with",
-            "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime",
+            "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime,volume",
             "--only",
             "^(" + "|".join(map(re.escape, wanted)) + ")$",
         ],
@@ -180,6 +175,7 @@ def test_operations_that_exist_conform(
     assert done.returncode == 0, done.stdout[-20000:]
     assert sorted(found) == sorted(wanted)
     assert "left behind" not in done.stdout
+    clear_volumes(seed)
     skipped = {
         name
         for name, one in found.items()
