@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What volumes hold: snapshots, copies, images, sizes; types, quotas and transfers."""
 
+import os
 import subprocess
 import threading
 import uuid
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deploy.standalone.volume import qemu_img
 from tests.contract.volume_rig import (
     GIGABYTE,
     HOST,
@@ -356,3 +358,18 @@ def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, 
     assert rig.attach(member, volume, "server").status_code == 400
     rig.ask(member, "DELETE", f"/volumes/{volume}")
     rig.until(member, volume, "gone")
+
+
+def test_qemu_img_has_the_memory_that_its_threads_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of its bound is enough: it had failed now and then, since each of its threads kept
+    64 MiB of addresses to itself."""
+    monkeypatch.setattr(qemu_img, "MEMORY_BYTES", qemu_img.MEMORY_BYTES // 4)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(64 * MEGABYTE))
+    for number in range(2):
+        qemu_img.pack(source, "qcow2", tmp_path / f"image{number}", lambda: None)
+        qemu_img.unpack(
+            tmp_path / f"image{number}", "qcow2", tmp_path / f"raw{number}", lambda: None
+        )

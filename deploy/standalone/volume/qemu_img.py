@@ -72,7 +72,11 @@ def _convert(old: str, new: str, source: Path, target: Path, check: Check) -> No
         str(target),
     ]
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+    environment = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "MALLOC_ARENA_MAX": "1",  # else each thread keeps 64 MiB of its bound to itself
+    }
     with subprocess.Popen(
         command,
         env=environment,
