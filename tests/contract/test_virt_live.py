@@ -14,6 +14,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ from compute_agent.virt.driver import (
     VNC,
     Cancelled,
     MigrationAborted,
+    VerbContext,
     VerbFailed,
 )
 from compute_agent.virt.libvirt import jobs, live_migration
@@ -169,6 +171,29 @@ def test_cancel_leaves_it_where_it_is(busy: Traveller) -> None:
     assert since < 5
     busy.prepared()  # what may still be ending there is in nobody's way
     busy.stayed()
+
+
+@pytest.mark.parametrize("has_died", [False, True], ids=["libvirt says so", "nobody says so"])
+def test_cancelled_guest_that_libvirt_leaves_paused_goes_on(
+    busy: Traveller, monkeypatch: pytest.MonkeyPatch, has_died: bool
+) -> None:
+    """QEMU at the destination dies as the guest is handed over, later than the cancel waits."""
+    begun, raised = threading.Event(), threading.Event()
+
+    def breaks_off(libvirt: Connection, server: str, *how: object) -> None:
+        begun.set()
+        assert raised.wait(20)
+        libvirt.pause(server)
+        raise (errors.NoAnswer if has_died else VerbFailed)("operation failed: it broke off")
+
+    monkeypatch.setattr(live_migration, "CANCEL_SECONDS", 0)
+    monkeypatch.setattr(Connection, "move", breaks_off)
+    to, agent = busy.prepared(), busy.agent(busy.at)
+    with pytest.raises(Cancelled):
+        agent.live_migrate(busy.spec, to, False, VerbContext(lambda name: None, begun.is_set))
+    raised.set()
+    busy.stayed()
+    agent.close()
 
 
 def test_time_out_leaves_it_where_it_is(busy: Traveller) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 from urllib.parse import quote, urlsplit
 
 from common import errors
@@ -403,22 +403,50 @@ class _Migration:
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
         """Within seconds, also when QEMU is too busy to answer libvirt: then the job is still being
-        ended."""
+        ended, and the guest goes on after that."""
         self._aborted, now = Cancelled(), time.monotonic()
         stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
+        before = self._libvirt.find(self._server)
 
-        def stop() -> None:
-            while time.monotonic() < give_up_at and (stats := self.job()):
-                found = self._libvirt.find(self._server)
-                if found is None or found.marks.moving != self._spec.fence:
-                    return  # it has ended, and this job is the next one's
-                jobs.request_abort(self._libvirt, self._server, stats)
+        def is_ours(found: GuestDomain | None) -> TypeGuard[GuestDomain]:
+            """Whether no later command has had to do with it."""
+            return (
+                found is not None
+                and before is not None
+                and found.marks.moving == self._spec.fence
+                and found.marks.fence == before.marks.fence
+            )
+
+        def end() -> None:
+            while (stats := self.job()) or (call and call.lasts(0)):
+                if time.monotonic() > give_up_at or not is_ours(self._libvirt.find(self._server)):
+                    return
+                if stats:
+                    jobs.request_abort(self._libvirt, self._server, stats)
+                time.sleep(LOOK_SECONDS)
+            is_here = call is not None and isinstance(call.error, VerbFailed)
+            while is_ours(found := self._libvirt.find(self._server)):
+                if self._goes_on(found, is_here) or time.monotonic() > give_up_at:
+                    return
                 time.sleep(LOOK_SECONDS)
 
-        abort = jobs.BackgroundCall(f"abort-{self._server}", stop)
-        while (call or abort).lasts(LOOK_SECONDS):
+        ending = jobs.BackgroundCall(f"abort-{self._server}", end)
+        while ending.lasts(LOOK_SECONDS):
             if time.monotonic() > stop_at:
                 raise Cancelled
+
+    def _goes_on(self, found: GuestDomain, is_here: bool) -> bool:
+        """libvirt may leave a guest paused whose migration broke off as it was handed over: resume
+        it where it is surely the source's. False while the destination does not say."""
+        if found.power_state != PAUSED or not found.marks.resumes or found.postcopy_failed:
+            return True
+        try:
+            if is_here or not self._is_at_destination():
+                self._libvirt.resume(self._server)
+        except errors.NoAnswer as problem:
+            LOG.warning("server %s waits, paused: %s", self._server, problem)
+            return False
+        return True
 
     def _force(self) -> None:
         """The guest goes on at the destination at once, its memory following, or else it stands
