@@ -32,6 +32,12 @@ auth_url = http://127.0.0.1:5000/v3
 password = x
 """
 pytestmark = pytest.mark.timeout(3600)
+#: What the agent asks of the helper for volumes first.
+ASKS = """
+from compute_agent.volume_helper import VolumeHelper
+found = VolumeHelper().ask({"verb": "host", "host": "here", "ip": "127.0.0.1"})
+print(found["host"], found["os_type"])
+"""
 IMPORTED = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
@@ -110,6 +116,26 @@ def test_pages_and_completion_are_there(debian: Machine) -> None:
         "COMP_WORDS=(kilonova host dr); COMP_CWORD=2; _kilonova; echo ${COMPREPLY[*]}"
     )
     assert debian.run("bash", "-c", code) == "drain\n"
+
+
+def test_volumes_are_connected_for_the_agent_alone(debian: Machine) -> None:
+    """The socket starts the unit at the first question; a helper that was killed is back."""
+    unit, socket = "kilonova-volumes", "/run/kilonova-volumes.socket"
+
+    def ask(user: str, check: bool = True) -> str:
+        python = "/usr/lib/kilonova/bin/python"
+        return debian.run("runuser", "-u", user, "--", python, "-c", ASKS, check=check)
+
+    debian.run("systemctl", "start", f"{unit}.socket")
+    assert debian.run("stat", "--format=%a %U", socket) == "600 kilonova-agent\n"
+    assert debian.run("systemctl", "is-active", unit, check=False) == "inactive\n"
+    for _ in range(2):
+        assert ask("kilonova-agent") == "here linux\n"
+        assert debian.run("systemctl", "is-active", unit) == "active\n"
+        debian.run("systemctl", "kill", "--signal=KILL", unit)
+    for other in ("nobody", "kilonova"):
+        assert "PermissionError" in ask(other, check=False)
+    debian.run("systemctl", "stop", f"{unit}.socket", unit)
 
 
 def test_service_that_is_configured_runs(debian: Machine) -> None:
