@@ -436,6 +436,7 @@ class RequestSpec:
     force_host: this host, whatever the filters of the operator say; requested_host: this one, if
     they let it.
     group: the server group whose policy counts. traits: those a host must have, and must not have.
+    excluded: hosts that may not be. debts: those of them that still have an old guest of it.
     is_rebuild: the server is on requested_host already and only its image changes. holds: what it
     has on the host holds_on, which may become its place once more: there it needs only what it
     wants more.
@@ -453,6 +454,7 @@ class RequestSpec:
     force_host: str | None = None
     requested_host: str | None = None
     excluded: list[str] = field(default_factory=list)
+    debts: list[str] = field(default_factory=list)
     hints: JsonObject = field(default_factory=dict)
     group: str | None = None
     is_rebuild: bool = False

@@ -22,6 +22,7 @@ class SpecOptions(TypedDict, total=False):
     force_host: str | None
     requested_host: str | None
     excluded: list[str]
+    debts: list[str]
     is_rebuild: bool
 
 

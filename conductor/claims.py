@@ -95,6 +95,7 @@ def spec(
         requested_host=None if forced else host,
         is_rebuild=is_rebuild,
         excluded=[*run.data.failed_hosts, *run.data.hosts_with_debts],
+        debts=run.data.hosts_with_debts,
     )
     if server.volumes:
         made = replace(made, required_traits=[*made.required_traits, VOLUMES])

@@ -166,7 +166,8 @@ def plan(
             lines[server.id] = Planned(server, stays=found)
             continue
         try:
-            wanted.append(replace(spec(server), excluded=[host, *owing.get(server.id, ())]))
+            debts = list(owing.get(server.id, ()))
+            wanted.append(replace(spec(server), excluded=[host, *debts], debts=debts))
             lines[server.id] = Planned(server, found)
         except errors.BadRequest as problem:
             lines[server.id] = Planned(

@@ -31,10 +31,15 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         if name in snapshot.rows:
             only[snapshot.rows[name]] = True
         yield Check(only, "not the requested host")
-    if spec.excluded:
-        others = np.ones(len(snapshot.names), np.bool_)
-        others[[snapshot.rows[name] for name in spec.excluded if name in snapshot.rows]] = False
-        yield Check(others, "where it is or was tried")
+    debts = set(spec.debts)
+    for text, excluded in (
+        ("where it is or was tried", set(spec.excluded) - debts),
+        ("where an old guest of it is still to be removed", debts),
+    ):
+        if excluded:
+            others = np.ones(len(snapshot.names), np.bool_)
+            others[[snapshot.rows[name] for name in excluded if name in snapshot.rows]] = False
+            yield Check(others, text)
 
 
 def alive(snapshot: Snapshot) -> Iterable[Check]:

@@ -107,6 +107,19 @@ def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
     assert other.hosts == ["host1"]
 
 
+def test_a_host_that_owes_a_removal_is_named_as_such(make_columns: MakeColumns) -> None:
+    (answer,) = select(
+        make_columns(3),
+        [request(excluded=["host0", "host1", "host2"], debts=["host1", "gone"])],
+        options(),
+    )
+    assert answer.hosts == []
+    assert answer.reason == (
+        "3 hosts: 2 where it is or was tried, 1 where an old guest of it is still to be removed"
+    )
+    assert answer.by_host["host1"] == "where an old guest of it is still to be removed"
+
+
 def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
