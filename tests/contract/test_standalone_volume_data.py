@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What volumes hold: snapshots, copies, images, sizes; types, quotas and transfers."""
 
+import json
 import os
 import subprocess
 import threading
@@ -303,6 +304,29 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
     assert old.status_code == 400
     for one in (key, packed):
         rig.ask(member, "DELETE", f"/volumes/{one}")
+
+
+def test_an_image_without_data_of_its_own_is_read_from_its_snapshot(rig: Rig, member: Any) -> None:
+    """The image of a server that boots from a volume."""
+    key = rig.volume(member)
+    write(rig.path(key), 7)
+    snapshot = rig.snapshot(member, key)
+    device = {"source_type": "snapshot", "snapshot_id": snapshot, "boot_index": 0}
+
+    def of(*devices: object) -> str:
+        mapping = json.dumps([{"source_type": "blank", "boot_index": -1}, *devices])
+        return image(rig.cloud, member, b"", block_device_mapping=mapping)
+
+    made = rig.volume(member, imageRef=of(device))
+    assert marks(rig.path(made), 7) == [b"mark 000007"]
+    assert rig.show(member, made)["snapshot_id"] == snapshot
+    body = {"volume": {"size": 1, "imageRef": of(device)}}
+    older = rig.ask(member, "POST", "/volumes", body, version="volume 3.45")
+    assert (older.status_code, "3.46" in older.text) == (400, True)
+    body["volume"]["imageRef"] = of({**device, "snapshot_id": key})
+    assert rig.ask(member, "POST", "/volumes", body).status_code == 404
+    rig.ask(member, "DELETE", f"/volumes/{made}")
+    rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
 def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any) -> None:

@@ -2,6 +2,7 @@
 """What the volume service makes of an image's record: is it fit, and what does the volume keep of
 it."""
 
+import json
 import re
 
 from deploy.standalone.resource import Body
@@ -42,6 +43,21 @@ def wanted(service: VolumeService, caller: VolumeCaller, reference: str) -> Body
         why = f"no volume can be made of the format {image.get('disk_format')}"
         raise fault("ImageUnacceptable", id=key, why=why)
     return image
+
+
+def root_snapshot(image: Body) -> str | None:
+    """The snapshot that holds the root disk when the image is that of a server that boots from a
+    volume; None when it has data of its own."""
+    mapping = image.get("block_device_mapping") or "[]"
+    try:
+        devices = json.loads(mapping) if isinstance(mapping, str) else mapping
+    except ValueError:
+        return None
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, dict) and device.get("boot_index") == 0:
+            key = device.get("snapshot_id")
+            return key if device.get("source_type") == "snapshot" and isinstance(key, str) else None
+    return None
 
 
 def check_size(image: Body, gigabytes: int) -> None:

@@ -233,6 +233,12 @@ class VolumeCollection(Collection):
         reference = body.pop("imageRef", None) or body.pop("image_id", None)
         body.pop("image_id", None)
         image = images.wanted(self._volumes, caller, reference) if reference else None
+        snapshot = images.root_snapshot(image) if image else None
+        if image and snapshot and not body.get("snapshot_id"):
+            if not since(req, 46):
+                why = "it has its disk in a snapshot; ask with microversion 3.46 or later"
+                raise fault("ImageUnacceptable", id=image["id"], why=why)
+            body, image = {**body, "snapshot_id": snapshot}, None
         with self._volumes.change() as change:
             key = _make(change, self._volumes, caller, body, image)
         with self._volumes.database.read() as connection:
