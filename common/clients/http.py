@@ -84,7 +84,7 @@ def require_answer(url: str, seconds: float = 2) -> None:
 
 
 class RequestOptions(TypedDict, total=False):
-    """How keystoneauth asks; ``connect_retries``: 1 unless said otherwise."""
+    """How keystoneauth asks; ``connect_retries``: 1 unless said otherwise, 0 of a POST."""
 
     headers: Mapping[str, str]
     params: Mapping[str, str]
@@ -299,7 +299,8 @@ class Http:
                 raise_exc=False,
                 log=False,
                 authenticated=False,
-                **{"connect_retries": 1, **more},
+                # one that was not answered may be done: a second would make another thing
+                **{"connect_retries": 0 if method == "POST" else 1, **more},
             )
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.heard(answered=False)

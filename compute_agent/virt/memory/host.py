@@ -241,9 +241,11 @@ class MemoryHost:
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
         """A domain is made of these files."""
         self.incoming.pop(server, None)
-        if self.files.pop(server, None) is not None:
-            self.write(FILES + server, None)
         self.guests[server] = self.storage[server] = guest
+        if server in self.files:
+            self.write(server, guest)  # first: who is killed in between has lost nothing
+            del self.files[server]
+            self.write(FILES + server, None)
 
     def keep_files(self, server: str, guest: MemoryGuest) -> None:
         """These files are here without a domain."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import requests
+from keystoneauth1 import session
+from requests.adapters import HTTPAdapter
 
 from common import errors
 from common.clients import http
@@ -187,3 +190,26 @@ def test_what_a_service_can_do_after_its_upgrade_is_seen_in_minutes(
     clock[0] = EXTENSIONS_KEPT_SECONDS
     assert client.extensions("t") == {"agent", ALIAS}
     assert asked == ["/extensions"] * 2
+
+
+class Deaf(HTTPAdapter):
+    """A neighbour that hears what it is asked, and whose answers are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def send(self, request: Any, *arguments: Any, **more: Any) -> Any:
+        self.heard.append(request.method)
+        raise requests.ConnectionError("the answer is lost")
+
+
+@pytest.mark.parametrize(("method", "times"), [("POST", 1), ("GET", 2)])
+def test_what_makes_a_thing_is_not_asked_for_twice(method, times) -> None:
+    neighbour, deaf = http.Http("image service", "http://images"), Deaf()
+    made = requests.Session()
+    made.mount("http://", deaf)
+    neighbour._session = session.Session(session=made)
+    with pytest.raises(errors.Unavailable):
+        neighbour.send(method, "http://images/v2", "t")
+    assert deaf.heard == [method] * times

@@ -79,6 +79,27 @@ def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None
     assert MemoryDriver(MemoryHost(state_file=tmp_path / "host.json")).domains() == []
 
 
+@pytest.mark.parametrize("writes", [1, 2])
+def test_files_outlive_a_process_that_makes_a_guest_of_them(tmp_path, writes, monkeypatch) -> None:
+    first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
+    boot(first)
+    guest, write, done = first.host.guests[SERVER], first.host.write, []
+    first.host.drop_domain(SERVER)
+    first.host.keep_files(SERVER, guest)
+
+    def killed(key: str, value: object) -> None:
+        write(key, value)
+        done.append(key)
+        if len(done) == writes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(first.host, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.host.keep_guest(SERVER, guest)
+    second = MemoryHost(state_file=tmp_path / "host.json")
+    assert {*second.guests, *second.files} == {SERVER}
+
+
 def test_interfaces_outlive_the_process_too(tmp_path) -> None:
     first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     nics = [
