@@ -70,12 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = (options.database,) if options.database else KINDS
     shares = by_world([cell for cell in chosen if cell.id not in done], kinds)
     _tell_of(every, chosen, done)
-    outcomes = [Outcome(**{key: one[key] for key in _FIELDS}) for one in before if "cell" in one]
+    outcomes = [
+        Outcome(**{key: one[key] for key in _FIELDS if key in one})
+        for one in before
+        if "cell" in one
+    ]
     outcomes += _run(shares, options, path)
     return _sum_up(chosen, outcomes)
 
 
-_FIELDS = ("cell", "world", "seconds", "problem", "story")
+_FIELDS = ("cell", "world", "seconds", "problem", "story", "tries")
 #: What the end of a world is called, in place of a cell.
 END = "(the whole cloud at its end)"
 AGAIN = "(alone) "
@@ -254,6 +258,8 @@ def _sum_up(chosen: Sequence[Cell], outcomes: Sequence[Outcome]) -> int:
             half = seconds[len(seconds) // 2]
             print(f"{name:<12} {well:5} of {len(ran):5} passed, a cell {half:.1f} s (median)")
     wrong = [one for one in first.values() if one.problem]
+    if more := sum(one.tries > 1 for one in first.values()):
+        print(f"    {more} were begun again: another cell's fault came before theirs")
     for one in wrong:
         alone = again.get(one.cell)
         word = "not run again" if alone is None else "failed alone too" if alone.problem else ""

@@ -100,7 +100,9 @@ def _calls(process: Process) -> None:
         if calling is None or "/auth/" in request.url:
             return real(self, request, *arguments, **more)
         workflow, step, part, servers = calling
-        if process.reached(("call", workflow, step, part, "asked"), servers) is not None:
+        if (order := process.reached(("call", workflow, step, part, "asked"), servers)) is not None:
+            if order.deed == "refuse":
+                return _refusal(request)
             raise Lost("nobody hears it")
         answer = real(self, request, *arguments, **more)
         if process.reached(("call", workflow, step, part, "answered"), servers) is not None:
@@ -108,6 +110,17 @@ def _calls(process: Process) -> None:
         return answer
 
     HTTPAdapter.send = send  # type: ignore[method-assign]
+
+
+def _refusal(request: Any) -> Any:
+    """What a service answers that does not want to do it."""
+    from requests import Response
+
+    refused = Response()
+    refused.status_code, refused.request, refused.url = 409, request, request.url
+    refused.headers["Content-Type"] = "application/json"
+    refused._content = b'{"conflictingRequest": {"code": 409, "message": "It broke."}}'
+    return refused
 
 
 def _commands(process: Process) -> None:

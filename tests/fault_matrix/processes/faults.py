@@ -4,6 +4,8 @@ is done from outside when one of them was taken. One table; what it has not is i
 
 from __future__ import annotations
 
+import os
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ CHECKED_ELSEWHERE = (
 )
 
 
+_one_simulator = threading.Lock()  # it is not made for threads
 #: Points of conductors.
 _THERE = ("journal", "commit", "conductor", "part", "call", "result")
 
@@ -56,7 +59,7 @@ class Plan:
     ``during``: what is done when it was taken, before who is held goes on. ``also``: an order
     beside it that stays. ``rough``: a host is lost to others. ``is_late``: who was held goes on
     when all is over. ``on_servers``: not with SQLite, whose file nobody can write to while a
-    conductor sleeps. ``by_client``: how it asks, when not once."""
+    conductor sleeps. ``sleeps``: a conductor does. ``by_client``: how it asks, when not once."""
 
     point: Point
     deed: str
@@ -68,6 +71,7 @@ class Plan:
     broker: bool = False
     is_late: bool = False
     on_servers: bool = False
+    sleeps: bool = False
     by_client: str = ""
 
     @property
@@ -161,7 +165,8 @@ def _wakes(cell: Cell) -> During:
 def before(cell: Cell) -> Point:
     """The last point before the step's transaction at which nobody holds one, by a trace of the
     simulator."""
-    found = aim.point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
+    with _one_simulator:
+        found = aim.point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
     if found[0] == "result":
         named = any(found[2] == step.name for story in WORKFLOWS.values() for step in story.steps)
         return ("result", str(found[2]) if named else ANY)
@@ -180,7 +185,8 @@ def transaction(cell: Cell) -> Plan | None:
         case "conductor-kill-after":
             return Plan(committed, "kill")
         case "conductor-sleeps-past-lease":
-            return Plan(BEFORE, "stop", during=_conductor_sleeps(cell), on_servers=True)
+            sleep = _conductor_sleeps(cell)
+            return Plan(BEFORE, "stop", during=sleep, on_servers=True, sleeps=True)
         case "database-drops-before-commit":
             return Plan(journal, "cut", on_servers=True)
         case "database-loses-commit-unanswered":
@@ -275,7 +281,7 @@ def external(cell: Cell) -> Plan | None:
         case "service-did-it-unanswered":
             return Plan((*call, "answered"), "lose")
         case "service-refuses":
-            return Plan((*part, "begins"), "refuse", Verdict.ENDED)
+            return Plan((*call, "asked"), "refuse", Verdict.ENDED)
         case "event-doubled":
             return Plan((*part, "begins"), "hold", during=_wakes(cell))
         case "delete-while-called":
@@ -322,7 +328,7 @@ def accept(cell: Cell) -> Plan | None:
         case "client-retries":
             return Plan((), "", by_client="repeats")
         case "conflicting-request":
-            return Plan((), "", by_client="conflicts")
+            return Plan(("conductor", cell.workflow, ANY, "taken"), "hold", during=_conflicts)
     return None
 
 
@@ -337,18 +343,32 @@ def pair(cell: Cell) -> Plan | None:
     return Plan(point, "hold", Verdict.BOTH, _asks(cell))
 
 
+def _conflicts(trial: Trial, who: tuple[str, int]) -> None:
+    """Somebody wants something else while it is in hand."""
+    answer = trial.ask_beside("reboot:SOFT")
+    assert answer.status == 409 or _goes_on(trial, who), f"both were accepted: {answer}"
+
+
+def _goes_on(trial: Trial, who: tuple[str, int]) -> bool:
+    """Is the first not held any more: let go, or who held it was killed by another cell?"""
+    return trial.was_released or not os.path.exists(f"/proc/{who[1]}")
+
+
 def _asks(cell: Cell) -> During:
     """The second request: refused as the table of states says, or accepted by it."""
 
     def ask(trial: Trial, who: tuple[str, int]) -> None:
         row = trial.row()
         may = pairs.is_allowed(ASKED[cell.fault], row)
+        if cell.fault == "soft_delete":  # DELETE is a delete for good where that is not possible
+            may = may or pairs.is_allowed(ASKED["delete"], row)
         before = len(trial.world.actions(trial.server))
         answer = trial.ask_beside(ASKED[cell.fault])
         made = len(trial.world.actions(trial.server)) - before
         elsewhere = cell.fault in CHECKED_ELSEWHERE
         if answer.is_accepted:
-            assert may or elsewhere and not made, f"{cell.fault} is accepted: {answer}"
+            fits = may or elsewhere and not made or _goes_on(trial, who)
+            assert fits, f"{cell.fault} is accepted: {answer}"
             trial.accepted = bool(made)
             return
         assert 400 <= answer.status < 500, f"{cell.fault} is answered with {answer}"
@@ -391,6 +411,8 @@ def unfit(cell: Cell) -> str:
         if cell.fault == "create":
             return "nobody can ask for a create of a server that is there"
         return WORKFLOWS_OUT.get(cell.fault, "")
+    if cell.kind is Kind.UNDO and cell.step == "revive":
+        return "a host that comes back meanwhile is the simulator's, and tier 2's"
     circumstance = stage.CIRCUMSTANCES.get((cell.workflow, cell.step), "")
     if (cell.workflow, circumstance) == ("snapshot", stage.BOOTS):
         return "most machines' file systems make no snapshot of a volume in use"

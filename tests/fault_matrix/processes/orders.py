@@ -114,19 +114,18 @@ class Orders:
 
     def __init__(self, folder: Folder, process: str) -> None:
         self._folder, self._process = folder, process
-        self._changed, self._known = 0, dict[str, Order]()
+        self._seen: tuple[int, dict[str, Order]] = (0, {})  # in one piece: threads look at once
         self._passed: dict[str, int] = {}
 
     def _look(self) -> Iterable[Order]:
         path = self._folder._open
+        before, known = self._seen
         changed = path.stat().st_mtime_ns
-        if changed != self._changed or _now() - changed < TICK_SECONDS * 1e9:
-            self._changed = changed
-            known = {}
-            for name in os.listdir(path):
-                known[name] = self._known.get(name) or self._read(path / name)
-            self._known = {name: order for name, order in known.items() if order}
-        return list(self._known.values())
+        if changed != before or _now() - changed < TICK_SECONDS * 1e9:
+            found = {name: known.get(name) or self._read(path / name) for name in os.listdir(path)}
+            known = {name: order for name, order in found.items() if order}
+            self._seen = changed, known
+        return list(known.values())
 
     @staticmethod
     def _read(path: Path) -> Order | None:

@@ -76,6 +76,7 @@ class Trial:
         self.has_ports = any(one.lane is Lane.NETWORK for one in WORKFLOWS[workflow].steps)
         self.accepted = False  # another action
         self.release: Callable[[], None] = lambda: None  # who is held
+        self.was_released = False  # since another request was not answered before
         self._session = threading.local()
 
     # --- HTTP ---
@@ -220,16 +221,20 @@ class Trial:
         if key == "resize":
             body = {"flavorRef": self.world.flavors["m1.tiny"]}
         elif key == "rebuild":
-            body = {"imageRef": self.world.image}
+            body = {"imageRef": self.world.other_image}  # the scheduler is asked for another only
         return self.call("POST", f"{here}/action", {key: body}, admin=admin)
 
     def ask_beside(self, wanted: str) -> Answer:
-        """While another action is held, which goes on when there is no answer so long."""
+        """While another action is held, which goes on when there is no answer so long: the API
+        waits for some actions."""
+        if wanted == "attach_volume":
+            self.volume()
         answers: list[Answer] = []
         asking = threading.Thread(target=lambda: answers.append(self.ask(wanted)))
         asking.start()
         asking.join(HELD_SECONDS)
         if asking.is_alive():
+            self.was_released = True
             self.release()
         asking.join()
         return answers[0] if answers else Answer(0)
@@ -305,6 +310,7 @@ class Trial:
 
             await_true(gone, 120, lambda: f"the delete is answered with {last}", 0.3)
         if self.server:
+            self.world.clean_up(self.server)
             await_true(
                 lambda: self.row().deleted and not self.world.remains(self.server),
                 QUIET_SECONDS,

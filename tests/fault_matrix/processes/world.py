@@ -22,10 +22,13 @@ from typing import Any
 
 import requests
 import sqlalchemy as sa
+from keystoneauth1.exceptions import ClientException
+from openstack.exceptions import SDKException
 
 from common.models import DomainState
 from common.store import doctor, schema
 from common.store.engine import Store
+from common.store.neighbours import cleanups
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.state_file import FILES
 from deploy.cloud import Cloud, Ports
@@ -139,11 +142,12 @@ class World:
             host: GuestFile(cloud.state_folder(number) / "memory-guests.json")
             for number, host in enumerate(HOSTS, 1)
         }
-        self.image = self.network = ""
+        self.image = self.other_image = self.network = ""
         self.flavors: dict[str, str] = {}
         self.tokens: dict[str, str] = {}
         self.doubled: list[str] = []
         self.one_rough, self.one_broker = threading.Lock(), threading.Lock()
+        self.one_asleep = threading.Lock()  # of two conductors one is at work
         self._over = threading.Event()
 
     # --- its life ---
@@ -182,13 +186,16 @@ class World:
             aggregate = admin.compute.create_aggregate(name=zone, availability_zone=zone)
             for host in hosts:
                 admin.compute.add_host_to_aggregate(aggregate, host)
-        self.image = admin.image.create_image(
-            "empty",
-            data=bytes(512),
-            disk_format="raw",
-            container_format="bare",
-            visibility="public",
-        ).id
+        self.image, self.other_image = (
+            admin.image.create_image(
+                name,
+                data=bytes(512),
+                disk_format="raw",
+                container_format="bare",
+                visibility="public",
+            ).id
+            for name in ("empty", "empty too")
+        )
         self.network = demo.network.create_network(name="n").id
         demo.network.create_subnet(network_id=self.network, ip_version=4, cidr="10.9.0.0/16")
         self.second = demo.network.create_network(name="n2").id
@@ -196,6 +203,12 @@ class World:
         demo.network.create_security_group(name="web")
         self.flavors = {one.name: one.id for one in admin.compute.flavors(details=False)}
         self.tokens = {"demo": demo.session.get_token(), "admin": admin.session.get_token()}
+        requests.put(
+            f"{self.cloud.volume_url}/os-quota-sets/{demo.session.get_project_id()}",
+            json={"quota_set": {"volumes": -1, "gigabytes": -1}},
+            headers={"X-Auth-Token": self.tokens["admin"]},
+            timeout=20,
+        ).raise_for_status()
 
     def close(self) -> None:
         self._over.set()
@@ -261,8 +274,15 @@ class World:
         return next(row for row in found if row.host == host)
 
     def force_down(self, host: str, down: bool = True) -> None:
-        for one in self.seed.admin.compute.services(binary="nova-compute", host=host):
-            self.seed.admin.compute.update_service_forced_down(one, forced=down)
+        def told() -> bool:
+            compute = self.seed.admin.compute
+            with suppress(SDKException, ClientException):  # another cell has killed the API
+                for one in compute.services(binary="nova-compute", host=host):
+                    compute.update_service_forced_down(one, forced=down)
+                return True
+            return False
+
+        await_true(told, 60, "the API is there", 0.3)
 
     def await_down(self, host: str) -> None:
         """Until its silence is noticed."""
@@ -285,6 +305,20 @@ class World:
                 ).all()
             )
         )
+
+    def debts(self, server: str) -> list[str]:
+        """Hosts that have still to remove something of it."""
+        return [debt[1] for debt in self.store.read(doctor.ages)["debts"] if debt[0] == server]
+
+    def clean_up(self, server: str) -> None:
+        """The operator has what neighbours have still to remove tried again, until it is done."""
+        for row in self._pending(server):
+            self.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
+        await_true(lambda: not self._pending(server), 60, lambda: f"{self._pending(server)}", 0.2)
+
+    def _pending(self, server: str) -> list[Any]:
+        found = self.store.read(cleanups.list_all)
+        return [row for row in found if row.server_id == server and row.kind not in cleanups.LATE]
 
     def findings(self, server: str = "") -> list[doctor.Finding]:
         """The doctor's, of a server or of all."""
