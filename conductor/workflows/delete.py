@@ -21,6 +21,7 @@ from common.clock import SECOND
 from common.models import Result
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
+from common.store.rows import ActionRow
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
 from common.wire import from_wire
@@ -40,6 +41,7 @@ from conductor.volume_cleanups import LeavingData
 
 #: Longer than a call to a service may take there after it was given up here.
 LATE_CALL_MICROS = 20 * SECOND
+MOST_BEFORE = 100  #: superseded actions that a delete looks at
 #: Steps of superseded actions whose call makes what is to be removed.
 _CREATING_CALLS = ("networks", "allow", *volumes.CALLS)
 
@@ -68,17 +70,33 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     )
     for run in ready:
         run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
-        before = actions.show_by_id(tx, run.data.after) if run.data.after else None
-        superseded = before if before is not None and before.state == "superseded" else None
-        run.data.moves = run.args.was == states.RESIZED or superseded is not None
-        begun = superseded.args.get("image_id") if superseded is not None else None
-        run.data.images = sorted({image for image in (run.server.shelved_image_id, begun) if image})
-        run.data.snapshots = superseded.args.get("snapshots", []) if superseded else []
+        superseded = _superseded(tx, run)
+        run.data.moves = run.args.was == states.RESIZED or bool(superseded)
+        begun = [str(one.args.get("image_id") or "") for one in superseded]
+        run.data.images = sorted({run.server.shelved_image_id or "", *begun} - {""})
+        run.data.snapshots = [
+            snapshot for one in superseded for snapshot in one.args.get("snapshots", [])
+        ]
         if run.volumes:
             volume_cleanups.leaving(run)
-            if superseded is not None and superseded.workflow == "swap_volume":
-                volume_cleanups.leaving_swap(run, superseded)
-        run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
+            for one in superseded:
+                if one.workflow == "swap_volume":
+                    volume_cleanups.leaving_swap(run, one)
+        run.data.late = any(one.step in _CREATING_CALLS for one in superseded)
+
+
+def _superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
+    """What was in hand when the server was deleted, and deletes that were in the place of this
+    one: their user was impatient."""
+    found: list[ActionRow] = []
+    after = run.data.after
+    while after and len(found) < MOST_BEFORE:
+        before = actions.show_by_id(tx, after)
+        if before is None or before.state != "superseded":
+            break
+        found.append(before)
+        after = before.data.get("after")
+    return found
 
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:

@@ -73,6 +73,24 @@ def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rou
     trial.is_right(states.DELETED, 0)
 
 
+@pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_delete_in_place_of_a_delete_takes_it_too(
+    cloud: Cloud, workflow: str, rounds: int
+) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.lose = lambda kind: kind == "do"
+    trial.begin()
+    cloud.advance()
+    for _ in range(3):
+        cloud.ask(trial.server, "delete")
+        for _ in range(rounds):
+            cloud.advance()
+    cloud.lose = lambda kind: False
+    cloud.settle()
+    trial.is_right(states.DELETED, 0)
+
+
 @pytest.mark.parametrize("before", [("shelve",), ("shelve", "shelveOffload")])
 def test_delete_of_a_shelved_server_takes_its_image_with_it(
     cloud: Cloud, before: tuple[str, ...]
