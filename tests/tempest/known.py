@@ -62,9 +62,18 @@ LATEST = (
     ),
     Known(
         r"\.test_(resize_server_revert|rebuild_server|stable_device_rescue_disk_virtio)_with_volume_attached$|"
-        r"ServerRescueNegativeTestJSON\.test_rescued_vm_detach_volume$",
+        r"ServerRescueNegativeTestJSON\.test_rescued_vm_detach_volume$|"
+        r"\.(AttachSCSIVolumeTestJSON|AttachVolume(Shelve)?TestJSON|AttachVolumeNegativeTest)\.|"
+        r"\.AttachVolumeMultiAttachTest\.test_(list_get|resize)_|VolumesAssistedSnapshotsTest\.|"
+        r"\.test_delete_server_while_in_attached_volume$|\.Test(InstancesWithCinderVolumes|"
+        r"MinimumBasicScenario|StampPattern|ServerVolumeAttach(mentScenario|ScenarioOldVersion))\.",
         r"Expecting value: line 1 column 1 \(char 0\)",
         "Tempest reads a body where a volume is attached, which has none from 2.101 on",
+    ),
+    Known(
+        r"\.AttachVolumeMultiAttachTest\.",
+        r"AttachVolumeMultiAttachTest:tearDownClass\) Failed to delete volume",
+        "Tempest deletes volumes that it has not detached, since it could not read that body",
     ),
 )
 
