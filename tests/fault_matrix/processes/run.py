@@ -18,7 +18,7 @@ from tests.fault_matrix.cells import Cell, Kind
 from tests.fault_matrix.outcome import LOCAL_SECONDS, MOVE_SECONDS, Verdict
 from tests.fault_matrix.processes.faults import BEFORE, PLANS, Plan, before
 from tests.fault_matrix.processes.orders import Order
-from tests.fault_matrix.processes.trial import Answer, Trial
+from tests.fault_matrix.processes.trial import UNHEARD, Answer, Trial
 from tests.fault_matrix.processes.world import World
 from tests.waiting import await_true, is_true_within
 from tests.workflows.scenarios import KILL
@@ -26,7 +26,6 @@ from tests.workflows.scenarios import KILL
 REACH_SECONDS, FIND_SECONDS, MOST_SLOW = 30, 20, 6.0
 #: Answers to a request that is repeated after its first was accepted.
 DONE_BEFORE = (400, 404, 409)
-UNHEARD = (0, 502, 503, 504)
 #: How often a cell is begun whose fault could not be injected: another cell's came in between.
 MOST_TRIES = 3
 

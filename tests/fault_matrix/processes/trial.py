@@ -19,10 +19,12 @@ from conductor.saga import Lane
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix.processes.world import World
 from tests.fault_matrix.stage import BOOTS, CIRCUMSTANCES, SHELVED, WITH_VOLUMES
-from tests.waiting import await_true
+from tests.waiting import await_true, is_true_within
 from tests.workflows.scenarios import KILL, SCENARIOS, Scenario
 
 VERSION, ANSWER_SECONDS, QUIET_SECONDS, HELD_SECONDS = "2.96", 120, 240, 8
+#: Who is answered so, or not at all (0), asks again.
+UNHEARD = (0, 502, 503, 504)
 #: What only an admin may do.
 OF_ADMINS = (
     "migrate",
@@ -230,7 +232,12 @@ class Trial:
         if wanted == "attach_volume":
             self.volume()
         answers: list[Answer] = []
-        asking = threading.Thread(target=lambda: answers.append(self.ask(wanted)))
+
+        def answered() -> bool:
+            answers[:] = [self.ask(wanted)]
+            return answers[0].status not in UNHEARD
+
+        asking = threading.Thread(target=lambda: is_true_within(answered, ANSWER_SECONDS, 0.3))
         asking.start()
         asking.join(HELD_SECONDS)
         if asking.is_alive():

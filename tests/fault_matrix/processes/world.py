@@ -230,9 +230,11 @@ class World:
             os.kill(pid, signal.SIGCONT)
 
     def restart_broker(self, wiped: bool) -> None:
-        """It is killed and is there again; ``wiped``: without anything that it knew."""
+        """It is killed (-9) and is there again; ``wiped``: without anything that it knew."""
         cloud = self.cloud
-        (cloud.run / "rabbitmq.down").write_text("kill")
+        order = cloud.run / "rabbitmq.kill"
+        order.write_text("kill")
+        order.replace(cloud.run / "rabbitmq.down")  # half a word would stop it by its own command
         await_true(lambda: cloud.pid("rabbitmq") is None, 30, "the broker goes on")
         if wiped:
             for one in (cloud.broker.folder / "data").iterdir():
