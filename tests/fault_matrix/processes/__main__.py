@@ -38,7 +38,7 @@ from tests.fault_matrix.processes.run import Outcome, is_rough, run
 from tests.fault_matrix.processes.world import KINDS, World, world
 from tests.waiting import is_true_within
 
-TELL_SECONDS, JUDGE_SECONDS, AGAIN_SECONDS = 30, 60, 120
+REPORT_SECONDS, JUDGE_SECONDS, AGAIN_SECONDS = 30, 60, 120
 #: Of the time, for the cells of which conductors die.
 FIRST_PART = 0.45
 FILE = Path("/tmp/kilonova-faults-tier-1.jsonl")
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = {one["cell"] for one in before}
     kinds = (options.database,) if options.database else KINDS
     shares = by_world([cell for cell in chosen if cell.id not in done], kinds)
-    _tell_of(every, chosen, done)
+    _report_selection(every, chosen, done)
     outcomes = [
         Outcome(**{key: one[key] for key in _FIELDS if key in one})
         for one in before
@@ -85,7 +85,7 @@ END = "(the whole cloud at its end)"
 AGAIN = "(alone) "
 
 
-def _tell_of(every: Sequence[Cell], chosen: Sequence[Cell], done: set[str]) -> None:
+def _report_selection(every: Sequence[Cell], chosen: Sequence[Cell], done: set[str]) -> None:
     out = Counter(unfit(cell) for cell in cells() if unfit(cell))
     print(f"{len(every)} of {len(cells())} cells can be run with processes; chosen: {len(chosen)}")
     for why, count in out.most_common():
@@ -114,7 +114,7 @@ def _run(shares: dict[str, list[Cell]], options: argparse.Namespace, path: Path)
     for worker in workers:
         worker.start()
     outcomes: list[Outcome] = []
-    told = time.monotonic()
+    reported = time.monotonic()
     total = sum(map(len, shares.values()))
     try:
         with path.open("a") as file:
@@ -123,11 +123,11 @@ def _run(shares: dict[str, list[Cell]], options: argparse.Namespace, path: Path)
                     one = results.get(timeout=1)
                     outcomes.append(one)
                     print(json.dumps(asdict(one)), file=file, flush=True)
-                    _tell(one)
+                    _report(one)
                 except queue.Empty:
                     pass
-                if time.monotonic() - told > TELL_SECONDS:
-                    told = time.monotonic()
+                if time.monotonic() - reported > REPORT_SECONDS:
+                    reported = time.monotonic()
                     wrong = sum(bool(one.problem) for one in outcomes)
                     print(f"{datetime.now(UTC):%H:%M:%S} {len(outcomes)}/{total}, {wrong} failed")
                     sys.stdout.flush()
@@ -139,7 +139,7 @@ def _run(shares: dict[str, list[Cell]], options: argparse.Namespace, path: Path)
     return outcomes
 
 
-def _tell(one: Outcome) -> None:
+def _report(one: Outcome) -> None:
     if one.problem:
         replay = f"./deploy/test faults -- --tier 1 --database {one.world} -k {one.cell}"
         print(f"{one.cell} ({one.world})\n    {one.problem}\n    {replay}", flush=True)
@@ -159,7 +159,7 @@ def _serve(kind: str, share: list[Cell], jobs: int, until: float, results: Any) 
     try:
         with world(kind) as made:
             _play(made, share, jobs, until, results, over)
-    except Exception as problem:  # noqa: BLE001  # it is told as an outcome
+    except Exception as problem:  # noqa: BLE001  # reported as an outcome
         results.put(Outcome(END, kind, 0, f"{type(problem).__name__}: {problem}"[:900]))
     finally:
         if not over.is_set():

@@ -58,7 +58,7 @@ def run(world: World, cell: Cell) -> Outcome:
         tries += 1
         try:
             check(world, cell)
-        except Exception as problem:  # noqa: BLE001  # it is what the cell is about
+        except Exception as problem:  # noqa: BLE001  # any failure is the cell's outcome
             said = " ".join(str(problem).split()) or "no words"
             text = f"{type(problem).__name__}: {said[:600]}"
             story = traceback.format_exc()[-3000:]
@@ -105,7 +105,7 @@ def _tidy(trial: Trial) -> None:
         if trial.zone == "rough":
             trial.world.power_on()
         trial.call("POST", f"/servers/{trial.server}/action", {"forceDelete": None}, admin=True)
-    except Exception:  # noqa: BLE001  # what failed first is told
+    except Exception:  # noqa: BLE001  # the first failure is reported
         return
 
 

@@ -299,11 +299,11 @@ class Trial:
         """For whoever reads of a failure."""
         if not self.server or (row := self.row()) is None:
             return f"{self.name} is not there"
-        told = [
+        actions = [
             f"{one.workflow}: {one.state} at {one.step} ({one.message or one.cause or ''})"
             for one in self.world.actions(self.server)
         ]
-        return f"{self.server} {row.vm_state}/{row.task_state} at {row.host}; {'; '.join(told)}"
+        return f"{self.server} {row.vm_state}/{row.task_state} at {row.host}; {'; '.join(actions)}"
 
     def remove(self) -> None:
         """It is deleted, and nothing of it is left anywhere."""

@@ -276,7 +276,7 @@ class World:
         return next(row for row in found if row.host == host)
 
     def force_down(self, host: str, down: bool = True) -> None:
-        def told() -> bool:
+        def accepted() -> bool:
             compute = self.seed.admin.compute
             with suppress(SDKException, ClientException):  # another cell has killed the API
                 for one in compute.services(binary="nova-compute", host=host):
@@ -284,7 +284,7 @@ class World:
                 return True
             return False
 
-        await_true(told, 60, "the API is there", 0.3)
+        await_true(accepted, 60, "the API is there", 0.3)
 
     def await_down(self, host: str) -> None:
         """Until its silence is noticed."""
