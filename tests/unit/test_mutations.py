@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.mutations import ROOT, Mutation, OutOfDate, every
@@ -17,6 +19,15 @@ def test_it_applies(name: str) -> None:
     compile(changed, one.file, "exec")
     assert one.protects and list((ROOT / "docs/decisions").glob(f"{one.decision}-*.md"))
     assert one.tests and all((ROOT / test.split("::")[0]).exists() for test in one.tests)
+    for test in re.findall(r"\btest_\w+", one.k):
+        assert any(test in text for text in texts(one)), f"its tests have no {test}"
+
+
+def texts(one: Mutation) -> list[str]:
+    """What stands in its tests' files."""
+    paths = [ROOT / test.split("::")[0] for test in one.tests]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,))]
+    return [file.read_text() for file in files]
 
 
 def test_there_are_enough_and_each_once() -> None:
