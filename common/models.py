@@ -351,7 +351,10 @@ class Sync:
     exchange, which is answered with what the host should be doing. ``number`` rises with each
     exchange of a session, so that what an older one tells of the host's state is not taken for
     news; 0: an agent that counts none.
-    ``cookie``: the last that a conductor gave, which shows that this is said now.
+    ``cookie``: the last that a conductor gave, which shows that this is said now. ``files``:
+    servers of which the host has files and no domain; None: as it told before in this session.
+    Of many a page at a time: those after the first of ``files_between`` and up to the second
+    (empty: to the end); None: these are all.
     """
 
     host: str
@@ -369,6 +372,8 @@ class Sync:
     moved: dict[str, dict[str, int]] = field(default_factory=dict)
     number: int = 0
     cookie: str = ""
+    files: list[str] | None = None
+    files_between: list[str] | None = None
 
     @property
     def tells_state(self) -> bool:
@@ -379,6 +384,7 @@ class Sync:
             or self.inventory
             or self.metrics
             or self.cached
+            or self.files is not None
         )
 
 

@@ -34,6 +34,7 @@ class HostQueries:
             "console_output": self._console_output,
             "diagnostics": self._diagnostics,
             "domains": self._domains,
+            "files": lambda arguments: {"servers": self._driver.files_alone()},
             "quiesce": self._quiesce,
             "unquiesce": self._unquiesce,
             "guests_volumes": lambda arguments: {"volumes": self._driver.guests_volumes()},

@@ -291,8 +291,9 @@ class AgentProcess:
     def _look(self) -> None:
         """Read domains, inventory and metrics, as for a full report."""
         domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
+        files = self._driver.files_alone()
         with self._lock:
-            self._agent.noticed(inventory, metrics)
+            self._agent.noticed(inventory, metrics, files)
             self._agent.looked(domains)
 
     def _exchange(self, ask: bool, timeout: float) -> None:
@@ -304,9 +305,10 @@ class AgentProcess:
             domains = self._driver.domains() if full or moved else []
             inventory = self._inventory() if full else None
             metrics = self._metrics() if full else None
+            files = self._driver.files_alone() if full else None
             with self._lock:
                 if inventory is not None:
-                    self._agent.noticed(inventory, metrics)
+                    self._agent.noticed(inventory, metrics, files)
                 self._agent.changed(state for state in domains if state.server in moved)
                 request = self._agent.request(
                     ask, domains if full else None, inventory if registration else None

@@ -42,6 +42,7 @@ MAX_BUILDS = 10  #: commands that make disks from an image, at a time
 MAX_COPIES = 10  #: commands that copy whole disks, builds included, at a time
 MAX_MIGRATIONS = 1  #: outgoing live migrations at a time
 MAX_WAITS = 64  #: commands that wait for their guest, at a time
+MOST_FILES = 100  #: servers of which a host tells at once that it has files alone
 HANG_SECONDS = 120.0  #: without a sign of life; then a command is reported as hanging
 
 
@@ -90,6 +91,10 @@ class Work:
         return {pool for pool, is_member in member.items() if is_member}
 
 
+#: Servers of which a host has files alone, and what they lie between: None: they are all.
+_Files = tuple[list[str] | None, list[str] | None]
+
+
 class Agent:
     """What one host knows of its commands, fences and lease. ``builds``, ``copies`` and
     ``migrations`` limit how many of these run at a time. ``hang``: seconds without a sign of life
@@ -127,6 +132,8 @@ class Agent:
         self._inventory: HostInventory | None = None
         self._inventory_reported: HostInventory | None = None
         self._metrics: dict[str, float] | None = None
+        self._files: _Files = (None, None)
+        self._files_reported: _Files = (None, None)
         self._asked_at = self._acknowledged_at = -LEASE_SECONDS
         self._alone_since = clock.monotonic()
         self._fencings, self._is_fencing = journal.fencings(boot_id)
@@ -339,10 +346,31 @@ class Agent:
             else:
                 self._changed[state.server] = state
 
-    def noticed(self, inventory: HostInventory, metrics: dict[str, float] | None) -> None:
-        """The present inventory and metrics of the host. The inventory is reported when it differs
-        from the last one that the conductor took; metrics are reported once."""
+    def noticed(
+        self,
+        inventory: HostInventory,
+        metrics: dict[str, float] | None,
+        files: Iterable[str] | None = None,
+    ) -> None:
+        """The present inventory and metrics of the host, and the servers of which it has files
+        alone. Inventory and files are reported when they differ from the last that the conductor
+        took; metrics are reported once. Files of servers with a command in hand, or a result that
+        nobody has heard, are in use. Of many files a page is told at a time, over and over."""
         self._inventory, self._metrics = inventory, metrics
+        if files is not None:
+            self._files = self._page(sorted(set(files) - self._busy()))
+
+    def _page(self, files: list[str]) -> _Files:
+        """The files to tell of next; when there are many, with what they lie between."""
+        if len(files) <= MOST_FILES:
+            return files, None
+        after, through = self._files[1] or ("", "")
+        if self._files == self._files_reported:
+            after = through
+        page = [one for one in files if one > after][: MOST_FILES + 1]
+        if len(page) > MOST_FILES:
+            return page[:MOST_FILES], [after, page[MOST_FILES - 1]]
+        return page, [after, ""]
 
     def cached(self, image: str, problem: str) -> None:
         """The outcome of an image that was fetched ahead; ``problem`` empty: it is here."""
@@ -380,6 +408,7 @@ class Agent:
             or self._cached
             or self._metrics is not None
             or self._inventory != self._inventory_reported
+            or self._files != self._files_reported
         )
         if not idle:
             return None
@@ -419,6 +448,7 @@ class Agent:
         session = self.session
         if inventory is not None:
             session, self._inventory, self._inventory_reported = 0, inventory, None
+            self._files_reported = (None, None)
         news = self._inventory if self._inventory != self._inventory_reported else None
         metrics, self._metrics = self._metrics, None
         self._asked_at = self._clock.monotonic()
@@ -449,6 +479,7 @@ class Agent:
             else {},
             self._number,
             self._cookie,
+            *(self._files if self._files != self._files_reported else (None, None)),
         )
 
     def _reported_boot_id(self) -> str:
@@ -460,8 +491,7 @@ class Agent:
         highest fence that was accepted for it. A state that is seen after a failed command is true
         under that command's fence, although the domain never carried it. A state from before a
         result is reported after the result."""
-        busy = {work.command.server for work in self._work.values()}
-        busy |= {result.server for result in self._results.values()}
+        busy = self._busy()
         return [
             DomainState(
                 state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0))
@@ -469,6 +499,12 @@ class Agent:
             for state in domains
             if state.server not in busy
         ]
+
+    def _busy(self) -> set[str]:
+        """Servers with a command in hand, or a result that nobody has heard."""
+        return {work.command.server for work in self._work.values()} | {
+            result.server for result in self._results.values()
+        }
 
     def answered(self, request: Sync, answer: SyncAnswer) -> None:
         """Take the conductor's answer to this request."""
@@ -481,6 +517,8 @@ class Agent:
         for key in answer.acknowledged:
             self._results.pop(key, None)
         self._inventory_reported = request.inventory or self._inventory_reported
+        if request.files is not None:
+            self._files_reported = request.files, request.files_between
         for image, problem in request.cached.items():
             if self._cached.get(image) == problem:
                 del self._cached[image]

@@ -15,19 +15,25 @@ from common.json_types import JsonObject
 from common.models import Sync
 
 #: Fields that say who reports and what is in hand there; each other field tells something.
-HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number", "cookie"))
+HEAD = frozenset(
+    ("host", "session", "boot_id", "ask", "working", "number", "cookie", "files_between")
+)
 _NOTHING: JsonObject = {
     field.name: getattr(Sync("", 0), field.name) for field in fields(Sync) if field.name not in HEAD
 }
-#: Fields that are one thing, although they are dictionaries.
-WHOLE = frozenset(("metrics",))
+#: Fields that are one thing, although they have entries.
+WHOLE = frozenset(("metrics", "files"))
 
 
 def divided(sync: Sync) -> list[Sync]:
     """The same report in parts: one for each field that tells something; of one field, one for each
     entry. Nothing when it tells one thing, or none."""
     bare = replace(sync, **_NOTHING)
-    filled = {name: value for name in _NOTHING if (value := getattr(sync, name))}
+    filled = {
+        name: value
+        for name, nothing in _NOTHING.items()
+        if (value := getattr(sync, name)) != nothing
+    }
     if len(filled) > 1:
         return [replace(bare, **{name: value}) for name, value in filled.items()]
     entries = [(name, entry) for name, value in filled.items() for entry in _entries(name, value)]
@@ -35,9 +41,11 @@ def divided(sync: Sync) -> list[Sync]:
 
 
 def _entries(name: str, value: Any) -> list[Any]:
+    if name in WHOLE:
+        return [value]
     if isinstance(value, list):
         return [[one] for one in value]
-    if isinstance(value, dict) and name not in WHOLE:
+    if isinstance(value, dict):
         return [{key: one} for key, one in value.items()]
     return [value]
 
@@ -49,7 +57,9 @@ def servers_in(sync: Sync) -> set[str]:
 
 def stateless(sync: Sync) -> Sync:
     """Without what it tells of the host's state."""
-    return replace(sync, domains=None, changed=[], inventory=None, metrics=None, cached={})
+    return replace(
+        sync, domains=None, changed=[], inventory=None, metrics=None, cached={}, files=None
+    )
 
 
 def without(sync: Sync, servers: Collection[str]) -> Sync:

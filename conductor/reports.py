@@ -21,7 +21,7 @@ from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store.engine import Connection
-from common.store.hosts import host_images, hosts
+from common.store.hosts import host_files, host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
 from common.store.servers import actions, block_devices, fences, guests, migrations, shares
 from conductor import flush, lost_commands, progress, report_parts, retries, runner
@@ -260,6 +260,8 @@ def _describe(tx: Connection, sync: Sync) -> None:
             log.info("host %s tells what it has now", sync.host)
     if sync.domains is not None:
         _note_guests(tx, sync.host, [domain.server for domain in sync.domains])
+    if sync.files is not None:
+        _note_files(tx, sync.host, sync.files, sync.files_between)
     if sync.cached:
         host_images.record(tx, sync.host, sync.cached)
     if sync.metrics is not None:
@@ -274,6 +276,14 @@ def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
             host,
             server,
         )
+
+
+def _note_files(
+    tx: Connection, host: str, servers: Sequence[str], between: Sequence[str] | None
+) -> None:
+    """So are files without a guest that nothing explains."""
+    for server in host_files.note(tx, host, servers, between):
+        log.warning("host %s has files of %s and no guest; see: kilonova doctor", host, server)
 
 
 def _settle(

@@ -169,6 +169,10 @@ class Driver(Protocol):
         """The ids of the volumes that each guest has as the hypervisor runs it, whatever is written
         of it elsewhere; of every guest that runs or is paused, by server."""
 
+    def files_alone(self) -> list[str]:
+        """The servers of which files are here and no domain; cheap. On shared storage also those
+        whose domains other hosts have."""
+
     def server_facts(self, server: str) -> HostedServer:
         """What our metadata on the domain says of its server, as of the last verb that defined the
         domain, and of interfaces that came and went since; empty fields of a domain that an older

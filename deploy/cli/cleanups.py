@@ -43,7 +43,7 @@ def facts(row: CleanupRow) -> dict[str, object]:
         "kind": row.kind,
         "target": row.target,
         "place": row.place or None,
-        "server": row.server_id,
+        "server": row.server_id or None,
         "project": row.project_id,
         "why": row.why,
         "since": iso(row.created_at),
@@ -62,7 +62,7 @@ def table(rows: list[CleanupRow]) -> str:
             *(
                 [
                     str(row.id),
-                    row.server_id,
+                    row.server_id or "none",
                     row.project_id,
                     cleanups.worded(row),
                     iso(row.created_at) or "",

@@ -4,7 +4,8 @@
 It checks the records (``common.store.doctor``), asks every host that is up what really runs there
 and with which volumes,
 the network service what ports servers have, the block storage service what attachments, the image
-service which snapshots are not whole, and the catalogue whether it names what they need. A finding
+service which snapshots are not whole, the shared file system service which rules let hosts mount
+shares, and the catalogue whether it names what they need. A finding
 counts when it is there twice, some seconds apart: of work that is under way hosts may show more, or
 less, than the records. Pending cleanups are shown and are no findings: conductors are at them. The
 tests judge by the same code.
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
@@ -41,9 +42,13 @@ LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
 #: Host -> server -> ids of the volumes that its guest runs with.
 Disks = Mapping[str, Mapping[str, Collection[str]]]
+#: Host -> servers of which it has files and no guest.
+Files = Mapping[str, Collection[str]]
 Ports = Sequence[Mapping[str, Any]]
 Images = Sequence[Mapping[str, Any]]
 Attachments = Sequence[Mapping[str, Any]]
+Rules = Sequence[Mapping[str, Any]]
+Answer = TypeVar("Answer")
 NO_ANSWER = 3  #: status: as of ``kilonova explain``
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
@@ -69,7 +74,11 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
         if not options.no_hosts:
             client = agent.AgentClient(link)
             ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
-            neighbours = replace(neighbours, disks=lambda: ask_disks(store, client.query))
+            neighbours = replace(
+                neighbours,
+                disks=lambda: ask_disks(store, client.query),
+                files=lambda: ask_files(store, client.query),
+            )
         found = findings(store, ask, neighbours)
         if options.fix:
             domains, answers = ask(), neighbours.ask()
@@ -152,24 +161,35 @@ class NeighbourAnswers:
     images: Images | None
     missing: Collection[str]
     disks: Disks | None = None
+    files: Files | None = None
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """What asks the network service for all ports, the block storage service for all attachments,
-    the image service for images that are not whole, the catalogue for services that it does not
-    name, and hosts for the volumes of their guests."""
+    the image service for images that are not whole, the shared file system service for the rules
+    that are ours, the catalogue for services that it does not
+    name, and hosts for the volumes of their guests and for files without one."""
 
     ports: Callable[[], Ports | None] = nothing
     attachments: Callable[[], Attachments | None] = nothing
     images: Callable[[], Images | None] = nothing
     missing: Callable[[], Collection[str]] = none_missing
     disks: Callable[[], Disks | None] = nothing
+    files: Callable[[], Files | None] = nothing
+    rules: Callable[[], Rules | None] = nothing
 
     def ask(self) -> NeighbourAnswers:
         """All of them, once."""
         return NeighbourAnswers(
-            self.ports(), self.attachments(), self.images(), self.missing(), self.disks()
+            self.ports(),
+            self.attachments(),
+            self.images(),
+            self.missing(),
+            self.disks(),
+            self.files(),
+            self.rules(),
         )
 
 
@@ -194,6 +214,7 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
     from common.clients.own_images import OwnImages
+    from common.clients.shares import NAME as SHARES
     from common.clients.shares import ShareClient
     from common.clients.volumes import NAME as VOLUMES
     from common.clients.volumes import VolumeClient
@@ -201,7 +222,8 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
     identity = IdentityClient(conf, READ)
     client = Bindings(identity.network_url, conf.network.timeout)
     volumes = VolumeClient(identity.volume_url, conf.volume.timeout)
-    optional = (client, ShareClient(identity.share_url, conf.share.timeout), volumes)
+    shares = ShareClient(identity.share_url, conf.share.timeout)
+    optional = (client, shares, volumes)
 
     def missing() -> Collection[str]:
         try:
@@ -218,6 +240,13 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
             return [asdict(one) for one in found]
         except errors.Problem:
             silent.append(f"the {VOLUMES}")
+            return None
+
+    def rules() -> Rules | None:
+        try:
+            return shares.own_rules(identity.token()) if shares.has_service() else None
+        except errors.Problem:
+            silent.append(f"the {SHARES}")
             return None
 
     def ask() -> Ports | None:
@@ -246,7 +275,7 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
             return None
 
     own = OwnImages(identity)
-    return Neighbours(ask, attachments, ask_images, missing)
+    return Neighbours(ask, attachments, ask_images, missing, rules=rules)
 
 
 def ask_hosts(
@@ -273,11 +302,27 @@ def ask_disks(
 ) -> Disks:
     """Which volumes the guests of each host that is up run with; of an agent that does not know the
     question nothing. Who does not answer was told of by ``ask_hosts``."""
+    return _ask_who_know(store, query, "guests_volumes", "volumes")
+
+
+def ask_files(
+    store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Collection[str]]]
+) -> Files:
+    """Of which servers each host that is up has files and no guest; as ``ask_disks``."""
+    return _ask_who_know(store, query, "files", "servers")
+
+
+def _ask_who_know(
+    store: Store,
+    query: Callable[[str, str, dict[str, object]], dict[str, Answer]],
+    question: str,
+    field: str,
+) -> dict[str, Answer]:
     answers = {}
     for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
         with suppress(errors.Unavailable, errors.NotImplementedHere):
             if row.up:
-                answers[row.host] = query(row.host, "guests_volumes", {})["volumes"]
+                answers[row.host] = query(row.host, question, {})[field]
     return answers
 
 
@@ -291,8 +336,10 @@ def _looked(tx: Connection, domains: Domains, answers: NeighbourAnswers) -> list
         *oracle.compare(domains, tx),
         *oracle.compare_reported(domains.keys(), tx),
         *(() if answers.disks is None else oracle.compare_guests(answers.disks, tx)),
+        *oracle.compare_files(answers.files or {}, tx),
         *(() if answers.ports is None else oracle.compare_ports(answers.ports, tx)),
         *(() if answers.attachments is None else oracle.compare_volumes(answers.attachments, tx)),
+        *(() if answers.rules is None else oracle.compare_rules(answers.rules, tx)),
         *(() if answers.images is None else oracle.compare_images(answers.images, tx)),
         *oracle.compare_catalogue(answers.missing, tx),
     ]

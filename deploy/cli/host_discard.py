@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import uuid
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 
 from common import config, errors
 from common.rpc import agent
@@ -27,7 +27,8 @@ from deploy.cli.host_adopt import HostAnswers, Ports, ports_of
 
 
 def discard(options: argparse.Namespace) -> int:
-    """Make a debt of it; without --yes only say what would go.
+    """Make a debt of it, or of the files that are there without a guest; without --yes only say
+    what would go.
 
     Raises:
         BadRequest: it is no server's id. NotFound: the host has no guest of it. Conflict: it has a
@@ -54,9 +55,9 @@ def carry_out(
 ) -> int:
     """The command, whomever it asks."""
     record = store.read(lambda tx: guests.home(tx, server))
-    if server not in _domains(store, hosts, host):
+    if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
         raise errors.NotFound(
-            f"Host {host} has no guest of server {server}; kilonova doctor shows which guests have "
+            f"Host {host} has no guest of server {server}, nor files of it; kilonova doctor shows which guests have "
             "no record, and where they are."
         )
     if record is not None and record != host and server not in _domains(store, hosts, record):
@@ -99,6 +100,13 @@ def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
         raise _silent(host)
     found: Mapping[str, int] = hosts.query(host, "domains", {})["domains"]
     return found
+
+
+def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
+    """Has a host, which has no guest of this server, files of it?"""
+    with suppress(errors.NotImplementedHere):
+        return server in hosts.query(host, "files", {})["servers"]
+    return False
 
 
 def _silent(host: str) -> errors.Conflict:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import parse_qsl
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from common import ids
@@ -44,6 +45,7 @@ class Manila:
         self.locations: dict[str, list[JSON]] = {}
         self.rules: dict[str, JSON] = {}
         self.applies_after, self.fails, self.latest = 0, False, LATEST
+        self.most = 1000  # entries of one answer
         self.trouble: list[int] = []
         self.meanwhile: Callable[[], object] | None = None  # once, after the next list of rules
 
@@ -126,6 +128,15 @@ class Manila:
                 share = environ["QUERY_STRING"].removeprefix("share_id=")
                 self._share(share, project)
                 return 200, {"access_list": self._list(share, project)}
+            case "GET", ["v2", "share-access-rules", name]:
+                rule = self.rules.get(name)
+                if rule is None:
+                    raise Refused(404, f"Share access rule {name} not found.")
+                self._share(rule["share_id"], project)
+                return 200, {"access": _shown(rule, project)}
+            case "GET", ["v2", "resource-locks"]:
+                asked = dict(parse_qsl(environ["QUERY_STRING"]))
+                return 200, {"resource_locks": self._locks(asked, project)}
             case "POST", ["v2", "shares", share, "action"]:
                 self._share(share, project)
                 body = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
@@ -151,22 +162,30 @@ class Manila:
             if rule["state"] == "applying" and (rule["looks"] <= 0):
                 rule["state"] = "error" if self.fails else "active"
             rule["looks"] -= 1
-            hidden = (
-                {"access_to": "******", "access_key": "******"}
-                if project is not None and rule["hidden"]
-                else {}
-            )
-            shown.append(
-                {
-                    key: value
-                    for key, value in {**rule, **hidden}.items()
-                    if key not in ("looks", "hidden", "locked")
-                }
-            )
+            shown.append(_shown(rule, project, "share_id"))
         happens, self.meanwhile = self.meanwhile, None
         if happens is not None:
             happens()
         return shown
+
+    def _locks(self, asked: dict[str, str], project: str | None) -> list[JSON]:
+        """Three of each rule that is hidden and cannot be removed: its share cannot be either. The
+        newest first, unless asked for in another order; a lock's project is its maker's, an admin's
+        here; what is asked for at most is limited."""
+        if project is not None or "all_projects" not in asked:
+            return []
+        found = [lock for rule in self.rules.values() for lock in rule["locks"]][::-1]
+        fields = ("resource_type", "resource_id", "resource_action", "lock_reason")
+        found = [
+            lock for lock in found if all(lock[key] == asked.get(key, lock[key]) for key in fields)
+        ]
+        if "sort_key" in asked:
+            found.sort(
+                key=lambda lock: str(lock[asked["sort_key"]]),
+                reverse=asked.get("sort_dir", "desc") == "desc",
+            )
+        most = min(int(asked.get("limit", self.most)), self.most)
+        return found[int(asked.get("offset", 0)) :][:most]
 
     def _allow(self, share: str, given: JSON) -> tuple[int, JSON]:
         alike = [
@@ -188,6 +207,7 @@ class Manila:
             "hidden": given["lock_visibility"],
             "locked": given["lock_deletion"],
         }
+        rule["locks"] = _locks_of(rule, given)
         self.rules[rule["id"]] = rule
         return 200, {
             "access": {
@@ -212,3 +232,29 @@ class Manila:
             raise Refused(403, "Access rule is locked.")
         del self.rules[rule["id"]]
         return 202, None
+
+
+def _locks_of(rule: JSON, given: JSON) -> list[JSON]:
+    kinds = [("access_rule", rule["id"], "show")] if rule["hidden"] else []
+    if rule["locked"]:
+        kinds += [("access_rule", rule["id"], "delete"), ("share", rule["share_id"], "delete")]
+    reason = given.get("lock_reason")
+    return [
+        {
+            "id": ids.new(),
+            "resource_type": kind,
+            "resource_id": name,
+            "resource_action": action,
+            "lock_reason": reason if kind == "access_rule" else "Share is locked by a rule's lock.",
+        }
+        for kind, name, action in kinds
+    ]
+
+
+def _shown(rule: JSON, project: str | None, *left_out: str) -> JSON:
+    """As this project sees it; None: an admin."""
+    own = {"looks", "hidden", "locked", "locks", *left_out}
+    shown = {key: value for key, value in rule.items() if key not in own}
+    if project is not None and rule["hidden"]:
+        shown |= {"access_to": "******", "access_key": "******"}
+    return shown

@@ -18,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import pytest
 
 from common import errors, ids
+from common.clients import shares as share_client
 from common.clients.shares import ACTIVE, FAILED, ShareClient
 from conductor.external_services import ShareApi
 from tests.contract.manila import Manila
@@ -210,3 +211,21 @@ def test_a_cloud_without_the_service_says_so() -> None:
     )
     with pytest.raises(errors.Unavailable, match="names no shared file system service"):
         ShareClient(lambda: None).share("mine", ids.new())
+
+
+def test_the_rules_that_are_ours_are_told(http: OverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, whoever else lets somebody mount the share; in pages, which the service makes
+    smaller than they are asked for."""
+    monkeypatch.setattr(share_client, "PAGE", 3)
+    http.manila.most = 1
+    client, token = http.client, "admin"
+    assert client.own_rules(token) == []
+    for address in (ADDRESS, ANOTHER):
+        http.service.allow(http.share, address)
+    http.manila.add_rule(http.share, "203.0.113.9")
+    found = client.own_rules(token)
+    assert sorted((one["share_id"], one["access_to"]) for one in found) == sorted(
+        (http.share, address) for address in (ADDRESS, ANOTHER)
+    )
+    assert {one["state"] for one in found} <= {"applying", "active"}
+    assert client.own_rules("mine") == [], "only an admin is told the locks of all projects"

@@ -79,6 +79,17 @@ def test_a_guest_goes_back_to_where_its_files_still_are(pair: Pair) -> None:
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
 
 
+def test_files_without_a_domain_are_told(pair: Pair) -> None:
+    spec, driver = pair.off_with_canary(), pair.destination.driver
+    assert pair.source.driver.files_alone() == driver.files_alone() == []
+    pair.received(spec)
+    assert driver.files_alone() == [spec.server]
+    driver.install(replace(spec, fence=3), False, QUIET)
+    assert driver.files_alone() == []
+    driver.ensure_absent(spec.server, 4)
+    assert driver.files_alone() == []
+
+
 def test_what_was_off_stays_off_until_it_is_started(pair: Pair) -> None:
     spec = pair.off_with_canary()
     pair.received(spec)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -234,6 +234,18 @@ def share(cloud: Cloud, name: str, status: str) -> None:
     cloud.shares.rules[NOBODY, "192.0.2.1"] = 0
 
 
+def strange_rule(cloud: Cloud, name: str) -> None:
+    """A call to the service was given up, and done later."""
+    change(cloud, schema.hosts, schema.hosts.c.name == here(cloud, name), host_ip="192.0.2.7")
+    cloud.shares.rules[NOBODY, "192.0.2.7"] = 0
+
+
+def stray_files(cloud: Cloud, name: str) -> None:
+    """The other host has kept what it had of it."""
+    found = deepcopy(cloud.hosts[here(cloud, name)].driver.host.guests[name])
+    cloud.hosts[elsewhere(cloud, name)].driver.host.keep_files(name, found)
+
+
 def share_of_gone(cloud: Cloud, name: str) -> None:
     share(cloud, ids.new(), "inactive")
 
@@ -460,12 +472,14 @@ PLANTS: dict[str, Plant] = {
     "port-twice": Plant(bound_twice),
     "interface-of-server": Plant(without_port),
     "image-in-transit": Plant(half_an_image),
+    "files-elsewhere": Plant(stray_files),
+    "share-rule-of-nobody": Plant(strange_rule),
 }
 
 
-def planted(cloud: Cloud, kind: str) -> str:
+def planted(cloud: Cloud, kind: str, plants: Mapping[str, Plant] = PLANTS) -> str:
     """The cloud has just this wrong with it; the server that it is about."""
-    plant = PLANTS[kind]
+    plant = plants[kind]
     name = trial_of(cloud, plant.base).server if plant.base else ""
     plant.plant(cloud, name)
     return name

@@ -21,6 +21,13 @@ class Shares(Neighbour, interface=ShareApi):
         self.fails = self.going = False  # it cannot apply rules; what is there is on its way out
         self.gone: set[str] = set()
 
+    def told(self) -> list[dict[str, str]]:
+        """All rules, as the service tells them."""
+        return [
+            {"share_id": share, "access_to": address, "state": ACTIVE}
+            for share, address in self.rules
+        ]
+
     def allow(self, share_id: str, access_to: str) -> str:
         self._speak("allow", share_id)
         if share_id in self.gone:

@@ -147,6 +147,10 @@ class Host:
     def restart(self) -> None:
         self.agent = Agent(self.name, self.journal, self.time, self.driver.boot_id())
 
+    def look(self) -> None:
+        """What it has, as for a full report."""
+        self.agent.noticed(self.driver.inventory(), None, self.driver.files_alone())
+
     def power_cut(self) -> None:
         """No guest runs any more, and nobody reaches it."""
         self.is_on = False
@@ -282,6 +286,8 @@ class Cloud:
             return
         registration = host.agent.needs_registration()
         full = registration or host.agent.wants_full_report()
+        if full:
+            host.look()
         request = host.agent.request(
             ask or registration,
             host.driver.domains() if full else None,
@@ -298,6 +304,7 @@ class Cloud:
     def _is_idle(self, host: Host) -> bool:
         """Does a heartbeat stand in for the exchange?"""
         if host.agent.looks_again():
+            host.look()
             host.agent.looked(host.driver.domains())
         beat = host.agent.heartbeat()
         if beat is None or self.lose("heartbeat"):
@@ -571,12 +578,15 @@ class Cloud:
         }
         ports = list(self.networks.held.values())
         disks = {host.name: host.driver.guests_volumes() for host in self.hosts.values()}
+        files = {host.name: host.driver.files_alone() for host in self.hosts.values()}
         return [
             *self.store.read(doctor.check),
             *self.store.read(lambda tx: doctor.compare_guests(disks, tx)),
             *self.store.read(lambda tx: doctor.compare(found, tx)),
             *self.store.read(lambda tx: doctor.compare_ports(ports, tx)),
             *self.store.read(lambda tx: doctor.compare_volumes(self.volumes.told(), tx)),
+            *self.store.read(lambda tx: doctor.compare_files(files, tx)),
+            *self.store.read(lambda tx: doctor.compare_rules(self.shares.told(), tx)),
         ]
 
     # --- what a failed test prints: failures.Diagnosable ---

@@ -4,6 +4,8 @@ mended twice stays as it is."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
 
@@ -12,12 +14,26 @@ from common.store import doctor, gauges, schema
 from common.store.doctor import Finding, remedies
 from common.store.doctor.kinds import KINDS, Mender
 from common.store.engine import Connection
+from common.store.hosts import host_files
 from common.store.neighbours import cleanups
 from common.store.servers import actions
 from compute_agent.queries import HostQueries
+from deploy.cli import cleanups as cli_cleanups
 from deploy.cli import doctor_fix, host_discard
 from deploy.cli.doctor_fix import GuestCommands
-from tests.workflows.planted import PLANTS, attached, change, planted, server
+from tests.workflows.planted import (
+    NOBODY,
+    PLANTS,
+    attached,
+    change,
+    elsewhere,
+    here,
+    planted,
+    server,
+    share,
+    stray_files,
+    without_domain,
+)
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import Adopter, Answers, lost
@@ -39,9 +55,15 @@ class Doctor:
             host.name: HostQueries(host.driver, None).answer("guests_volumes", {})["volumes"]
             for host in self.cloud.hosts.values()
         }
+        files = {
+            host.name: HostQueries(host.driver, None).answer("files", {})["servers"]
+            for host in self.cloud.hosts.values()
+        }
         return [
             *doctor.check(tx),
             *doctor.compare(domains, tx),
+            *doctor.compare_files(files, tx),
+            *doctor.compare_rules(self.cloud.shares.told(), tx),
             *doctor.compare_guests(disks, tx),
             *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
             *doctor.compare_volumes(self.cloud.volumes.told(), tx),
@@ -151,6 +173,106 @@ def test_hosts_tell_of_guests_without_a_record_unasked(
     cloud.settle()
     rows = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts.c.unclaimed)).all())
     assert [row.unclaimed for row in rows] == [None, None]
+
+
+def test_files_of_a_server_elsewhere_are_told_of_unasked(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and they are found when nobody can ask its host; what is mended goes from there."""
+    name = planted(cloud, "files-elsewhere")
+    other = elsewhere(cloud, name)
+    for _ in range(65):
+        cloud.round()
+    told = [one for one in caplog.records if f"has files of {name}" in one.message]
+    assert len(told) == 1
+    [finding] = cloud.store.read(lambda tx: doctor.compare_files({}, tx))
+    assert (finding.kind, finding.subject, finding.facts) == ("files-elsewhere", name, (other,))
+    assert cloud.store.read(lambda tx: doctor.compare_files({other: []}, tx)) == []
+    assert Doctor(cloud).fix(finding.id) == 0
+    assert cloud.store.read(lambda tx: doctor.compare_files({}, tx)) == []
+    for _ in range(65):
+        cloud.round()
+    assert (cloud.hosts[other].driver.host.files, cloud.findings()) == ({}, [])
+    rows = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts.c.unclaimed)).all())
+    assert [row.unclaimed for row in rows] == [None, None]
+
+
+def test_pages_of_files_keep_what_nothing_explains(cloud: Cloud) -> None:
+    """Of a page only that, and what the other pages told stays; once few are told all are kept."""
+    name = trial_of(cloud, "stop").server
+    host, one, two = here(cloud, name), NOBODY, "f" * 8 + NOBODY[8:]
+
+    def told(files: list[str], *between: str) -> list[str]:
+        cloud.store.write(lambda tx: host_files.note(tx, host, files, between or None))
+        return [server for server, _ in cloud.store.read(host_files.reported)]
+
+    assert told([one, name], "", "d") == [one]
+    assert told([two], "d", "") == [one, two]
+    assert told([], "", "d") == [two]
+    assert told([], "d", "") == []
+    assert told([name]) == [name]
+
+
+def test_files_that_may_be_all_that_is_left_are_an_operators(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a server whose guest is gone where its record is; after that was mended they are spare."""
+    name, operator = planted(cloud, "files-elsewhere"), Doctor(cloud)
+    without_domain(cloud, name)
+    missing, stray = operator.found()
+    assert (missing.kind, stray.kind) == ("guest-there", "files-elsewhere")
+    assert operator.fix(stray.id) == 1
+    assert f"--fix {missing.id}" in capsys.readouterr().out
+    server(deleted=1)(cloud, name)
+    spare = {one.kind: one for one in operator.found()}["files-elsewhere"]
+    assert "was deleted" in spare.text
+
+
+def test_files_of_nobody_go_when_an_operator_says_so(cloud: Cloud) -> None:
+    name, operator = planted(cloud, "files-elsewhere"), Doctor(cloud)
+    other = elsewhere(cloud, name)
+    found = cloud.hosts[other].driver.host.files.pop(name)
+    cloud.hosts[other].driver.host.keep_files(NOBODY, found)
+    [finding] = operator.found()
+    assert (finding.kind, operator.fix(finding.id)) == ("files-of-nobody", 1)
+    ports = operator.adopter.sources.ports
+    done = host_discard.carry_out(cloud.store, Answers(cloud), ports, NOBODY, other, True)
+    assert done == 0
+    until_clean(cloud, operator)
+    assert (operator.found(), cloud.hosts[other].driver.host.files) == ([], {})
+
+
+def test_shared_storage_explains_files(either: Cloud) -> None:
+    """The folder of each server is on all hosts of its storage."""
+    either.round()
+    [name] = either.create()
+    either.settle()
+    stray_files(either, name)
+    kinds = [one.kind for one in Doctor(either).found()]
+    shared = len({host.driver.host.size.facts["storage"] for host in either.hosts.values()}) == 1
+    assert kinds == ([] if shared else ["files-elsewhere"])
+
+
+def test_a_rule_that_goes_is_told_with_the_server_it_was_for(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that has the share elsewhere; none when nobody has it."""
+    name, operator = planted(cloud, "share-rule-of-nobody"), Doctor(cloud)
+    for said in (None, name):
+        if said:
+            share(cloud, said, "active")
+        [finding] = [one for one in operator.found() if one.kind == "share-rule-of-nobody"]
+        assert operator.fix(finding.id) == 0
+        [row] = cloud.store.read(cleanups.list_all)
+        assert cli_cleanups.facts(row)["server"] == said
+        assert (said or "none") in cli_cleanups.table([row]).splitlines()[1].split()
+        assert cloud.store.write(partial(cleanups.drop, cleanup_id=row.id))
+
+
+def test_a_rule_for_a_host_of_another_cloud_is_left_alone(cloud: Cloud) -> None:
+    planted(cloud, "share-rule-of-nobody")
+    change(cloud, schema.hosts, sa.true(), host_ip="192.0.2.8")
+    assert Doctor(cloud).found() == []
 
 
 def test_a_server_that_an_action_has_is_left_to_it(

@@ -25,8 +25,10 @@ from common.clock import SECOND, iso
 from common.json_types import JsonMapping
 from common.store.doctor import certificates, hosts, placement, unattended, volumes
 from common.store.doctor.catalogue import compare_catalogue
+from common.store.doctor.files import compare_files
 from common.store.doctor.finding import Finding
 from common.store.doctor.images import compare_images
+from common.store.doctor.shares import compare_rules
 from common.store.doctor.volumes import compare_guests, compare_volumes
 from common.store.engine import moment
 from common.store.hosts import hosts as host_rows
@@ -45,9 +47,11 @@ __all__ = [
     "check",
     "compare",
     "compare_catalogue",
+    "compare_files",
     "compare_guests",
     "compare_images",
     "compare_ports",
+    "compare_rules",
     "compare_volumes",
     "compare_reported",
     "wanderers",

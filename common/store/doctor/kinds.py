@@ -206,6 +206,15 @@ _ALL = (
     Defect("volume-not-in-guest", "volume-of-guest", "a guest that runs without a volume which its server has",
          "somebody detached it on the host, or " + _LOST,
          "the server is rebooted, and starts with it", Mender.ACTION),
+    Defect("files-elsewhere", "files-known", "files without a guest on a host, of a server that was deleted or has "
+         "its guest on another host", "its host was lost, and forgotten, before it had removed them; or " + _LOST,
+         "its host removes them", Mender.REMOVAL, first=("guest-there",)),
+    Defect("files-of-nobody", "files-known", "files without a guest on a host, of a server that no record has anywhere",
+         _LOST, "look at them, they may be all that is left of it; kilonova host discard HOST SERVER removes them",
+         Mender.OPERATOR),
+    Defect("share-rule-of-nobody", "share-rule-of-server", "a rule that lets a host mount a share, and no server there "
+         "has it", "a call was given up and done later, or " + _LOST,
+         "the shared file system service removes the rule", Mender.CLEANUP),
     Defect("image-in-transit", "image-in-transit", "a snapshot that is queued or saving, and no action makes it",
          _AFTER, "the image service removes it", Mender.CLEANUP),
     Defect("service-registered", "service-registered", "a service that is needed, and the catalogue names none",

@@ -110,6 +110,17 @@ def _shares_of_gone(tx: Connection, finding: Finding) -> None:
         cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
 
 
+def _rule(tx: Connection, finding: Finding) -> None:
+    """Of the server that has the share elsewhere, if it is one: it was on that host before."""
+    [address] = finding.facts
+    having = sa.select(share_mappings.c.server_id).where(
+        share_mappings.c.share_id == finding.subject
+    )
+    known = tx.scalars(having.distinct()).all()
+    server = str(known[0]) if len(known) == 1 else ""
+    cleanups.ask(tx, cleanups.SHARE, finding.subject, server, address)
+
+
 def _volumes_of_gone(tx: Connection, finding: Finding) -> None:
     of_server = block_devices.c.server_id == finding.subject
     for one in tx.execute(sa.select(block_devices).where(of_server)).all():
@@ -216,6 +227,7 @@ COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
     "counted": _count,
     "shares": _counted("shares", share_mappings),
     "shares-of-gone": _shares_of_gone,
+    "share-rule-of-nobody": _rule,
     "share-in-transit": _share,
     "volumes": _counted("volumes", block_devices),
     "volumes-of-gone": _volumes_of_gone,

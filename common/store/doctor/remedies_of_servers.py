@@ -195,6 +195,13 @@ def _gone(tx: Connection, finding: Finding) -> None:
     guests.add_debt(tx, finding.subject, (fence or 0) + 1, host=host)
 
 
+def _files(tx: Connection, finding: Finding) -> None:
+    """Its host removes what it has of it: no guest, and files that are nobody else's."""
+    [host] = finding.facts
+    row = server(tx, finding.subject)
+    guests.discard(tx, row.id, host, elsewhere=None if row.deleted else row.host)
+
+
 def _elsewhere(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
     row, places = server(tx, finding.subject), guests.places(tx, finding.subject)
@@ -336,6 +343,7 @@ SERVERS: dict[str, Callable[[Connection, Finding], None]] = {
     "one-guest": _one_guest,
     "guest-of-gone-server": _gone,
     "guest-elsewhere": _elsewhere,
+    "files-elsewhere": _files,
     "no-guest-record": _record,
     "guest-of-no-move": _no_move,
     "kept-may-run": _may_not_run,

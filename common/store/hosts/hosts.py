@@ -20,6 +20,7 @@ from common.json_types import JsonObject
 from common.models import HostInventory
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import aggregates, services
+from common.store.hosts.host_files import PREFIX as FILES
 from common.store.placement import allocations, inventories
 from common.store.placement.providers import of_host
 from common.store.rows import ServiceRow, Values
@@ -146,14 +147,20 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
     )
     unclaimed = sorted(reported - set(known))
     before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == name)) or []
-    if unclaimed != before:
-        tx.execute(sa.update(hosts).where(hosts.c.name == name).values(unclaimed=unclaimed or None))
+    entries = [*unclaimed, *(one for one in before if one.startswith(FILES))]
+    if entries != before:
+        tx.execute(sa.update(hosts).where(hosts.c.name == name).values(unclaimed=entries or None))
     return sorted(set(unclaimed) - set(before))
 
 
 def unclaimed(tx: Connection) -> list[tuple[str, str]]:
     """Guests that hosts have told of and that have no record now: server and host."""
-    found = [(server, row.name) for row in tx.execute(_UNCLAIMED) for server in row.unclaimed]
+    found = [
+        (server, row.name)
+        for row in tx.execute(_UNCLAIMED)
+        for server in row.unclaimed
+        if not server.startswith(FILES)
+    ]
     if not found:
         return []
     query = sa.select(guests.c.server_id, guests.c.host).where(

@@ -57,7 +57,9 @@ hosts = Table(
     Column(
         "newest_exchange", BigInteger, nullable=False, server_default="0"
     ),  # 0010: that reported its state
-    Column("unclaimed", Json),  # 0022: servers whose guest it told of without a record; NULL: none
+    # 0022: servers whose guest it told of without a record, and as files/ID those of which it has
+    # files alone; NULL: none
+    Column("unclaimed", Json),
 )
 
 host_images = Table(  # 0004: images that hosts shall fetch ahead

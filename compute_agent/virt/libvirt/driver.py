@@ -199,6 +199,10 @@ class LibvirtDriver(CopyVerbs):
             and (described := self._libvirt.describe(found.server))  # it may have gone meanwhile
         }
 
+    def files_alone(self) -> list[str]:
+        found = self._guests.folders()  # before the domains: who is made meanwhile has both
+        return sorted(found - {domain.server for domain in self._libvirt.domains()})
+
     def server_facts(self, server: str) -> HostedServer:
         self._guests.folder(server)
         return self._guests.facts(server)

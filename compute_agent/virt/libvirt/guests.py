@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,7 @@ from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.volumes import boots_from_volume
 
 RESCUE = "rescue"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: libvirt's name of the format of QEMU's command line.
 COMMAND_LINE = "qemu-argv"
 
@@ -124,6 +126,10 @@ class LibvirtGuests:
         except ValueError:
             pass
         raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
+
+    def folders(self) -> set[str]:
+        """The servers that have a folder here, whatever is in it."""
+        return {name for name in os.listdir(self._instances) if _UUID.fullmatch(name)}
 
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
         """Make and start the server's guest. After VerbFailed nothing of it is left."""

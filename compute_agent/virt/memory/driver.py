@@ -76,6 +76,10 @@ class MemoryDriver:
                 if guest.is_active
             }
 
+    def files_alone(self) -> list[str]:
+        with self.host.call("files_alone"), self.host.lock:
+            return sorted(self.host.files.keys() - self.host.guests.keys())
+
     def server_facts(self, server: str) -> HostedServer:
         with self.host.call("server_facts", server), self.host.lock:
             guest = self.host.guest(server)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from common.models import DomainState, HeartbeatAnswer
-from compute_agent.sync import LEASE_SECONDS, Agent
+from common.wire import to_wire
+from compute_agent.sync import LEASE_SECONDS, MOST_FILES, Agent
 from tests.unit.compute_agent.test_sync import INVENTORY, Rig, command
 
 
@@ -40,14 +42,73 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
         lambda agent: agent.cached("image", ""),
         lambda agent: agent.noticed(INVENTORY, {"cpu.percent": 1.0}),
         lambda agent: agent.noticed(replace(INVENTORY, memory_mb=2), None),
+        lambda agent: agent.noticed(INVENTORY, None, ["s"]),
     ],
-    ids=["domain", "image", "metrics", "inventory"],
+    ids=["domain", "image", "metrics", "inventory", "files"],
 )
 def test_news_need_an_exchange(rig: Rig, told: Callable[[Agent], None]) -> None:
     told(rig.agent)
     assert rig.agent.heartbeat() is None
     rig.exchange()
     assert rig.agent.heartbeat() is not None
+
+
+def test_files_without_a_guest_are_told_when_they_change(rig: Rig) -> None:
+    """Until they have been heard; a host that has none says so once in a session."""
+
+    def reported(*servers: str) -> list[str] | None:
+        rig.agent.noticed(INVENTORY, None, servers)
+        return rig.agent.request(True, None, None).files
+
+    rig.agent.noticed(INVENTORY, None, [])
+    rig.exchange()
+    beat, quiet = rig.agent.heartbeat(), len(json.dumps(to_wire(rig.agent.request(True, [], None))))
+    assert reported() is None
+    assert reported("s", "r") == reported("r", "s") == ["r", "s"]
+    rig.exchange()
+    assert reported("s", "r") is None
+    assert len(json.dumps(to_wire(rig.agent.request(True, [], None)))) == quiet
+    assert rig.agent.heartbeat() == beat
+    assert reported() == []
+
+
+def test_many_files_are_told_in_pages_over_and_over(rig: Rig) -> None:
+    """A page again until it has been heard; the last goes to the end. All of them, once they are
+    few."""
+
+    def reported(*servers: str) -> tuple[list[str] | None, list[str] | None]:
+        rig.agent.noticed(INVENTORY, None, servers)
+        said = rig.agent.request(True, [], None)
+        return said.files, said.files_between
+
+    rig.exchange()
+    quiet = len(json.dumps(to_wire(rig.agent.request(True, [], None))))
+    many = [f"{number:036}" for number in range(2 * MOST_FILES + 1)]
+    first, second = many[:MOST_FILES], many[MOST_FILES:-1]
+    for _ in range(2):
+        for _ in range(2):
+            assert reported(*many) == (first, ["", first[-1]])
+            said = rig.agent.request(True, [], None)
+            assert len(json.dumps(to_wire(said))) < quiet + 42 * MOST_FILES
+        rig.exchange()
+        assert reported(*many) == (second, [first[-1], second[-1]])
+        rig.exchange()
+        assert reported(*many) == (many[-1:], [second[-1], ""])
+        rig.exchange()
+    assert reported("s", "r") == (["r", "s"], None)
+
+
+def test_files_that_a_command_works_at_are_not_told(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None
+    for _ in range(2):
+        rig.agent.noticed(INVENTORY, None, [work.command.server])
+        assert rig.agent.request(True, None, None).files == []
+        rig.finish(work)
+    rig.exchange()
+    rig.agent.noticed(INVENTORY, None, [work.command.server])
+    assert rig.agent.request(True, None, None).files == [work.command.server]
 
 
 def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) -> None:

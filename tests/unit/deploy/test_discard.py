@@ -22,16 +22,18 @@ from tests.schemas import upgrade
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "7b1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 
+FILES = "8c1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+
 
 class Host:
-    """What a host answers: it runs one guest."""
+    """What a host answers: it runs one guest, and has files of another server."""
 
     def __init__(self, link: ControlSide) -> None:
         """It needs no link."""
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        assert (host, verb) == ("a", "domains")
-        return {"domains": {SERVER: 1}}
+        assert host == "a"
+        return {"domains": {"domains": {SERVER: 1}}, "files": {"servers": [FILES]}}[verb]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,7 @@ class Host:
         (["a", OTHER, "--yes"], True, f"Host a has no guest of server {OTHER}"),
         (["a", OTHER], True, f"Host a has no guest of server {OTHER}"),
         (["a", SERVER, "--yes"], True, ""),
+        (["a", FILES, "--yes"], True, ""),
     ],
 )
 def test_what_becomes_a_debt(
@@ -71,5 +74,5 @@ def test_what_becomes_a_debt(
     store.close()
     assert (status, said in told.out + told.err) == (1 if said else 0, True), told
     assert [(row.server_id, row.host, row.wanted) for row in found] == (
-        [] if said else [(SERVER, "a", ABSENT)]
+        [] if said else [(words[1], "a", ABSENT)]
     )
