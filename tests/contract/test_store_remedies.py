@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is planted is found and mended on SQLite, PostgreSQL and MariaDB: the remedies that write
-rows, one after the other, of one server."""
+rows, one after the other, of one server. With KILONOVA_PLANTED set: every kind, each in a cloud of
+its own."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
 from common.store import doctor
+from common.store.doctor import kinds as table
 from common.store.doctor import remedies
+from common.store.doctor.kinds import Mender
 from common.store.engine import Store
 from tests.contract.test_store import Realtime
 from tests.workflows.planted import PLANTS
+from tests.workflows.planted_for_operators import FOR_OPERATORS
+from tests.workflows.scenarios import prepare
 from tests.workflows.simulator import Cloud
+from tests.workflows.test_doctor import Doctor
 
 #: What leaves its server as it was.
 KINDS = (
@@ -71,3 +79,21 @@ def test_remedies_write_the_same_on_every_database(cloud: Cloud) -> None:
             cloud.settle()
             cloud.ask(server, "os-start")
             cloud.settle()
+
+
+@pytest.mark.parametrize(
+    "kind", [*PLANTS, *FOR_OPERATORS] if "KILONOVA_PLANTED" in os.environ else []
+)
+def test_every_kind_is_found_on_every_database(store: Store, kind: str) -> None:
+    """And its remedy, where it has one that writes rows, is carried out once."""
+    cloud = Cloud(store, Realtime())
+    operator, plant = Doctor(cloud), {**PLANTS, **FOR_OPERATORS}[kind]
+    plant.plant(cloud, prepare(cloud, plant.base).server if plant.base else "")
+    [finding] = [one for one in operator.found() if one.kind == kind]
+    if table.KINDS[kind].way in (Mender.OPERATOR, Mender.GUEST):
+        return
+    for is_there in (True, False):
+        done = cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look))
+        assert done is is_there
+        if kind == "host-without-provider":
+            return  # it is found until its host has registered anew
