@@ -32,6 +32,7 @@ class Kind(StrEnum):
     EXTERNAL = "external"  # a call to a service
     UNDO = "undo"  # the way back of a step
     CLEANUP = "cleanup"  # what a neighbour has still to remove
+    DEBT = "debt"  # what a host has still to remove, which was dead
     PAIR = "pair"  # another action comes while this one is in hand
 
 
@@ -62,6 +63,10 @@ _COMMANDED = (
     "no-space",
     "delete-while-commanded",
 )
+#: Of debts of a server that is there.
+_OF_SERVERS_THERE = ("delete-while-removing", "moves-back-while-removing")
+#: Workflows that leave a debt when their host is dead.
+INDEBTED = ("confirm_resize", "evacuate", "delete")
 #: What can go wrong, by kind.
 FAULTS: dict[Kind, tuple[str, ...]] = {
     Kind.ACCEPT: (
@@ -120,6 +125,17 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "cleaning-done-late",
         "delete-while-cleaning",
     ),
+    Kind.DEBT: (
+        "remover-kill-before",
+        "remover-kill-mid",
+        "remover-kill-after",
+        "removal-refused",
+        "collector-kill-mid",
+        "collector-kill-after",
+        "remover-sleeps-past-lease",
+        "registers-while-removing",
+        *_OF_SERVERS_THERE,
+    ),
     Kind.PAIR: (),  # each has the name of the second action
 }
 
@@ -166,7 +182,7 @@ ASKED = {
 
 def cells() -> list[Cell]:
     """All of them, in the order of the registry."""
-    return [*_accepts(), *_steps(), *_cleanups(), *_pairs()]
+    return [*_accepts(), *_steps(), *_cleanups(), *_debts(), *_pairs()]
 
 
 def _accepts() -> Iterator[Cell]:
@@ -187,6 +203,13 @@ def _cleanups() -> Iterator[Cell]:
     for kind in REMEDIES:
         for fault in FAULTS[Kind.CLEANUP]:
             yield Cell("cleanup", kind, Kind.CLEANUP, fault)
+
+
+def _debts() -> Iterator[Cell]:
+    for workflow in INDEBTED:
+        for fault in FAULTS[Kind.DEBT]:
+            if workflow != "delete" or fault not in _OF_SERVERS_THERE:
+                yield Cell("debts", workflow, Kind.DEBT, fault)
 
 
 def _pairs() -> Iterator[Cell]:

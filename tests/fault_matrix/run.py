@@ -11,6 +11,7 @@ from tests.fault_matrix import (
     at_accept,
     at_cleanups,
     at_database,
+    at_debts,
     at_hosts,
     at_scheduler,
     at_services,
@@ -30,12 +31,13 @@ BY_KIND: dict[Kind, dict[str, Fault]] = {
     Kind.EXTERNAL: at_services.FAULTS,
     Kind.UNDO: at_undo.FAULTS,
     Kind.CLEANUP: at_cleanups.FAULTS,
+    Kind.DEBT: at_debts.FAULTS,
     Kind.PAIR: dict.fromkeys(ASKED, pairs.pair),
     Kind.ACCEPT: dict.fromkeys(at_accept.ACCEPTS, at_accept.nothing),
 }
 MOST_TURNS = 12
 #: Faults that have several points in one cell; each is tried.
-TURNS = ("agent-kill-mid",)
+TURNS = ("agent-kill-mid", "remover-kill-mid")
 
 
 class NotInjected(AssertionError):
@@ -77,17 +79,22 @@ def check(cell: Cell, seed: int = 0) -> None:
             return
 
 
+def _scenario(cell: Cell) -> str:
+    if cell.kind is Kind.CLEANUP:
+        return at_cleanups.LEFT[cell.step].scenario
+    if cell.kind is Kind.DEBT:
+        return at_debts.scenario(cell)
+    return stage.scenario_of(cell.workflow, cell.step)
+
+
 def _turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
     """One run; False: there is no such point any more."""
-    scenario = (
-        at_cleanups.LEFT[cell.step].scenario
-        if cell.kind is Kind.CLEANUP
-        else stage.scenario_of(cell.workflow, cell.step)
-    )
-    bench = Bench(scenario, zlib.crc32(cell.id.encode()) + seed + turn)
+    bench = Bench(_scenario(cell), zlib.crc32(cell.id.encode()) + seed + turn)
     try:
         if cell.kind is Kind.CLEANUP:
             at_cleanups.check(bench, cell, fault)
+        elif cell.kind is Kind.DEBT:
+            at_debts.check(bench, cell, fault, turn)
         else:
             verdict = fault(bench, cell, turn)
             if cell.kind is Kind.ACCEPT:

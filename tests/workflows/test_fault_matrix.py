@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.store.servers import actions
+from common.store.servers import actions, guests
 from compute_agent.virt.memory.host import MemoryHost
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import run
@@ -68,6 +68,18 @@ def test_what_is_left_on_a_host_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run.run(cell).problem == ""
     monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
     assert "left behind" in run.run(cell).problem or "domain" in run.run(cell).problem
+
+
+def test_what_a_host_still_owes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tells a host that has come back; or it is believed, and has not removed the guest."""
+    cell = EVERY["debts/evacuate/remover-kill-before"]
+    with monkeypatch.context() as nobody_tells:
+        nobody_tells.setattr(guests, "debts", lambda *what, **more: [])
+        problem = run.run(cell).problem
+        assert "not over" in problem and "debts [(" in problem
+    assert run.run(cell).problem == ""
+    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    assert "domain" in run.run(cell).problem
 
 
 def test_what_is_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

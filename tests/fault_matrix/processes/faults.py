@@ -405,6 +405,8 @@ def unfit(cell: Cell) -> str:
     """Why a cell is none of this tier; empty: it is one."""
     if cell.kind is Kind.CLEANUP:
         return "a neighbour that refuses is the simulator's"
+    if cell.kind is Kind.DEBT:
+        return "a host that comes back with something to remove is the simulator's"
     if why := WORKFLOWS_OUT.get(cell.workflow):
         return why
     if cell.kind is Kind.PAIR:
