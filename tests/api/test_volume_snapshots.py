@@ -13,6 +13,7 @@ import pytest
 
 from common import errors
 from common.clients.image import Image
+from common.clients.volumes import VolumeSnapshot
 from common.models import Flavor, ImageRef
 from common.store import schema
 from compute_api.compute.resources import volume_snapshots
@@ -85,6 +86,23 @@ def test_the_guest_is_still_meanwhile(cloud: Cloud, volumes: Volumes, server: st
     ]
     seconds = cloud.agents.asked[0][2]["seconds"]
     assert seconds > volume_snapshots.WAIT_SECONDS
+
+
+def test_it_is_still_until_the_last_is_taken(
+    cloud: Cloud, volumes: Volumes, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service takes its time: it is asked until it has them."""
+    volumes.becomes = "creating"
+    taken = volumes.snapshot
+
+    def look(token: str, snapshot_id: str) -> VolumeSnapshot:
+        cloud.agents.asked.append(("", "looks", {}))
+        return replace(taken(token, snapshot_id), status="available")
+
+    monkeypatch.setattr(volumes, "snapshot", look)
+    assert ask(cloud, server).status_code == 202
+    verbs = [verb for _, verb, _ in cloud.agents.asked]
+    assert verbs == ["quiesce", "looks", "looks", "unquiesce"]
 
 
 def test_one_that_is_off_is_not_held(cloud: Cloud, volumes: Volumes, server: str) -> None:

@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,27 @@ def test_what_was_half_connected_is_let_go(
     assert (machine.session, machine.unit) == ("", False)
 
 
+def test_a_helper_that_is_killed_lets_go_later(
+    machine: Machine, helper: VolumeHelper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had logged in, and nothing of that was written yet."""
+    given, connect = volume(), iscsi.ISCSIConnector.connect_volume
+
+    def killed(*what: object) -> None:
+        connect(*what)
+        raise SystemExit
+
+    question = {"volume": given.volume_id, "protocol": "iscsi", "data": given.connection}
+    with monkeypatch.context() as dies:
+        dies.setattr(iscsi.ISCSIConnector, "connect_volume", killed)
+        brick = Brick(tmp_path / "devices", tmp_path / "state", machine.execute)
+        with pytest.raises(SystemExit):
+            brick.answer({"verb": "connect", **question})
+    assert machine.session
+    host(helper).disconnect(given)
+    assert (machine.session, machine.unit) == ("", False)
+
+
 def test_a_volume_that_has_grown_is_scanned(machine: Machine, helper: VolumeHelper) -> None:
     there, given = host(helper), volume()
     there.connect(given)
@@ -186,11 +208,27 @@ def test_a_name_that_the_target_assigns_is_no_serial(
     assert host(helper).connect(volume()).serial == ""
 
 
-def test_a_failure_is_said_without_the_password(machine: Machine, helper: VolumeHelper) -> None:
+def _fails(said: str, *what: object) -> None:
+    raise OSError(said)
+
+
+def test_a_failure_is_said_without_the_password(
+    machine: Machine,
+    helper: VolumeHelper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine.refuses = "node.session.auth.password"
     with pytest.raises(VerbFailed, match="could not connect volume .* over iscsi") as refused:
         host(helper).connect(volume())
     assert PASSWORD not in refused.value.details
+    said = f"iscsiadm: cannot use {PASSWORD}"
+    caplog.clear()
+    monkeypatch.setattr(iscsi.ISCSIConnector, "connect_volume", partial(_fails, said))
+    with pytest.raises(VerbFailed) as refused:
+        host(helper).connect(volume())
+    assert "cannot use ***" in refused.value.details and "cannot use ***" in caplog.text
+    assert PASSWORD not in refused.value.details + caplog.text
     text = volume_helper.without_passwords(
         f"iscsiadm -v {PASSWORD}", {"data": {"auth_password": PASSWORD}}
     )
@@ -235,14 +273,21 @@ def test_what_is_no_name_reaches_no_program(
         {},
         {"verb": "run", "volume": ids.new()},
         {"verb": "connect", "volume": "../x", "protocol": "iscsi", "data": {"target_lun": 1}},
+        {
+            "verb": "connect",
+            "volume": ids.new() + "\n",
+            "protocol": "iscsi",
+            "data": {"target_lun": 1},
+        },
         {"verb": "connect", "volume": ids.new(), "protocol": "local", "data": {"x": 1}},
         {"verb": "connect", "volume": ids.new(), "protocol": "iscsi", "data": {"x": 1}},
         {"verb": "disconnect", "volume": ids.new(), "protocol": "iscsi", "data": 7},
     ],
 )
 def test_a_question_of_another_kind_is_refused(
-    machine: Machine, helper: VolumeHelper, question: dict[str, Any]
+    machine: Machine, helper: VolumeHelper, tmp_path: Path, question: dict[str, Any]
 ) -> None:
-    with pytest.raises(NotDone):
+    """Before anything is looked at."""
+    with pytest.raises(NotDone, match="no verb|not a UUID|not reached by|names nothing"):
         helper.ask(question)
-    assert machine.commands == []
+    assert machine.commands == [] and list((tmp_path / "state").iterdir()) == []

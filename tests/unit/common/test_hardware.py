@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from common import errors
 from common.hardware import (
     LOCAL_DISKS,
+    ON_VOLUME,
     DeviceRequest,
     Hardware,
     NumaNodeRequest,
     hardware,
+    on_host,
     resources,
     traits,
     with_aliases,
@@ -520,3 +522,10 @@ def test_whatever_is_written_is_understood_or_refused(
             ask(made, image)
         except errors.BadRequest as problem:
             assert ":" in problem.text and len(problem.text) < 500
+
+
+def test_a_root_disk_on_a_volume_is_not_the_hosts() -> None:
+    wanted = flavor()
+    for image in (None, {}, {ON_VOLUME: False}):
+        assert resources(on_host(wanted, image), {})["DISK_GB"] == 10
+    assert "DISK_GB" not in resources(on_host(wanted, {ON_VOLUME: True}), {})
