@@ -27,6 +27,8 @@ from conductor import cleanups, lanes, runner
 from conductor.saga import Engine
 from conductor.sweep import sweep
 from tests.fault_matrix import registry, stage
+from tests.fault_matrix.incarnations import Incarnations
+from tests.fault_matrix.told import Told
 from tests.workflows import scenarios
 from tests.workflows.simulator import Cloud, Crash, Host
 
@@ -39,6 +41,7 @@ Watcher = Callable[[Point], None]
 PARTS_A_SECOND = 2  # how often everybody does what they have to do
 #: While somebody waits for long: seconds that are lived through one by one, and at once later.
 FIRST_SECONDS, STRIDE_SECONDS = 6, 4
+TELL_SECONDS = 100  # between two looks at what is to be told
 NESTED = 0.08  # how likely another part is at work while one stands at a point
 
 
@@ -48,8 +51,9 @@ class Bench:
 
     def __init__(self, scenario: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.trial = stage.pour(scenario)
+        self.trial = stage.pour(scenario, self._tell)
         self.cloud: Cloud = self.trial.cloud
+        self.incarnations = Incarnations(self.trial)
         self.time = self.cloud.time
         self.watchers: list[Watcher] = []
         self.hits, self.over_at = 0, 0.0
@@ -69,7 +73,7 @@ class Bench:
         self._fences: Counter[tuple[str, str]] = Counter()
         self._busy: set[str] = set()
         self._syncing: list[Host] = []
-        self._depth = 0
+        self._depth, self._told_at = 0, self.time.monotonic()
         self._left = ExitStack()
         self._hook()
 
@@ -87,6 +91,9 @@ class Bench:
         sa.event.listen(cloud.store.engine, "before_cursor_execute", self._statement)
         dialect = cloud.store.engine.dialect
         self._commit, dialect.do_commit = dialect.do_commit, self._committing  # type: ignore[method-assign]
+
+    def _tell(self, cloud: Cloud) -> None:
+        self.told = Told(cloud)
 
     def close(self) -> None:
         self._left.close()
@@ -289,6 +296,9 @@ class Bench:
             for part in parts:
                 self.run(part)
         self.run(self._look)
+        if self.time.monotonic() - self._told_at >= TELL_SECONDS:
+            self._told_at = self.time.monotonic()
+            self.run(self.told.deliver)
         self.check()
         self.time.pass_by(seconds)
         now = self.time.monotonic()
@@ -313,6 +323,7 @@ class Bench:
     # --- for faults ---
     def begin(self) -> None:
         """The workflow is asked for."""
+        self.incarnations.open()
         self.trial.begin()
         self.adopt()
 

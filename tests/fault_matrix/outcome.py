@@ -41,6 +41,8 @@ def judge(bench: Bench, verdict: Verdict) -> None:
     bench.settle(MOVE_SECONDS if moves else LOCAL_SECONDS)
     bench.watchers.clear()
     heal(bench)
+    bench.incarnations.check()
+    bench.incarnations.open()
     if verdict is Verdict.DELETED:
         return
     ended = bench.row()
@@ -171,3 +173,5 @@ def empty(bench: Bench) -> None:
             if count := tx.scalar(sa.select(sa.func.count()).select_from(table)):
                 left[f"rows of {table.name}"] = str(count)
     assert not left, f"left behind: {left}"
+    bench.incarnations.check()
+    bench.told.check()

@@ -169,8 +169,9 @@ def scenario_of(workflow: str, step: str) -> str:
     return f"{workflow}+{CIRCUMSTANCES.get((workflow, step), '')}"
 
 
-def pour(name: str) -> Trial:
-    """A new cloud just before the workflow is asked for."""
+def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) -> Trial:
+    """A new cloud just before the workflow is asked for; ``at_begin``: what is done before the
+    circumstances are arranged."""
     workflow, _, circumstance = name.partition("+")
     time = Time()
     cloud = Cloud(memory_store(time), time)
@@ -183,6 +184,7 @@ def pour(name: str) -> Trial:
             del SCENARIOS[name]
         _PREPARED[name] = Frozen(cloud, trial)
     trial = _PREPARED[name].pour(cloud)
+    at_begin(cloud)
     _ALL[circumstance].arrange(trial)
     return trial
 

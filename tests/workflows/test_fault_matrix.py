@@ -6,10 +6,18 @@ All of it: ``./deploy/test faults``.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
-from common.store.servers import actions, guests
+from common import errors
+from common.notifications.messages import messages
+from common.store import schema
+from common.store.rows import NotificationRow
+from common.store.servers import actions, console_tokens, guests, metadata
 from compute_agent.virt.memory.host import MemoryHost
+from conductor import notifications
+from conductor.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import run
 from tests.fault_matrix.cells import ASKED, FAULTS, Cell, Kind, cells, commit, drawn, kinds_of
@@ -86,3 +94,35 @@ def test_what_is_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sends a lost command again."""
     monkeypatch.setattr(actions, "outstanding", lambda *what, **more: [])
     assert "not over" in run.run(EVERY["stop/stop/request-lost"]).problem
+
+
+def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transition tells nothing; or what no broker has is struck."""
+    cell = EVERY["stop/stop/request-lost"]
+    with monkeypatch.context() as silent:
+        silent.setattr(notifications, "of", lambda *what: [])
+        assert (
+            "told ['instance.power_off.start', 'instance.delete.start'], and"
+            in run.run(cell).problem
+        )
+    monkeypatch.setattr(NotificationSender, "_send", _sent_in_vain)
+    assert "arrived of [1, 2" in run.run(cell).problem
+
+
+def _sent_in_vain(sender: NotificationSender, row: NotificationRow) -> bool:
+    with suppress(errors.Unavailable):
+        for message in messages(row, sender.form):
+            sender.transport.send(message)
+    return True
+
+
+def test_a_console_of_a_guest_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its token is good for the server, wherever it is."""
+    cell = EVERY["debts/evacuate/remover-kill-before"]
+    monkeypatch.setattr(console_tokens, "_USABLE", schema.console_tokens.c.used_at.is_(None))
+    assert "a token of a guest that is gone opens a console" in run.run(cell).problem
+
+
+def test_metadata_of_a_guest_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "facts", lambda tx, server: object())
+    assert "its metadata" in run.run(EVERY["stop/stop/request-lost"]).problem
