@@ -28,7 +28,7 @@ from conductor.saga import Engine
 from conductor.sweep import sweep
 from tests.fault_matrix import registry, stage
 from tests.fault_matrix.incarnations import Incarnations
-from tests.fault_matrix.told import Told
+from tests.fault_matrix.notifications import CellNotifications
 from tests.workflows import scenarios
 from tests.workflows.simulator import Cloud, Crash, Host
 
@@ -41,7 +41,7 @@ Watcher = Callable[[Point], None]
 PARTS_A_SECOND = 2  # how often everybody does what they have to do
 #: While somebody waits for long: seconds that are lived through one by one, and at once later.
 FIRST_SECONDS, STRIDE_SECONDS = 6, 4
-TELL_SECONDS = 100  # between two looks at what is to be told
+DELIVER_SECONDS = 100  # between two deliveries of notifications
 NESTED = 0.08  # how likely another part is at work while one stands at a point
 
 
@@ -73,7 +73,7 @@ class Bench:
         self._fences: Counter[tuple[str, str]] = Counter()
         self._busy: set[str] = set()
         self._syncing: list[Host] = []
-        self._depth, self._told_at = 0, self.time.monotonic()
+        self._depth, self._delivered_at = 0, self.time.monotonic()
         self._left = ExitStack()
         self._hook()
 
@@ -93,7 +93,7 @@ class Bench:
         self._commit, dialect.do_commit = dialect.do_commit, self._committing  # type: ignore[method-assign]
 
     def _tell(self, cloud: Cloud) -> None:
-        self.told = Told(cloud)
+        self.notifications = CellNotifications(cloud)
 
     def close(self) -> None:
         self._left.close()
@@ -296,9 +296,9 @@ class Bench:
             for part in parts:
                 self.run(part)
         self.run(self._look)
-        if self.time.monotonic() - self._told_at >= TELL_SECONDS:
-            self._told_at = self.time.monotonic()
-            self.run(self.told.deliver)
+        if self.time.monotonic() - self._delivered_at >= DELIVER_SECONDS:
+            self._delivered_at = self.time.monotonic()
+            self.run(self.notifications.deliver)
         self.check()
         self.time.pass_by(seconds)
         now = self.time.monotonic()

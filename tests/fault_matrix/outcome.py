@@ -174,4 +174,4 @@ def empty(bench: Bench) -> None:
                 left[f"rows of {table.name}"] = str(count)
     assert not left, f"left behind: {left}"
     bench.incarnations.check()
-    bench.told.check()
+    bench.notifications.check()

@@ -102,7 +102,7 @@ def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as silent:
         silent.setattr(notifications, "of", lambda *what: [])
         assert (
-            "told ['instance.power_off.start', 'instance.delete.start'], and"
+            "notified of ['instance.power_off.start', 'instance.delete.start'], and"
             in run.run(cell).problem
         )
     monkeypatch.setattr(NotificationSender, "_send", _sent_in_vain)

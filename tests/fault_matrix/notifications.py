@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cell's cloud tells others: each change of state that was committed, at least once, of each
-server in order, and nothing that did not happen.
+"""The notifications of a cell's cloud: each change of state that was committed, at least
+once, of each server in order, and nothing that did not happen.
 
 The sender is the conductor's. Its first message finds no broker, and it is killed once between
 sending and striking, in every cell.
@@ -39,7 +39,7 @@ NAMES = {
 } - _OF_STEPS
 
 
-class Told:
+class CellNotifications:
     """The messages of one cell, as a broker has them. Of what has ended before nobody tells."""
 
     def __init__(self, cloud: Cloud) -> None:
@@ -64,7 +64,7 @@ class Told:
             raise Killed
 
     def deliver(self) -> None:
-        """What waits is sent."""
+        """Send what waits."""
         store, time = self._cloud.store, self._cloud.time
         self._written |= {row.id: row for row in all_told(store)}
         sender = NotificationSender(store, time, self, "c1", BOTH, MOST, self._killed)
@@ -73,14 +73,14 @@ class Told:
                 sender.send_batch()
 
     def check(self) -> None:
-        """All is told now."""
+        """Deliver the rest, and compare."""
         self.deliver()
         rows, arrived = list(self._written.values()), list(dict.fromkeys(self._arrived))
         assert arrived == sorted(self._written), f"{arrived} arrived of {sorted(self._written)}"
         for server, begun in self._by_server().items():
             wanted = [name for row in begun for name in self._expected(row)]
             found = [row.event for row in rows if row.key == server and row.event in NAMES]
-            assert found == wanted, f"told {found}, and what has happened is {wanted}"
+            assert found == wanted, f"notified of {found}, and what happened is {wanted}"
 
     def _by_server(self) -> dict[str, list[ActionRow]]:
         """What was asked for, in order."""
