@@ -110,6 +110,24 @@ class SwapVolumeArgs(VolumeActionArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VolumeSnapshotArgs(VolumeActionArgs):
+    """The guest leaves a volume's file as it is and writes into a new one."""
+
+    snapshot_id: str
+    new_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeSnapshotArgs(VolumeActionArgs):
+    """A file of a volume goes: ``file`` into ``into``; without ``into`` all that is between
+    ``file`` (None: nothing, so that none is left) and the guest's own goes into that."""
+
+    snapshot_id: str
+    file: str | None = None
+    into: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageArgs(ActionArgs):
     """Make an image of the server: snapshot, shelve."""
 

@@ -73,6 +73,8 @@ VERBS: Mapping[str, VerbFacts] = {
     "copy_volume": VerbFacts(copies=True, waits=True),
     "switch_volume": VerbFacts(waits=True, retry_until_done=True),
     "keep_volume": VerbFacts(retry_until_done=True),
+    "snapshot_volume": VerbFacts(),
+    "merge_volume": VerbFacts(copies=True, waits=True),
     "snapshot": VerbFacts(copies=True, writes_image="image_id"),
     "inject_nmi": VerbFacts(once=True),
     "set_password": VerbFacts(once=True),

@@ -40,6 +40,7 @@ from compute_agent.virt.driver import (
     Peer,
     VerbContext,
     VerbFailed,
+    VolumeMerge,
 )
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,19 @@ def _keep_volume(tools: Tools, command: Command) -> DomainState | None:
     return tools.driver.keep_volume(command.server, command.fence, _volume(command), tools.context)
 
 
+def _snapshot_volume(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.snapshot_volume(
+        command.server, command.fence, _volume(command), tools.context
+    )
+
+
+def _merge_volume(tools: Tools, command: Command) -> DomainState:
+    merge = VolumeMerge(command.args["file"], command.args["into"])
+    return tools.driver.merge_volume(
+        command.server, command.fence, _volume(command), merge, tools.context
+    )
+
+
 def _snapshot(tools: Tools, command: Command) -> JsonObject:
     writer = tools.write_image(command.args["image_id"])
     return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
@@ -294,6 +308,8 @@ HANDLERS: dict[str, Handler] = {
     "copy_volume": _copy_volume,
     "switch_volume": _switch_volume,
     "keep_volume": _keep_volume,
+    "snapshot_volume": _snapshot_volume,
+    "merge_volume": _merge_volume,
     "snapshot": _snapshot,
     "inject_nmi": _inject_nmi,
     "set_password": _set_password,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.clients.volumes import Attachment, Volume
+from common.clients.volumes import Attachment, Volume, VolumeSnapshot
 from common.json_types import JsonObject
 from common.models import Command, ImageRef, Interface, RequestSpec, Selection
 
@@ -110,6 +110,13 @@ class VolumeApi(Protocol):
     def reimage(self, volume_id: str, image_id: str) -> None:
         """Have a volume that is reserved written anew from an image. Look first whether it is being
         written already."""
+
+    def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
+        """A snapshot as it is now; NotFound when it is gone."""
+
+    def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
+        """What a host has made of a snapshot that it takes or deletes for the service; BadRequest
+        when the service does not wait for that."""
 
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot; one that is gone is fine."""

@@ -16,7 +16,7 @@ from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clients.own_images import OwnImages
 from common.clients.shares import ShareClient
-from common.clients.volumes import Attachment, Volume, VolumeClient
+from common.clients.volumes import Attachment, Volume, VolumeClient, VolumeSnapshot
 from common.json_types import JsonObject
 from common.models import ImageRef, Interface
 
@@ -117,6 +117,12 @@ class BlockStorageService:
 
     def reimage(self, volume_id: str, image_id: str) -> None:
         self._ask(lambda token: self._client.reimage(token, volume_id, image_id))
+
+    def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
+        return self._ask(lambda token: self._client.snapshot(token, snapshot_id))
+
+    def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
+        self._ask(lambda token: self._client.update_snapshot_status(token, snapshot_id, status))
 
     def delete_snapshot(self, snapshot_id: str) -> None:
         self._ask(lambda token: self._client.delete_snapshot(token, snapshot_id))

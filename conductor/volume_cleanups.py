@@ -20,7 +20,7 @@ from common.store.servers import actions, block_devices
 from common.store.servers import volumes as volume_rows
 from common.store.servers.volumes import ATTACHED, ATTACHING, DETACHING, ERROR, RESERVED
 from common.wire import from_wire
-from conductor import volume_swaps, volumes
+from conductor import volume_snapshots, volume_swaps, volumes
 from conductor.saga import ActionData, AnyRun, Engine, Run
 from conductor.volumes import COMPLETE, service
 
@@ -36,6 +36,8 @@ class LeftVolume:
     delete: bool = False  #: it goes with its server
     migrates_to: str | None = None  #: it was being copied into this one
     swapped: bool = False  #: and its data is there
+    snapshot: str | None = None  #: which its host took, or merged, for the service
+    snapshot_status: str = ""  #: that the service is to hear
 
 
 @dataclass(kw_only=True)
@@ -73,6 +75,14 @@ def leaving_swap(run: LeavingRun, before: ActionRow) -> None:
             one.swapped = bool(before.data.get("swapped"))
 
 
+def leaving_snapshot(run: LeavingRun, before: ActionRow) -> None:
+    """The action that the delete has superseded took or merged a snapshot of one of them."""
+    status = volume_snapshots.status_without_guest(before)
+    for one in run.data.volumes:
+        if status is not None and one.volume_id == before.args["volume_id"]:
+            one.snapshot, one.snapshot_status = before.args["snapshot_id"], status
+
+
 def had_volumes(run: LeavingRun) -> bool:
     """Had the server that is deleted any?"""
     return bool(run.data.volumes)
@@ -89,10 +99,12 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
             target,
             one.volume_id,
             delete=one.delete,
-            **{"migrates_to": one.migrates_to, "swapped": one.swapped} if one.migrates_to else {},
+            **_more(one),
         ):
             if left:
                 raise errors.Conflict(volumes.held_by(left))
+            if one.snapshot:
+                volume_snapshots.end_without_guest(engine, one.snapshot, one.snapshot_status)
             if one.migrates_to:
                 keeps = {str(one.attachment_id)}
                 volume_swaps.end_swap(
@@ -102,6 +114,16 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
                 service(engine).detach(attachment.id)
             if one.delete:
                 service(engine).delete(one.volume_id)
+
+
+def _more(one: LeftVolume) -> JsonObject:
+    """What else a pending cleanup of this volume has to do."""
+    more: JsonObject = {}
+    if one.migrates_to:
+        more |= {"migrates_to": one.migrates_to, "swapped": one.swapped}
+    if one.snapshot:
+        more |= {"snapshot": one.snapshot, "snapshot_status": one.snapshot_status}
+    return more
 
 
 def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
@@ -129,6 +151,8 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         )
     )
     mine = [one for one in rows if one.volume_id == row.place]
+    if snapshot := row.args.get("snapshot"):
+        volume_snapshots.end_without_guest(engine, snapshot, row.args["snapshot_status"])
     if target := row.args.get("migrates_to"):
         keeps = {str(one.attachment_id) for one in mine}
         swapped = bool(row.args.get("swapped"))

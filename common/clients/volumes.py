@@ -30,6 +30,9 @@ _VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
 AS_SERVICE = ("X-Service-Token",)
 AVAILABLE, IN_USE, CREATING, ERROR = "available", "in-use", "creating", "error"
 RESERVED, DOWNLOADING = "reserved", "downloading"
+DELETING, ERROR_DELETING = "deleting", "error_deleting"
+#: The progress of a snapshot with which the service takes over again.
+HOST_IS_DONE = "90%"
 #: A volume whose data the service has its servers copy into another one.
 MIGRATING = "migrating"
 
@@ -181,9 +184,20 @@ class VolumeClient(OptionalService):
             if not self._is_going(token, snapshot_id):
                 raise
 
+    def update_snapshot_status(self, token: str, snapshot_id: str, status: str) -> None:
+        """What a host that takes or deletes the snapshot has made of it: the status as it is
+        (``creating``, ``deleting``) says that the host is done, and the service goes on.
+
+        Raises:
+            BadRequest: the service does not wait for it, or not for this.
+        """
+        wanted = {"status": status, "progress": HOST_IS_DONE}
+        path = f"/snapshots/{_part(snapshot_id)}/action"
+        self._json("POST", path, token, {"os-update_snapshot_status": wanted})
+
     def _is_going(self, token: str, snapshot_id: str) -> bool:
         try:
-            return self.snapshot(token, snapshot_id).status == "deleting"
+            return self.snapshot(token, snapshot_id).status == DELETING
         except errors.NotFound:
             return True
 

@@ -124,6 +124,16 @@ class VerbContext:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeMerge:
+    """Files of a volume, by their names: ``file`` goes into ``into``, upon which it is made.
+    Without ``into`` all between ``file`` and the guest's own one goes into that, which then lies
+    upon ``file``; None: upon nothing."""
+
+    file: str | None
+    into: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One file of a guest, as another host may read it. size: its length; bytes: its data without
     holes."""
@@ -315,6 +325,26 @@ class Driver(Protocol):
     ) -> DomainState | None:
         """Instead of ``switch_volume``: the guest has the volume where it was, and the host lets
         go of where ``volume`` says. None: the guest is not here. Repeatable."""
+
+    def snapshot_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        """The guest goes on in the file that ``volume`` names, which is there, empty, and made
+        upon the one that the guest has; what that one has does not change any more. The guest's
+        file systems are still for the moment itself when its agent can. VerbFailed: the guest is as
+        before. Repeatable."""
+
+    def merge_volume(
+        self,
+        server: str,
+        fence: int,
+        volume: AttachedVolume,
+        merge: VolumeMerge,
+        context: VerbContext,
+    ) -> DomainState:
+        """Merge files of the volume while the guest is active; it goes on in the one that it has.
+        VerbFailed: the files are as before, or partly copied, which changes nothing of what the
+        guest reads. ``context.phase`` tells "merging a snapshot of the volume 40 %". Repeatable."""
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

@@ -174,6 +174,36 @@ def copyable(
     return known
 
 
+def snapshotted(volume: AttachedVolume, had: Iterable[AttachedVolume]) -> AttachedVolume:
+    """The volume as the guest has it, which is to go on in the file that ``volume`` names.
+    VerbFailed when it has none, or its volume is no file whose snapshots hosts take."""
+    known = next((one for one in had if one.volume_id == volume.volume_id), None)
+    if known is None:
+        raise unknown(volume.volume_id)
+    refuse_no_file(known)
+    return known
+
+
+def refuse_no_file(volume: AttachedVolume) -> None:
+    """VerbFailed for a volume that is no file of an export, which its own service snapshots."""
+    protocol = volume.connection.get("driver_volume_type")
+    if protocol != NFS:
+        raise VerbFailed(
+            f"Volume {volume.volume_id} is no file: it is served by {protocol!s:.40}. Hosts take snapshots of "
+            f"volumes that are files ({NFS}) alone; its own service takes those of the others."
+        )
+
+
+def mergeable(volume: AttachedVolume, had: Iterable[AttachedVolume], power_state: int) -> None:
+    """VerbFailed when the guest has no such volume, it is no file, or the guest is off."""
+    snapshotted(volume, had)
+    if power_state not in (RUNNING, PAUSED):
+        raise VerbFailed(
+            f"The server is off, and files of volume {volume.volume_id} are merged only while it runs; start "
+            "it, or detach the volume, and delete the snapshot then."
+        )
+
+
 def another_size(volume_id: str, details: str) -> VerbFailed:
     """A running guest's disk does not change its size by being copied."""
     return VerbFailed(

@@ -146,6 +146,8 @@ RULES: dict[str, str] = {
     _API + "os-floating-ip-pools": ANYBODY,
     _API + "os-multinic:add": MEMBER,
     _API + "os-multinic:remove": MEMBER,
+    _API + "os-assisted-volume-snapshots:create": "rule:service_or_admin",
+    _API + "os-assisted-volume-snapshots:delete": "rule:service_or_admin",
     _API + "os-server-external-events:create": "rule:service_or_admin",
     _API + "os-instance-actions:list": READER,
     _API + "os-instance-actions:show": READER,
@@ -295,8 +297,6 @@ NOT_HERE = frozenset(
         *(
             _API + name
             for name in (
-                "os-assisted-volume-snapshots:create",
-                "os-assisted-volume-snapshots:delete",
                 "os-baremetal-nodes:list",
                 "os-baremetal-nodes:show",
             )

@@ -16,6 +16,7 @@ from common import states
 from compute_api.compute.resources import (
     addresses,
     aggregates,
+    assisted_snapshots,
     availability_zones,
     consoles,
     external_events,
@@ -49,6 +50,7 @@ from compute_api.compute.resources import (
 )
 from compute_api.compute.resources.extensions import Extensions
 from compute_api.compute.schemas import aggregates as aggregate_bodies
+from compute_api.compute.schemas import assisted_snapshots as assisted_bodies
 from compute_api.compute.schemas import common
 from compute_api.compute.schemas import consoles as console_bodies
 from compute_api.compute.schemas import external_events as event_bodies
@@ -205,6 +207,10 @@ ROUTES: tuple[Route, ...] = (
           "2.99", query=console_bodies.SHOW_TOKEN),
     Route("POST", "/os-server-external-events", external_events.create, _P + "os-server-external-events:create",
           body=event_bodies.CREATE),
+    Route("POST", "/os-assisted-volume-snapshots", assisted_snapshots.create,
+          _P + "os-assisted-volume-snapshots:create", body=assisted_bodies.CREATE),
+    Route("DELETE", "/os-assisted-volume-snapshots/{snapshot_id}", assisted_snapshots.delete,
+          _P + "os-assisted-volume-snapshots:delete", success=204, query=assisted_bodies.DELETE),
 
     # flavors
     Route("GET", "/flavors", flavors.index, "", query=flavor_bodies.LIST),

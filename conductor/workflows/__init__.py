@@ -8,6 +8,7 @@ from typing import Any
 from common.store.rows import ActionRow
 from conductor.saga import Workflow
 from conductor.workflows import (
+    assisted_snapshots,
     create,
     delete,
     evacuate,
@@ -58,6 +59,8 @@ WORKFLOWS: dict[str, Workflow[Any, Any]] = {
         volumes.DETACH_VOLUME,
         volumes.EXTEND_VOLUME,
         volume_swap.SWAP_VOLUME,
+        assisted_snapshots.VOLUME_SNAPSHOT_CREATE,
+        assisted_snapshots.VOLUME_SNAPSHOT_DELETE,
         resize.RESIZE,
         resize.MIGRATE,
         resize.CONFIRM_RESIZE,

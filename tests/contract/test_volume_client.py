@@ -113,6 +113,32 @@ def test_a_snapshot_is_made_and_deleted(service: Service) -> None:
     service.client.delete_snapshot(service.token, made.id)
 
 
+def test_a_host_tells_what_it_made_of_a_snapshot(service: Service) -> None:
+    client, token = service.client, service.token
+    made = client.make_snapshot(token, service.make().id, "taken by a host")
+    await_true(lambda: client.snapshot(token, made.id).status == "available", 60, "it is not taken")
+    with pytest.raises(errors.BadRequest):  # nobody waits for it
+        client.update_snapshot_status(token, made.id, "error")
+    for status, told in (("creating", "error"), ("creating", "creating"), ("deleting", "deleting")):
+        _reset(service, made.id, status)
+        client.update_snapshot_status(token, made.id, told)
+        assert client.snapshot(token, made.id).status == told
+    shown = client.record(token, "snapshots", made.id)
+    assert shown["os-extended-snapshot-attributes:progress"] == "90%"
+    with pytest.raises(errors.NotFound):
+        client.update_snapshot_status(token, ids.new(), "error")
+
+
+def _reset(service: Service, snapshot_id: str, status: str) -> None:
+    answer = requests.post(
+        f"{service.url}/snapshots/{snapshot_id}/action",
+        json={"os-reset_status": {"status": status}},
+        headers={"X-Auth-Token": service.token},
+        timeout=60,
+    )
+    assert answer.status_code == 202, answer.text
+
+
 def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
     try:
         service.client.snapshot(service.token, snapshot_id)

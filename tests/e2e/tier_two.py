@@ -70,6 +70,8 @@ NOT_HERE = {
     "attach_share": "the lab has no share service",
     "detach_share": "the lab has no share service",
     "extend_volume": "a volume that is connected over NBD cannot grow",
+    "volume_snapshot_create": "the lab's volume service snapshots its volumes itself",
+    "volume_snapshot_delete": "the same",
     "swap_volume": "Cinder alone asks for it, and the lab's volume service moves no volumes",
     "resize_here": "hosts of the lab do not resize in place: there is always another one",
     "confirm_here": "the same",

@@ -94,7 +94,7 @@ def leave(bench: Bench, cell: Cell) -> None:
 
 def _plant_snapshot(bench: Bench) -> None:
     cloud, server = bench.cloud, bench.trial.server
-    snapshot = cloud.volumes.snapshot(next(iter(volumes.of(cloud, server))))
+    snapshot = cloud.volumes.make_snapshot(next(iter(volumes.of(cloud, server))))
     row = {"kind": cleanups.SNAPSHOT, "target": snapshot, "place": "", "args": {}, "why": "Busy."}
     owner = {"server_id": server, "project_id": "project"}
     cloud.store.write(lambda tx: cleanups.add(tx, [{**row, **owner}]))

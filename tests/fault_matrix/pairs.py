@@ -15,7 +15,13 @@ from tests.fault_matrix.outcome import Verdict
 from tests.workflows.scenarios import ask
 
 #: What these speak of the server need not have.
-WITHOUT_VOLUMES = ("detach_volume", "extend_volume", "swap_volume")
+WITHOUT_VOLUMES = (
+    "detach_volume",
+    "extend_volume",
+    "swap_volume",
+    "volume_snapshot_create",
+    "volume_snapshot_delete",
+)
 
 
 def pair(bench: Bench, cell: Cell, turn: int) -> Verdict:

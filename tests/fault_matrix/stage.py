@@ -33,7 +33,14 @@ LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
 WITH_VOLUMES, OFFLOADS_VOLUMES, LATE_VOLUMES = "volumes", "offloads-volumes", "late-volumes"
 BOOTS, LATE_SNAPSHOT = "boots", "late-snapshot"
 #: Workflows whose servers get or have a volume as they are.
-OF_VOLUMES = ("attach_volume", "detach_volume", "extend_volume", "swap_volume")
+OF_VOLUMES = (
+    "attach_volume",
+    "detach_volume",
+    "extend_volume",
+    "swap_volume",
+    "volume_snapshot_create",
+    "volume_snapshot_delete",
+)
 #: Steps that are a part of their workflow in these circumstances only.
 CIRCUMSTANCES: dict[tuple[str, str], str] = {
     **{

@@ -239,13 +239,6 @@ REQUESTS: tuple[Known, ...] = (
 )
 #: Operations that Nova serves and we do not yet, and why.
 ABSENT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "POST /os-assisted-volume-snapshots",
-            "DELETE /os-assisted-volume-snapshots/{id}",
-        ),
-        "for volumes in files of qcow2, which guests do not have here (0072)",
-    ),
     "GET /os-baremetal-nodes": "a proxy to a service for machines without hypervisors, gone since 2.36",
     "GET /os-baremetal-nodes/{id}": "a proxy to a service for machines without hypervisors, gone since 2.36",
     "GET /": "a route of its own, beside the table: versions.Document",

@@ -62,6 +62,12 @@ BODIES: dict[str, Any] = {
     "POST /os-server-external-events": lambda known: {
         "events": [{"name": "network-changed", "server_uuid": known["servers"]}]
     },
+    "POST /os-assisted-volume-snapshots": lambda known: {
+        "snapshot": {
+            "volume_id": known["os-volume_attachments"],
+            "create_info": {"snapshot_id": "x", "type": "qcow2", "new_file": "x"},
+        }
+    },
     "POST /flavors": {"flavor": {"name": "x", "ram": 64, "vcpus": 1, "disk": 1}},
     "PUT /flavors/{flavor_id}": {"flavor": {"description": "x"}},
     "POST /flavors/{flavor_id}/action addTenantAccess": {"addTenantAccess": {"tenant": "x"}},

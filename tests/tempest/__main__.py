@@ -212,7 +212,7 @@ def _judge(
             configure.write(found, tempest.folder, version, group.strangers)
             began = time.monotonic()
             outcome = tempest.run(ids[group.name], f"{group.name}-{version}")
-            outcome.foresee(known.LATEST if version == LATEST else known.REFUSED)
+            outcome.foresee(known.LATEST if version == LATEST else ())
             say(
                 f"{group.name} ({group.needs}), microversion {version}: {outcome.line()}, "
                 f"{time.monotonic() - began:.0f} s"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of Tempest that no cloud passes at the latest microversion, because Tempest itself does not
-know it; and those of what this cloud refuses by name.
+know it.
 
 A row holds for tests of these names that fail with these words; any other failure of theirs counts.
 A row whose tests pass fails the run, so that it is removed with the version of Tempest that mends
@@ -23,16 +23,7 @@ class Known:
     why: str
 
 
-#: What there is not, at any microversion (docs/differences.md).
-REFUSED = (
-    Known(
-        r"VolumesAssistedSnapshotsTest\.test_volume_assisted_snapshot_create_delete$",
-        r"create_assisted_volume_snapshot.*404, 'message': 'The resource could not be found\.'",
-        "there are no os-assisted-volume-snapshots",
-    ),
-)
 LATEST = (
-    *REFUSED,
     Known(
         r"test_flavors\.FlavorsAdminTestJSON\.test_create_(flavor_verify_entry_in_list_details|"
         r"list_flavor_without_extra_data)$|\.FlavorsExtraSpecs(Negative)?TestJSON\.",

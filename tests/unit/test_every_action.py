@@ -66,6 +66,8 @@ def test_the_hand_written_page_speaks_of_every_action() -> None:
         "detach_volume",
         "extend_volume",
         "swap_volume",
+        "volume_snapshot_create",
+        "volume_snapshot_delete",
     }
     assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
 

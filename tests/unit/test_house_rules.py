@@ -121,6 +121,7 @@ THREADS = {
     "compute_agent/virt/libvirt/incoming_migration.py": "looks again whether an incoming guest is whole",
     "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
     "compute_agent/virt/libvirt/volume_copies.py": "looks how far QEMU has copied",
+    "compute_agent/virt/libvirt/assisted_snapshots.py": "looks how far QEMU has merged",
     "compute_agent/virt/libvirt/live_migration.py": "looks how far a migration is, while libvirt is at it",
     "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
     "compute_agent/virt/libvirt/unplugging.py": "looks again whether a guest has let go of an interface",

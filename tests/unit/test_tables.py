@@ -51,6 +51,8 @@ UNSEEN = {
     "detach_volume",
     "extend_volume",
     "swap_volume",
+    "volume_snapshot_create",
+    "volume_snapshot_delete",
 }
 UNCHANGED = UNSEEN - {"confirmResize"} | {"createImage", "createBackup", "os-migrateLive"}
 

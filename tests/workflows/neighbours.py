@@ -37,6 +37,7 @@ class Neighbour:
     refusing: dict[Call, errors.Problem] = field(default_factory=dict)
     next_of: tuple[Collection[str], Answer] | None = None  # what becomes of the next of these
     asked: list[Call] = field(default_factory=list)
+    refused: list[Call] = field(default_factory=list)
     given_up: list[Callable[[], object]] = field(default_factory=list)  # and still to be done
     meanwhile: Callable[[], object] = nobody  # what others do while it is slow
 
@@ -71,6 +72,8 @@ class Neighbour:
         if what in REFUSALS:
             self.refusing[method, about] = REFUSALS[what]
         if refusal := self.refusing.get((method, about)):
+            if not isinstance(refusal, errors.Unavailable):
+                self.refused.append((method, about))
             raise type(refusal)(refusal.text)
         if self.silent or what is Answer.SILENT:
             self.silent = max(0, self.silent - 1)

@@ -54,6 +54,8 @@ OF_A_VOLUME = {
     "detach_volume": volume_service.detach,
     "extend_volume": volume_service.extend,
     "swap_volume": volume_service.swap,
+    "volume_snapshot_create": volume_service.take_snapshot,
+    "volume_snapshot_delete": volume_service.merge_snapshot,
 }
 KILL = "kill"  #: its host dies, and an admin says so
 SCENARIOS = {
@@ -141,18 +143,16 @@ SCENARIOS = {
         verbs=("detach_share",),
     ),
     "attach_volume": Scenario("attach_volume", states.ACTIVE, verbs=("attach_volume",)),
-    "detach_volume": Scenario(
-        "detach_volume", states.ACTIVE, before=("attach_volume",), verbs=("detach_volume",)
-    ),
-    "swap_volume": Scenario(
-        "swap_volume",
-        states.ACTIVE,
-        before=("attach_volume",),
-        verbs=("copy_volume",),
-    ),
-    "extend_volume": Scenario(
-        "extend_volume", states.ACTIVE, before=("attach_volume",), verbs=("extend_volume",)
-    ),
+    **{
+        name: Scenario(name, states.ACTIVE, before=("attach_volume",), verbs=(verb,))
+        for name, verb in (
+            ("detach_volume", "detach_volume"),
+            ("swap_volume", "copy_volume"),
+            ("volume_snapshot_create", "snapshot_volume"),
+            ("volume_snapshot_delete", "merge_volume"),
+            ("extend_volume", "extend_volume"),
+        )
+    },
     "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
     "remove_security_group": Scenario(
         "removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)
@@ -355,7 +355,7 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
         OF_A_VOLUME[key](cloud, server, volume)
         return
     if key == "createImage" and volume_service.boots(cloud, server):
-        made = [cloud.volumes.snapshot(volume) for volume in volume_service.of(cloud, server)]
+        made = [cloud.volumes.make_snapshot(volume) for volume in volume_service.of(cloud, server)]
         args = {**(args or {}), "snapshots": made}
     if key == "rebuild" and volume_service.boots(cloud, server):
         args = {"before": {"image": cloud.show(server).image}, "reimage": NEW_IMAGE}
@@ -470,6 +470,7 @@ class Trial:
         self._has_its_volumes()
         snapshots = self.cloud.volumes.state.snapshots
         assert not snapshots or images, "snapshots that no image names"
+        assert not self.cloud.volumes.awaited(), "snapshots that the service waits for"
         if (
             domains and server.host and ends != states.ERROR
         ):  # a scripted failure comes before any effect

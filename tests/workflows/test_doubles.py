@@ -67,12 +67,14 @@ def volumes() -> Furnished:
     held = made.attach(used, SERVER).id
     connected = made.attach(made.make(), SERVER, CONNECTOR, "/dev/vdc", "rw").id
     migrates = made.make()
-    target = made.migrate(migrates)
+    target, taken = made.migrate(migrates), made.begin_assisted(used, "creating")
     return made, {
         "volume": (free,),
         "delete": (free,),
         "reimage": (used, "image"),
-        "delete_snapshot": (made.snapshot(free),),
+        "snapshot": (taken,),
+        "update_snapshot_status": (taken, "creating"),
+        "delete_snapshot": (made.make_snapshot(free),),
         "end_migration": (migrates, target, True),
         "attachments": (SERVER,),
         "attach": (free, SERVER),
@@ -154,6 +156,7 @@ def test_most_calls_that_change_something_are_seen_to() -> None:
         ("networks", "names_guests"),
         ("networks", "described"),
         ("volumes", "volume"),
+        ("volumes", "snapshot"),
         ("volumes", "attachments"),
         ("fencer", "fence"),
     }

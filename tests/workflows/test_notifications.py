@@ -45,6 +45,8 @@ TOLD = {
     "evacuate": ["evacuate", "rebuild.start", "rebuild.end"],
     "change_password": [],
     "extend_volume": [],
+    "volume_snapshot_create": [],
+    "volume_snapshot_delete": [],
     "add_security_group": [],
     "remove_security_group": [],
 }

@@ -89,7 +89,7 @@ def asked_for_image(cloud: Cloud) -> tuple[str, list[str]]:
     """A server that boots from a volume, whose image was asked for, and the snapshots."""
     server, volume = bootable(cloud)
     cloud.settle()
-    made = [cloud.volumes.snapshot(volume)]
+    made = [cloud.volumes.make_snapshot(volume)]
     args = {"image_id": "11111111-1111-4111-8111-111111111111", "snapshots": made}
     cloud.ask(server, "createImage", args=args)
     return server, made

@@ -13,11 +13,15 @@ from common import errors, ids, states
 from common.clients.volumes import (
     AVAILABLE,
     CREATING,
+    DELETING,
     DOWNLOADING,
+    ERROR,
+    ERROR_DELETING,
     IN_USE,
     MIGRATING,
     Attachment,
     Volume,
+    VolumeSnapshot,
 )
 from common.context import RequestContext
 from common.json_types import JsonObject
@@ -30,6 +34,8 @@ from tests.workflows.neighbours import Neighbour
 if TYPE_CHECKING:
     from tests.workflows.simulator import Cloud
 
+#: What the service takes as the status of a snapshot that a host takes or merges.
+NEXT = {CREATING: (CREATING, ERROR), DELETING: (DELETING, ERROR_DELETING)}
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 
 
@@ -39,6 +45,16 @@ class HeldVolume:
 
     attachment: Attachment
     host: str | None = None
+
+
+@dataclass
+class AssistedSnapshot:
+    """A snapshot that a host takes or merges. ``looks``: until the service is done, once it has
+    heard of it; -1: it has not."""
+
+    volume_id: str
+    status: str
+    looks: int = -1
 
 
 @dataclass
@@ -52,6 +68,7 @@ class VolumeRecords:
     images: dict[str, str] = field(default_factory=dict)  #: volume -> what was written
     writing: dict[str, int] = field(default_factory=dict)  #: volume -> looks until it is written
     snapshots: dict[str, str] = field(default_factory=dict)  #: id -> of which volume
+    assisted: dict[str, AssistedSnapshot] = field(default_factory=dict)  #: those that hosts take
     name_ids: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,6 +129,43 @@ def of(cloud: Cloud, server: str) -> dict[str, str]:
     return {str(row.volume_id): row.status for row in rows}
 
 
+def take_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
+    """The service has made a file for a snapshot, and asks for it as the API does."""
+    snapshot = cloud.volumes.begin_assisted(volume_id, CREATING)
+    about = {"snapshot_id": snapshot, "new_file": f"volume-{volume_id}.{snapshot}"}
+    return _assist(cloud, server, "volume_snapshot_create", volume_id, about)
+
+
+def merge_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
+    """The service deletes a snapshot, and asks for the merge as the API does."""
+    snapshot = cloud.volumes.begin_assisted(volume_id, DELETING)
+    about = {"snapshot_id": snapshot, "file": None, "into": None}
+    return _assist(cloud, server, "volume_snapshot_delete", volume_id, about)
+
+
+def _assist(cloud: Cloud, server: str, key: str, volume_id: str, about: dict[str, Any]) -> str:
+    row, snapshot = states.row(key), cloud.volumes.state.assisted[about["snapshot_id"]]
+    try:
+        return cloud.accept(
+            server,
+            lambda tx: volumes.assist(
+                tx,
+                row,
+                server,
+                context=USER,
+                project_id="project",
+                volume_id=volume_id,
+                about=about,
+            ),
+        )
+    except errors.Problem:
+        snapshot.status = ERROR
+        raise
+    except BaseException:
+        cloud.volumes.refused.append((key, about["snapshot_id"]))  # no answer came
+        raise
+
+
 def boots(cloud: Cloud, server: str) -> bool:
     """Does a server boot from a volume?"""
     return cloud.store.read(lambda tx: volumes.root_of(tx, server)) is not None
@@ -159,10 +213,24 @@ class Volumes(Neighbour, interface=VolumeApi):
         self.state.creating[volume_id] = looks
         return volume_id
 
-    def snapshot(self, volume_id: str) -> str:
+    def make_snapshot(self, volume_id: str) -> str:
         """A snapshot of a volume, made by its user."""
         self.state.snapshots[made := ids.new()] = volume_id
         return made
+
+    def begin_assisted(self, volume_id: str, status: str) -> str:
+        """A snapshot that a host is to take (``creating``) or to merge (``deleting``)."""
+        self.state.assisted[made := ids.new()] = AssistedSnapshot(volume_id, status)
+        return made
+
+    def awaited(self) -> list[str]:
+        """Snapshots of which the service still waits to hear, and has not refused to."""
+        refused = {about for _, about in self.refused}
+        return [
+            snapshot
+            for snapshot, one in self.state.assisted.items()
+            if one.status in NEXT and one.looks < 0 and snapshot not in refused
+        ]
 
     def wanted(self, volume_id: str, **more: Any) -> WantedVolume:
         """What the API freezes of a volume that a server is to get."""
@@ -233,6 +301,43 @@ class Volumes(Neighbour, interface=VolumeApi):
         self.state.snapshots.pop(snapshot_id, None)
         self._answer(None)
 
+    def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
+        self._speak("snapshot", snapshot_id)
+        found = self._assisted(snapshot_id)
+        if found.looks > 0:
+            found.looks -= 1
+            if not found.looks:
+                found.status = AVAILABLE
+                self._go_over(found.volume_id, snapshot_id)
+        return self._answer(VolumeSnapshot(snapshot_id, found.status, 1, found.volume_id))
+
+    def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
+        self._speak("update_snapshot_status", snapshot_id)
+        found = self._assisted(snapshot_id)
+        if status not in NEXT.get(found.status, ()):
+            raise errors.BadRequest(f"Snapshot {snapshot_id} is {found.status}, not {status}.")
+        if status == DELETING:
+            del self.state.assisted[snapshot_id]
+        elif status == CREATING:
+            found.looks = found.looks if found.looks > 0 else 2
+        else:
+            found.status = status
+        self._answer(None)
+
+    def _assisted(self, snapshot_id: str) -> AssistedSnapshot:
+        if snapshot_id not in self.state.assisted:
+            raise errors.NotFound(f"Snapshot {snapshot_id} could not be found.")
+        return self.state.assisted[snapshot_id]
+
+    def _go_over(self, volume_id: str, snapshot_id: str) -> None:
+        """The volume is in the file that was made for the snapshot."""
+        place = {"name": f"volume-{volume_id}.{snapshot_id}", "format": "qcow2"}
+        for held in self._of(volume_id):
+            known = held.attachment.connection
+            if known:
+                there = {**known, "data": {**known["data"], **place}}
+                held.attachment = replace(held.attachment, connection=there)
+
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         self._speak("attachments", volume_id or server)
         return self._answer(
@@ -293,7 +398,7 @@ class Volumes(Neighbour, interface=VolumeApi):
         made = replace(
             held.attachment,
             status="attaching",
-            connection={"driver_volume_type": "nbd", "data": {**data, "mountpoint": mountpoint}},
+            connection={"driver_volume_type": "nfs", "data": {**data, "mountpoint": mountpoint}},
         )
         self.state.held[attachment_id] = HeldVolume(made, host)
         self._judge(volume.id)

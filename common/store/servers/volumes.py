@@ -249,6 +249,40 @@ def swap(
     )
 
 
+def assist(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    *,
+    context: RequestContext,
+    project_id: str | None,
+    volume_id: str,
+    about: Values,
+) -> str:
+    """Let an action take the server by which its host snapshots a volume for the block storage
+    service, or merges such a snapshot; returns its id. ``about``: what else its args have.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
+        the volume. Conflict: it has it nowhere yet, or not any more.
+    """
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context, tx)
+    device = show(tx, server_id, volume_id)
+    if found.host is None or device.status != ATTACHED or not device.connection:
+        raise errors.Conflict(
+            f"Instance {server_id} has volume {volume_id} on no host just now: it is {device.status}."
+        )
+    return actions.begin(
+        tx,
+        row,
+        server_id,
+        context=context,
+        project_id=project_id,
+        args={"block_device": device.uuid, "volume_id": volume_id, **about},
+    )
+
+
 def refuse_root(device: BlockDeviceRow) -> None:
     """Raises Forbidden: a server keeps what it boots from."""
     if device.boot_index == 0:

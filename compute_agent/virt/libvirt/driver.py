@@ -66,6 +66,7 @@ from compute_agent.virt.libvirt import (
     snapshots,
     volume_xml,
 )
+from compute_agent.virt.libvirt.assisted_snapshots import AssistedSnapshotVerbs
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.connectors import Connectors
 from compute_agent.virt.libvirt.guests import LibvirtGuests
@@ -86,7 +87,7 @@ QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: Fal
 RETRY_SECONDS = 0.5
 
 
-class LibvirtDriver(CopyVerbs):
+class LibvirtDriver(CopyVerbs, AssistedSnapshotVerbs):
     """Implements ``Driver`` on one libvirtd. Thread-safe for different servers.
 
     ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:

@@ -19,7 +19,7 @@ from common.json_types import JsonObject
 from common.models import AttachedVolume
 from compute_agent.virt import volumes
 from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import volume_xml
+from compute_agent.virt.libvirt import qcow2, volume_xml
 from compute_agent.virt.libvirt.connector import Found, Secrets, not_there
 from compute_agent.virt.libvirt.images import GIBIBYTE
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
@@ -31,8 +31,10 @@ NO_HELPER = (
     "There is no kilonova-volumes on this host, which connects volumes for the agent: systemctl enable --now "
     "kilonova-volumes.socket, and try again."
 )
-FILE_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
-RAW = (None, "", "raw")
+FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+FORMATS = (volume_xml.RAW, volume_xml.QCOW2)
+#: What lies one upon the other at most.
+MOST_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -86,18 +88,19 @@ class NfsConnector:
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
         export, name = (str(link.data.get(part) or "") for part in ("export", "name"))
+        form = str(link.data.get("format") or volume_xml.RAW)
         if (
             not export
             or not FILE_NAME.fullmatch(name)
             or volume.volume_id not in name
-            or link.data.get("format") not in RAW
+            or form not in FORMATS
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"export {export[:80]!r}, name {name[:80]!r}, format {link.data.get('format')!s:.20} are no raw "
-                "file that it names",
+                f"export {export[:80]!r}, name {name[:80]!r}, format {form:.20} are no file of "
+                f"{' or '.join(FORMATS)} that it names",
             )
-        return VolumeSource(volume_xml.FILE, str(self._place(export) / name))
+        return VolumeSource(volume_xml.FILE, str(self._place(export) / name), format=form)
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
         path, export = Path(self.source(volume, link).path), str(link.data["export"])
@@ -109,13 +112,52 @@ class NfsConnector:
             raise not_there(volume, str(problem)) from problem
         if not stat.S_ISREG(about.st_mode):
             raise not_there(volume, f"{path} is no file")
-        return Found(about.st_size)
+        if self.source(volume, link).format == volume_xml.RAW:
+            return Found(about.st_size)
+        try:
+            return Found(checked(path, volume.volume_id))
+        except (OSError, ValueError) as problem:
+            raise not_there(volume, f"{path}: {problem}") from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
         """It was QEMU alone that had it open."""
 
     def _place(self, export: str) -> Path:
         return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
+
+
+def checked(path: Path, volume_id: str) -> int:
+    """How many bytes a guest sees of a qcow2 file. Whatever it is made upon is a file of the same
+    folder that the volume names too, and says its format.
+
+    Raises:
+        ValueError: it refers to something else, or cannot be read as qcow2. OSError.
+    """
+    size, seen = 0, set[str]()
+    while len(seen) < MOST_FILES:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode) or path.name in seen:
+            raise ValueError(f"{path.name} is no file, or lies upon itself")
+        seen.add(path.name)
+        header = qcow2.read(path)
+        size = size or header.virtual_size
+        if not header.backing:
+            return size
+        if (
+            not FILE_NAME.fullmatch(header.backing)
+            or volume_id not in header.backing
+            or header.backing_format not in FORMATS
+        ):
+            raise ValueError(
+                f"{path.name} is made upon {header.backing[:200]!r} of format "
+                f"{header.backing_format[:20]!r}"
+            )
+        path = path.with_name(header.backing)
+        if header.backing_format == volume_xml.RAW:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise ValueError(f"{path.name} is no file")
+            return size
+    raise ValueError(f"it has more than {MOST_FILES} files")
 
 
 def described_by_helper(helper: VolumeHelper, about: JsonObject, multipath: bool) -> JsonObject:

@@ -64,12 +64,14 @@ def virt_type(described: str) -> str:
 
 
 def disks(described: str) -> dict[str, Disk]:
-    """The disks that a domain writes, with what lies under them, by the names that it gives
-    them."""
+    """The disks of its own that a domain writes, with what lies under them, by the names that it
+    gives them. Volumes, which have serials, are none of them, whatever their format."""
     found: dict[str, Disk] = {}
     for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
         driver, source, target = (element.find(part) for part in ("driver", "source", "target"))
         if driver is None or source is None or target is None or driver.get("type") != "qcow2":
+            continue
+        if element.find("serial") is not None:
             continue
         base, kind = element.find("backingStore/source"), element.find("backingStore/format")
         path, name = Path(source.get("file", "")), target.get("dev", "")

@@ -3,7 +3,7 @@
 
 Called by ``domain_xml`` and ``volumes``. A volume is known by its id, which is the serial of its
 disk, so that the guest finds it by that whatever its other name is. Must stay true: a volume's
-format is raw and never guessed, so that nothing which a guest wrote on it makes QEMU open another
+format is said and never guessed, so that nothing which a guest wrote on it makes QEMU open another
 file; a volume that a guest has had keeps its PCI address when the guest is described anew.
 """
 
@@ -20,6 +20,7 @@ from compute_agent.virt.libvirt import hardware_xml
 
 #: What libvirt calls the places where a volume can be.
 FILE, BLOCK, NETWORK = "file", "block", "network"
+RAW, QCOW2 = "raw", "qcow2"
 #: What it calls the protocols that QEMU speaks, and the kind of secret that goes with each.
 NBD, ISCSI, RBD = "nbd", "iscsi", "rbd"
 SECRETS = {ISCSI: "iscsi", RBD: "ceph"}
@@ -33,7 +34,7 @@ class VolumeSource:
     has under a name (``export``) by a protocol that QEMU speaks. ``beside``: more servers that have
     it, host:port; ``user`` and ``secret``: who asks, and libvirt's secret with his password;
     ``initiator``: this host's name in iSCSI. ``direct``: past the host's cache; ``limits``:
-    libvirt's name of a rate -> number."""
+    libvirt's name of a rate -> number; ``format``: of a file."""
 
     kind: str
     path: str = ""
@@ -48,6 +49,7 @@ class VolumeSource:
     user: str = ""
     secret: str = ""
     initiator: str = ""
+    format: str = RAW
 
 
 def element(
@@ -59,7 +61,7 @@ def element(
     """The disk, which the domain calls ``name``."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
-    SubElement(root, "driver", name="qemu", type="raw", cache=cache, discard="unmap")
+    SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
     root.append(_source(source))
     SubElement(root, "target", dev=name, bus=volume.bus)
     SubElement(root, "serial").text = volume.volume_id
@@ -97,7 +99,7 @@ def place(source: VolumeSource) -> Element:
     """A disk that is only where QEMU finds it, as a copy's order has it."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
-    SubElement(root, "driver", name="qemu", type="raw", cache=cache, discard="unmap")
+    SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
     root.append(_source(source))
     return root
 
@@ -116,6 +118,30 @@ def is_at(disk: Element, source: VolumeSource) -> bool:
         and host is not None
         and (there.get("name"), there.get("port")) == (host.get("name"), host.get("port"))
     )
+
+
+def files(disk: Element) -> list[str]:
+    """The paths of a running disk's files, its own first, then each upon which the one before is
+    made."""
+    found: list[str] = []
+    layer: Element | None = disk
+    while layer is not None and (source := layer.find("source")) is not None:
+        found.append(source.get("file", ""))
+        layer = layer.find("backingStore")
+    return found
+
+
+def snapshot_order(described: str, name: str, source: VolumeSource) -> str:
+    """The order that this disk of a domain, and no other, goes on in another file, which is there
+    already."""
+    root = Element("domainsnapshot")
+    disks = SubElement(root, "disks")
+    for other in sorted(names(described) - {name}):
+        SubElement(disks, "disk", name=other, snapshot="no")
+    disk = SubElement(disks, "disk", name=name, snapshot="external", type=source.kind)
+    SubElement(disk, "driver", type=source.format)
+    disk.append(_source(source))
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def wanted_name(volume: AttachedVolume) -> str:

@@ -34,6 +34,7 @@ from compute_agent.virt.driver import (
     Peer,
     VerbContext,
     VerbFailed,
+    VolumeMerge,
 )
 from compute_agent.virt.memory import (
     cold_migration,
@@ -213,6 +214,23 @@ class MemoryDriver:
     ) -> DomainState | None:
         with self.host.call("switch_volume", server, context):
             return volumes.switch(self.host, server, fence, volume)
+
+    def snapshot_volume(
+        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+    ) -> DomainState:
+        with self.host.call("snapshot_volume", server, context):
+            return volumes.snapshot(self.host, server, fence, volume, context)
+
+    def merge_volume(
+        self,
+        server: str,
+        fence: int,
+        volume: AttachedVolume,
+        merge: VolumeMerge,
+        context: VerbContext,
+    ) -> DomainState:
+        with self.host.call("merge_volume", server, context):
+            return volumes.merge(self.host, server, fence, volume, context)
 
     def keep_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext

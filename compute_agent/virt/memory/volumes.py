@@ -108,6 +108,33 @@ def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
         return _changed(host, server, guest, fence)
 
 
+def snapshot(
+    host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+) -> DomainState:
+    """The guest goes on in the file that the volume names."""
+    context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
+    with host.lock:
+        guest = _changeable(host, server)
+        volumes.snapshotted(volume, guest.volumes)
+        guest.volumes = [
+            volume if one.volume_id == volume.volume_id else one for one in guest.volumes
+        ]
+        return _changed(host, server, guest, fence)
+
+
+def merge(
+    host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
+) -> DomainState:
+    """The guest goes on in the file that it has."""
+    context.phase(CommandPhase.MERGING_VOLUME, 0)
+    with host.lock:
+        guest = _changeable(host, server)
+        volumes.mergeable(volume, guest.volumes, guest.power_state)
+    wait(0, context)
+    with host.lock:
+        return _changed(host, server, _changeable(host, server), fence)
+
+
 def _others(guest: MemoryGuest, volume_id: str) -> list[AttachedVolume]:
     return [one for one in guest.volumes if one.volume_id != volume_id]
 

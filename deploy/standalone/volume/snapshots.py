@@ -37,6 +37,11 @@ FILTERS = {
     "consumes_quota": lambda value: snapshots.c.id.is_not(None),
 }
 STATUSES = ("available", "creating", "deleting", "error", "error_deleting")
+#: What a host may say of one, by its status.
+REPORTED = {
+    "creating": ("creating", "available", "error"),
+    "deleting": ("deleting", "error_deleting"),
+}
 RESET = BodySchema(mapping({"status": one_of(*STATUSES)}, "status"))
 PROGRESS = BodySchema(mapping({"status": text(), "progress": nullable(text(16))}, "status"))
 
@@ -217,7 +222,12 @@ class SnapshotItem(Item):
                 values = form.checked(given, name)
                 if values["status"] not in STATUSES:
                     raise fault("BadRequest", why=f"The states are {', '.join(STATUSES)}.")
-                change.set(snapshots, row.id, {"status": values["status"]})
+                if form is PROGRESS and values["status"] not in REPORTED.get(row.status, ()):
+                    why = (
+                        f"A snapshot that is {row.status} cannot be reported as {values['status']}."
+                    )
+                    raise fault("BadRequest", why=why)
+                change.set(snapshots, row.id, {name: said for name, said in values.items() if said})
             elif name == "os-force_delete":
                 caller.require_admin("volume_extension:snapshot_admin_actions:force_delete")
                 remove(change, row, force=True)

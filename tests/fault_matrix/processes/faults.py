@@ -39,6 +39,8 @@ CHECKED_ELSEWHERE = (
     "detach_volume",
     "extend_volume",
     "swap_volume",
+    "volume_snapshot_create",
+    "volume_snapshot_delete",
     "detach_interface",
     "evacuate",
 )
@@ -391,6 +393,7 @@ PLANS: dict[Kind, Callable[[Cell], Plan | None]] = {
 #: Workflows that these clouds do not come to, and why.
 _ONE_HOST = "needs a cloud of one host, on which a resize stays"
 _SHARES = "there is no share service to run"
+_NO_FILES = "the volume service here snapshots its volumes itself, and never asks a host"
 WORKFLOWS_OUT = {
     "resize_here": _ONE_HOST,
     "confirm_here": _ONE_HOST,
@@ -398,6 +401,8 @@ WORKFLOWS_OUT = {
     "attach_share": _SHARES,
     "detach_share": _SHARES,
     "swap_volume": "the volume service here moves no volume, and only one that does may ask for it",
+    "volume_snapshot_create": _NO_FILES,
+    "volume_snapshot_delete": _NO_FILES,
 }
 
 

@@ -42,6 +42,8 @@ ARGS: dict[str, Any] = {
     },
     "image": {"id": "of the command"},
     "image_id": "made",
+    "file": "of a snapshot",
+    "into": None,
     "runs": True,
     "timeout": 0,
     "from": "host",

@@ -321,7 +321,14 @@ def test_of_arguments_only_what_is_told_is_kept() -> None:
 
 def test_every_action_of_a_workflow_is_told_or_known_to_be_silent() -> None:
     silent = {row.name for row in states.ACTIONS if row.workflow and row.notification is None}
-    assert silent == {"changePassword", "addSecurityGroup", "removeSecurityGroup", "extend_volume"}
+    assert silent == {
+        "changePassword",
+        "addSecurityGroup",
+        "removeSecurityGroup",
+        "extend_volume",
+        "volume_snapshot_create",
+        "volume_snapshot_delete",
+    }
     for action in states.ACTIONS:
         names_of = events.event_names(action)
         names = [*names_of.begun, *names_of.done, *names_of.failed]

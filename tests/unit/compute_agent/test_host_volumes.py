@@ -16,8 +16,9 @@ from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt import connectors
 from compute_agent.virt.libvirt.connector import Found
 from compute_agent.virt.libvirt.connectors import Protocols
-from compute_agent.virt.libvirt.host_connectors import NfsConnector
+from compute_agent.virt.libvirt.host_connectors import NfsConnector, checked
 from compute_agent.virt.mounts import Mounts
+from tests.unit.compute_agent.test_qcow2 import extension, header
 from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY
 
 EXPORT = "192.0.2.9:/volumes"
@@ -86,13 +87,53 @@ def test_a_file_that_is_not_there_or_too_small_is_refused(exports: Exports) -> N
         {"name": f"../volume-{KEY}"},
         {"name": f"volume-{KEY}/x"},
         {"export": ""},
-        {"format": "qcow2"},
+        {"format": "vmdk"},
     ],
 )
 def test_a_file_is_named_in_words(exports: Exports, changed: dict[str, Any]) -> None:
     with pytest.raises(VerbFailed, match="cannot be used on this host"):
         exports.host().connect(volume(**changed))
     assert exports.commands == []
+
+
+def image(name: str = "", form: str = "raw") -> bytes:
+    """The beginning of a qcow2 file that is made upon a file of this name and format."""
+    about = extension(0xE2792ACA, form.encode()) if form else b""
+    return header(name=name.encode(), extensions=about + bytes(8))
+
+
+def test_a_qcow2_volume_is_as_big_as_its_guest_sees_it(tmp_path: Path) -> None:
+    names = [f"volume-{KEY}", f"volume-{KEY}.1", f"volume-{KEY}.2"]
+    (tmp_path / names[0]).write_bytes(b"whatever a guest wrote")
+    (tmp_path / names[1]).write_bytes(image(names[0]))
+    (tmp_path / names[2]).write_bytes(image(names[1], "qcow2"))
+    assert checked(tmp_path / names[2], KEY) == GIBIBYTE
+    (tmp_path / names[1]).write_bytes(image())
+    assert checked(tmp_path / names[2], KEY) == GIBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("below", "form"),
+    [
+        ("volume-of-another", "raw"),
+        ("/etc/passwd", "raw"),
+        (f"../volume-{KEY}", "raw"),
+        (f"json:{{volume-{KEY}}}", "raw"),
+        (f"volume-{KEY}", "vmdk"),
+        (f"volume-{KEY}", ""),
+        (f"volume-{KEY}.1", "qcow2"),
+        (f"volume-{KEY}.link", "raw"),
+        (f"volume-{KEY}.missing", "raw"),
+    ],
+)
+def test_what_a_header_names_is_a_file_of_the_volume(tmp_path: Path, below: str, form: str) -> None:
+    path = tmp_path / f"volume-{KEY}.1"
+    path.write_bytes(image(below, form))
+    (tmp_path / "volume-of-another").touch()
+    (tmp_path / f"volume-{KEY}").touch()
+    (tmp_path / f"volume-{KEY}.link").symlink_to("/etc/passwd")
+    with pytest.raises((ValueError, OSError)):
+        checked(path, KEY)
 
 
 def test_an_export_is_no_option_of_mount(exports: Exports) -> None:

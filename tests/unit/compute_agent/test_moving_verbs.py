@@ -305,4 +305,5 @@ def test_what_lets_a_running_guest_go_says_so() -> None:
         "live_migrate",
         "resize_here",
         "copy_volume",
+        "merge_volume",
     }

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from common.models import AttachedVolume
 from common.tls import Tls
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import running_domain
+from compute_agent.virt.libvirt import running_domain, volume_xml
 from compute_agent.virt.libvirt.domain_xml import (
     Disk,
     Domain,
@@ -184,3 +185,15 @@ def test_only_host_and_port_of_what_another_host_says_count(said: str, called: s
         return
     with pytest.raises(VerbFailed, match="does not say where"):
         options.uri({"uri": said})
+
+
+def test_volumes_are_none_of_its_own_disks() -> None:
+    """Whatever their format is: own disks travel with the server, volumes stay where they are."""
+    root = ElementTree.fromstring(described("/source"))
+    volume = AttachedVolume("00000000-0000-4000-8000-000000000001", "/dev/vdb", 1, {})
+    source = volume_xml.VolumeSource(volume_xml.FILE, "/export/volume", format=volume_xml.QCOW2)
+    devices = root.find("devices")
+    assert devices is not None
+    devices.append(volume_xml.element(volume, source, "vdb"))
+    own = running_domain.disks(ElementTree.tostring(root, encoding="unicode"))
+    assert own == running_domain.disks(described("/source")) and list(own) == ["vda"]

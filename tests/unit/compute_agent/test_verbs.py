@@ -34,7 +34,7 @@ VOLUME = {
     "volume_id": "00000000-0000-4000-8000-000000000001",
     "device": "/dev/vdb",
     "size_gb": 1,
-    "connection": {"driver_volume_type": "local", "data": {"device_path": "/volume"}},
+    "connection": {"driver_volume_type": "nfs", "data": {"export": "h:/x", "name": "volume"}},
 }
 ARGS: dict[str, dict[str, Any]] = {
     "ensure_guest": {"guest": GUEST},
@@ -53,6 +53,8 @@ ARGS: dict[str, dict[str, Any]] = {
     "copy_volume": {"volume": VOLUME},
     "switch_volume": {"volume": VOLUME},
     "keep_volume": {"volume": VOLUME},
+    "snapshot_volume": {"volume": VOLUME},
+    "merge_volume": {"volume": VOLUME, "file": None, "into": None},
     "snapshot": {"image_id": "i"},
     "set_password": {"user": "root", "admin_pass": "x"},
 }
@@ -154,6 +156,8 @@ def test_volumes_change_while_the_guest_runs() -> None:
         ("copy_volume", {"power_state": RUNNING}),
         ("keep_volume", {"power_state": RUNNING}),
         ("switch_volume", {"power_state": RUNNING}),
+        ("snapshot_volume", {"power_state": RUNNING}),
+        ("merge_volume", {"power_state": RUNNING}),
         ("detach_volume", {"power_state": RUNNING}),
     ):
         for attempt in (1, 2):
@@ -200,6 +204,8 @@ def test_every_row_of_the_table_is_tried_above() -> None:
         "copy_volume",
         "switch_volume",
         "keep_volume",
+        "snapshot_volume",
+        "merge_volume",
         "offer",
         "prepare",
         "receive",

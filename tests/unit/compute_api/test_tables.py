@@ -160,6 +160,8 @@ def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
             "detach_volume",
             "extend_volume",
             "swap_volume",
+            "volume_snapshot_create",
+            "volume_snapshot_delete",
         )
     ]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)

@@ -27,6 +27,8 @@ AFTER_THE_PIVOT = {
     "attach_volume": ["complete"],
     "detach_volume": ["end_attachment"],
     "swap_volume": ["complete", "end_migration"],
+    "volume_snapshot_create": ["report_taken", "await_service"],
+    "volume_snapshot_delete": ["report_merged"],
     "resize": ["plug"],
     "migrate": ["plug"],
     "revert_resize": ["plug"],
