@@ -32,9 +32,10 @@ from typing import Any
 
 from deploy.environment import VENV
 from tests.fault_matrix.cells import Cell, Kind, cells, commit
+from tests.fault_matrix.processes.blast_radius import Bystander, line, problems
 from tests.fault_matrix.processes.choice import by_world, fitting, ordered
 from tests.fault_matrix.processes.faults import PLANS, unfit
-from tests.fault_matrix.processes.run import Outcome, is_rough, run
+from tests.fault_matrix.processes.run import Outcome, is_rough, run, slow
 from tests.fault_matrix.processes.world import KINDS, World, world
 from tests.waiting import is_true_within
 
@@ -83,6 +84,8 @@ _FIELDS = ("cell", "world", "seconds", "problem", "story", "tries")
 #: What the end of a world is called, in place of a cell.
 END = "(the whole cloud at its end)"
 AGAIN = "(alone) "
+#: What a bystander saw meanwhile is called, in place of a cell.
+BESIDE = "(a bystander)"
 
 
 def _report_selection(every: Sequence[Cell], chosen: Sequence[Cell], done: set[str]) -> None:
@@ -188,6 +191,8 @@ def _play(
             results.put(outcome)
 
     first = time.monotonic() + FIRST_PART * max(0.0, until - time.monotonic())
+    bystander = Bystander(made)
+    bystander.start()
     for phase, end in (((Line.CONDUCTORS,), first), ((Line.HOSTS, Line.OTHERS), until)):
         _side_by_side(work, [line for line in phase for _ in range(_width(line, jobs))], end)
     _side_by_side(work, [Line.CONDUCTORS] * jobs, until)
@@ -195,6 +200,7 @@ def _play(
         if time.monotonic() < until + AGAIN_SECONDS:
             again = run(made, cell)
             results.put(replace(again, cell=AGAIN + again.cell))
+    results.put(_beside(made, bystander))
     results.put(_end(made))
 
 
@@ -216,6 +222,14 @@ def _side_by_side(work: Callable[[Line, float], None], lines: list[Line], end: f
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _beside(made: World, bystander: Bystander) -> Outcome:
+    """What was seen of the faults by whom none struck."""
+    seen = bystander.end()
+    print(f"{made.kind}: {line(seen)}", flush=True)
+    wrong = problems(seen, slow())
+    return Outcome(BESIDE, made.kind, 0, "; ".join(wrong)[:900], line(seen))
 
 
 def _end(made: World) -> Outcome:
@@ -264,7 +278,10 @@ def _sum_up(chosen: Sequence[Cell], outcomes: Sequence[Outcome]) -> int:
         alone = again.get(one.cell)
         word = "not run again" if alone is None else "failed alone too" if alone.problem else ""
         print(f"    failed: {one.cell} ({one.world}); {word or 'passed alone'}")
-    ends = [one for one in outcomes if one.cell == END and one.problem]
+    for one in outcomes:
+        if one.cell == BESIDE:
+            print(f"    beside, {one.world}: {one.story}")
+    ends = [one for one in outcomes if one.cell in (END, BESIDE) and one.problem]
     for one in ends:
         print(f"    {one.world}: {one.cell}: {one.problem}")
     passed = len(first) - len(wrong)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud of real processes that can be struck: ``deploy``'s own, with two conductors and five
+"""A cloud of real processes that can be struck: ``deploy``'s own, with two conductors and six
 hosts in memory, and each process of the product in the hands of ``victim``.
 
 Three hosts are for cells in which a host is lost to the others, one such cell at a time; the cells
-on the other two disturb each other by no more than delays.
+on two others disturb each other by no more than delays; the last one is a bystander's.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from tests.fault_matrix.processes.orders import Folder
 from tests.waiting import await_true
 
 GENTLE, ROUGH = ("g1", "g2"), ("r1", "r2", "r3")
-HOSTS = (*GENTLE, *ROUGH)
-ZONES = {"gentle": GENTLE, "rough": ROUGH}
+CALM, CALM_HOSTS = "calm", ("c1",)
+HOSTS = (*GENTLE, *ROUGH, *CALM_HOSTS)
+ZONES = {"gentle": GENTLE, "rough": ROUGH, CALM: CALM_HOSTS}
 VICTIMS = {
     "api": "compute_api.compute.service",
     "conductor": "conductor.service",
