@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -407,7 +408,8 @@ def test_a_guest_is_held_still_for_others(rig: Rig) -> None:
     else:
         rig.driver.quiesce(spec.server, 30)
         rig.driver.unquiesce(spec.server)
-    rig.driver.unquiesce(spec.server)
+    for server in (spec.server, str(uuid.uuid4())):
+        rig.driver.unquiesce(server)
     assert not [path for path in rig.files(spec.server) if path.name == "still"]
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     with pytest.raises(VerbFailed):

@@ -251,6 +251,23 @@ def test_a_guest_of_shared_storage_is_found_there(sharing: Pair) -> None:
 
 
 # --- what must not run ---
+def test_a_guest_that_is_active_or_has_memory_does_not_move(pair: Pair) -> None:
+    driver, spec = pair.source.driver, pair.source.boot()
+    again = replace(spec, fence=2)
+    for pause in (False, True):
+        if pause:
+            driver.ensure_paused(spec.server, 1, QUIET)
+        before = pair.source.state(spec.server)
+        for runs in (True, False):
+            with pytest.raises(VerbFailed, match="was started on this host meanwhile"):
+                driver.install(again, runs, QUIET)
+        assert pair.source.state(spec.server) == before
+    driver.ensure_running(spec.server, 1, QUIET)
+    driver.ensure_suspended(spec.server, 1, QUIET)
+    with pytest.raises(VerbFailed, match="is suspended, and its memory cannot move"):
+        driver.offer(spec.server, 2, SECRET, QUIET)
+
+
 def test_a_plug_is_pulled_whatever_the_guest_does(pair: Pair) -> None:
     rig = pair.source
     rig.driver.pull_plug(str(uuid.uuid4()))

@@ -41,6 +41,10 @@ CHUNK_BYTES = 1 << 20
 def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> JsonObject:
     with host.lock:
         guest = host.guest(server)
+        if guest.saved:
+            raise VerbFailed(
+                "The server is suspended, and its memory cannot move with its files; resume it first."
+            )
         guest.offered = _hash(secret)
         host.write(server, guest)
         size = sum(map(len, _contents(guest).values()))
@@ -177,6 +181,11 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
 def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
     with host.lock:
         guest = host.guests.get(spec.server) or _own(host, spec.server)
+        if guest.is_active and guest.fence != spec.fence:
+            raise VerbFailed(
+                "The server's guest was started on this host meanwhile; stop it first.",
+                details=f"its fence is {guest.fence}",
+            )
         if not guest.is_active:
             guest.saved = False
             guest.dress(spec, host.spice)

@@ -250,7 +250,8 @@ class MemoryDriver:
 
     def unquiesce(self, server: str) -> None:
         with self.host.call("unquiesce", server), self.host.lock:
-            self.host.guest(server).still_until = 0.0
+            if (guest := self.host.guests.get(server)) is not None:
+                guest.still_until = 0.0
 
     def inject_nmi(self, server: str) -> None:
         with self.host.call("inject_nmi", server):
