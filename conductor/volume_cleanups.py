@@ -66,20 +66,18 @@ def leaving(run: LeavingRun) -> None:
         run.set_volume(row, status=DETACHING)
 
 
-def leaving_swap(run: LeavingRun, before: ActionRow) -> None:
-    """The action that the delete has superseded was copying one of them into another one."""
-    swap = from_wire(SwapVolumeArgs, before.args)
+def interrupted(run: LeavingRun, before: ActionRow) -> None:
+    """The action that the delete has superseded may have been at work with one of them. One that
+    was being detached is its user's: it does not go with the server."""
     for one in run.data.volumes:
-        if one.volume_id == swap.volume_id:
-            one.migrates_to = swap.new_volume_id
+        if one.volume_id != before.args.get("volume_id"):
+            continue
+        if before.workflow == "detach_volume":
+            one.delete = False
+        elif before.workflow == "swap_volume":
+            one.migrates_to = from_wire(SwapVolumeArgs, before.args).new_volume_id
             one.swapped = bool(before.data.get("swapped"))
-
-
-def leaving_snapshot(run: LeavingRun, before: ActionRow) -> None:
-    """The action that the delete has superseded took or merged a snapshot of one of them."""
-    status = volume_snapshots.status_without_guest(before)
-    for one in run.data.volumes:
-        if status is not None and one.volume_id == before.args["volume_id"]:
+        elif status := volume_snapshots.status_without_guest(before):
             one.snapshot, one.snapshot_status = before.args["snapshot_id"], status
 
 

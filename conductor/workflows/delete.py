@@ -80,9 +80,7 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         if run.volumes:
             volume_cleanups.leaving(run)
             for one in superseded:
-                if one.workflow == "swap_volume":
-                    volume_cleanups.leaving_swap(run, one)
-                volume_cleanups.leaving_snapshot(run, one)
+                volume_cleanups.interrupted(run, one)
         run.data.late = any(one.step in _CREATING_CALLS for one in superseded)
 
 

@@ -296,6 +296,24 @@ def test_a_failed_create_keeps_its_volumes_for_its_delete(cloud: Cloud) -> None:
     assert cloud.volumes.deleted == [volume] and cloud.volumes.state.held == {}
 
 
+@pytest.mark.parametrize("rounds", range(4))
+def test_a_delete_spares_the_volume_that_is_being_detached(
+    cloud: Cloud, server: str, rounds: int
+) -> None:
+    """At the service it may be free already, and its user may have written down that it is."""
+    volume = cloud.volumes.make()
+    volume_service.attach(cloud, server, volume, delete_on_termination=True)
+    cloud.settle()
+    volume_service.detach(cloud, server, volume)
+    for _ in range(rounds):
+        cloud.advance()
+    cloud.ask(server, "delete")
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).deleted and cloud.volumes.deleted == []
+    assert cloud.volumes.state.volumes[volume].status == "available"
+
+
 def test_what_no_host_had_stays_reserved_as_it_is(cloud: Cloud) -> None:
     server, volume = bootable(cloud)
     cloud.volumes.refusing["connect", volume] = errors.Conflict("No target is left.")
