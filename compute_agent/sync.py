@@ -42,7 +42,7 @@ MAX_BUILDS = 10  #: commands that make disks from an image, at a time
 MAX_COPIES = 10  #: commands that copy whole disks, builds included, at a time
 MAX_MIGRATIONS = 1  #: outgoing live migrations at a time
 MAX_WAITS = 64  #: commands that wait for their guest, at a time
-MOST_FILES = 100  #: servers of which a host tells at once that it has files alone
+MOST_FILES = 100  #: servers of which a host reports at once that it has files alone
 HANG_SECONDS = 120.0  #: without a sign of life; then a command is reported as hanging
 
 
@@ -355,7 +355,7 @@ class Agent:
         """The present inventory and metrics of the host, and the servers of which it has files
         alone. Inventory and files are reported when they differ from the last that the conductor
         took; metrics are reported once. Files of servers with a command in hand, or a result that
-        nobody has heard, are in use. Of many files a page is told at a time, over and over."""
+        nobody has heard, are in use. Of many files a page is reported at a time, over and over."""
         self._inventory, self._metrics = inventory, metrics
         if files is not None:
             self._files = self._page(sorted(set(files) - self._busy()))

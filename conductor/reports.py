@@ -269,7 +269,7 @@ def _describe(tx: Connection, sync: Sync) -> None:
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
-    """Guests without a record are told of as soon as their host tells of them."""
+    """Guests without a record are logged as soon as their host reports them."""
     for server in hosts.note_guests(tx, host, servers):
         log.warning(
             "host %s has a guest of %s without a record; see: kilonova doctor, then kilonova host adopt or discard",

@@ -2,9 +2,9 @@
 """Files of guests that hosts have without a guest: a folder that a removal has left, or all that a
 lost commit has left of a server.
 
-A host tells all of them whenever they change; they are kept as they were told, and explained when
-somebody asks. Of many it tells a page at a time, over and over; of those only what nothing explains
-is kept. A record of a guest there explains them, since what it says comes true (a guest that
+A host reports all of them when they change; they are kept as reported, and explained when somebody
+asks. Of many it reports a page at a time, over and over; of those only what nothing explains is
+kept. A record of a guest there explains them, since what it says comes true (a guest that
 arrives, is kept, or is to be removed); so does a record on a host with the same storage, and an
 action that has the server.
 """
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from common.store.schema import guests, hosts, servers
 from common.store.servers.guests import HERE
 
-#: How an entry of ``hosts.unclaimed`` begins that tells of files alone.
+#: How an entry of ``hosts.unclaimed`` begins that is about files alone.
 PREFIX = "files/"
 
 
@@ -38,8 +38,8 @@ class StrayFiles:
 def note(
     tx: Connection, host: str, server_ids: Iterable[str], between: Sequence[str] | None = None
 ) -> list[str]:
-    """Keep of which servers a host has told that it has files alone; returns those that nothing
-    explains and that it had not told of before. ``between``: what these lie after, and up to what
+    """Keep of which servers a host reports that it has files alone; returns those that nothing
+    explains and that it had not reported before. ``between``: what these lie after, and up to what
     (empty: the end) they are all."""
     before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == host)) or []
     files = sorted(set(server_ids))
@@ -56,13 +56,13 @@ def note(
 
 
 def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
-    """What a host has told before of files that a page says nothing of."""
+    """What a host reported before of files that a page says nothing of."""
     files = (one.removeprefix(PREFIX) for one in before if one.startswith(PREFIX))
     return [one for one in files if one <= after or (through and one > through)]
 
 
 def reported(tx: Connection) -> list[tuple[str, str]]:
-    """What hosts have told: server and host."""
+    """What hosts have reported: server and host."""
     return [
         (entry.removeprefix(PREFIX), row.name)
         for row in tx.execute(_REPORTED)

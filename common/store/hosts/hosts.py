@@ -139,8 +139,8 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
 
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
-    """Keep of which of these servers, whose guests a host has told of, it has no record; returns
-    those that it had not told of before."""
+    """Keep of which of these servers, whose guests a host reports, it has no record; returns
+    those that it had not reported before."""
     reported = set(server_ids)
     known = (
         tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == name)) if reported else ()
@@ -154,7 +154,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
 
 
 def unclaimed(tx: Connection) -> list[tuple[str, str]]:
-    """Guests that hosts have told of and that have no record now: server and host."""
+    """Guests that hosts have reported and that have no record now: server and host."""
     found = [
         (server, row.name)
         for row in tx.execute(_UNCLAIMED)

@@ -19,7 +19,7 @@ from common import device_names, errors, ids, local_disks, states
 from common.context import RequestContext
 from common.models import Flavor
 from common.store.engine import insert_many, now
-from common.store.rows import BlockDeviceRow, Values
+from common.store.rows import BlockDeviceRow, ServerState, Values
 from common.store.schema import block_devices as table
 from common.store.schema import servers
 from common.store.servers import actions
@@ -192,9 +192,7 @@ def detach(
         NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
         the volume. Forbidden: it boots from it.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    device = show(tx, server_id, volume_id)
+    _, device = _take(tx, row, server_id, context, project_id, volume_id)
     refuse_root(device)
     action = actions.begin(
         tx,
@@ -225,9 +223,7 @@ def swap(
         NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
         the volume. BadRequest: it has the other one too. Conflict: it does not have the volume yet.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    device = show(tx, server_id, volume_id)
+    _, device = _take(tx, row, server_id, context, project_id, volume_id)
     if any(one.volume_id == new_volume_id for one in list_of(tx, server_id)):
         raise errors.BadRequest(f"Invalid volume: volume {new_volume_id} already attached")
     if device.status != ATTACHED:
@@ -266,9 +262,7 @@ def assist(
         NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
         the volume. Conflict: it has it nowhere yet, or not any more.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    device = show(tx, server_id, volume_id)
+    found, device = _take(tx, row, server_id, context, project_id, volume_id)
     if found.host is None or device.status != ATTACHED or not device.connection:
         raise errors.Conflict(
             f"Instance {server_id} has volume {volume_id} on no host just now: it is {device.status}."
@@ -281,6 +275,21 @@ def assist(
         project_id=project_id,
         args={"block_device": device.uuid, "volume_id": volume_id, **about},
     )
+
+
+def _take(
+    tx: Connection,
+    row: states.Action,
+    server_id: str,
+    context: RequestContext,
+    project_id: str | None,
+    volume_id: str,
+) -> tuple[ServerState, BlockDeviceRow]:
+    """The server, locked, if the action may begin, and the volume of it. Raises as
+    ``actions.begin`` and ``show``."""
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context, tx)
+    return found, show(tx, server_id, volume_id)
 
 
 def refuse_root(device: BlockDeviceRow) -> None:

@@ -2,8 +2,8 @@
 """Snapshots of volumes that are files, which a host takes for the volume service while a guest has
 them, and merges again when they are deleted.
 
-Called by ``virt.libvirt.driver``. The service has made the new file, empty and upon the one that
-the guest has: until the guest writes into it, the one is as good as the other. So the stored
+Called by ``virt.libvirt.volume_verbs``. The service has made the new file, empty and upon the one
+that the guest has: until the guest writes into it, the one is as good as the other. So the stored
 definition and the guest's folder name it first, and whatever is killed in between, a guest that
 starts finds all that it wrote. QEMU merges as a job of its own that outlives this agent, and is
 joined when asked again. Must stay true: no file is written upon which another one lies that is not
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element
 
 from common.command_progress import CommandPhase
 from common.models import AttachedVolume, DomainState
@@ -34,7 +33,7 @@ from compute_agent.virt.libvirt.connection import (
 )
 from compute_agent.virt.libvirt.still_guests import MARK
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
-from compute_agent.virt.libvirt.volumes import GuestVolumes, changeable
+from compute_agent.virt.libvirt.volumes import GuestVolumes, changeable, disk_of
 
 LOOK_SECONDS, END_SECONDS = 0.25, 20.0
 #: As long as Cinder waits for a merge.
@@ -55,18 +54,18 @@ class AssistedSnapshots:
         found = changeable(self.libvirt, self.server)
         known = volumes.snapshotted(volume, self.kept.of(self.server))
         old, new = (self.kept.connectors.source(one) for one in (known, volume))
-        disk = self._disk(volume.volume_id) if found.active else None
+        disk = disk_of(self.libvirt, self.server, volume.volume_id) if found.active else None
         if old.path != new.path:
             self._refuse_foreign(volume, old, new)
         if context.cancelled():
             raise Cancelled
-        self._store(volume, new)
+        self.kept.relocate(self.libvirt, self.server, volume, new)
         if disk is not None and not volume_xml.is_at(disk, new):
             try:
                 self._go_over(volume_xml.name_of(disk), new)
             except VerbFailed:
-                if not volume_xml.is_at(self._disk(volume.volume_id), new):
-                    self._store(known, old)
+                if not volume_xml.is_at(disk_of(self.libvirt, self.server, volume.volume_id), new):
+                    self.kept.relocate(self.libvirt, self.server, known, old)
                     raise
         self.libvirt.mark(self.server, fence=fence)
         return power.state(power.find(self.libvirt, self.server))
@@ -101,18 +100,6 @@ class AssistedSnapshots:
             lambda domain: domain.snapshotCreateXML(order, SNAPSHOT_FLAGS),
         )
 
-    def _store(self, volume: AttachedVolume, source: VolumeSource) -> None:
-        """The next start finds it there."""
-        stored = self.libvirt.describe(self.server, stored=True)
-        self.libvirt.define(volume_xml.with_place(stored, volume.volume_id, source))
-        self.kept.keep(
-            self.server,
-            [
-                volume if one.volume_id == volume.volume_id else one
-                for one in self.kept.of(self.server)
-            ],
-        )
-
     def merge(
         self, fence: int, volume: AttachedVolume, merge: VolumeMerge, context: VerbContext
     ) -> DomainState:
@@ -120,7 +107,7 @@ class AssistedSnapshots:
         context.phase(CommandPhase.MERGING_VOLUME, 0)
         found = changeable(self.libvirt, self.server)
         volumes.mergeable(volume, self.kept.of(self.server), found.power_state)
-        disk = self._disk(volume.volume_id)
+        disk = disk_of(self.libvirt, self.server, volume.volume_id)
         name, paths = volume_xml.name_of(disk), volume_xml.files(disk)
         if not is_merged(paths, merge):
             refuse_merge(volume.volume_id, paths, merge)
@@ -189,7 +176,7 @@ class AssistedSnapshots:
     def _await_merged(self, volume_id: str, merge: VolumeMerge) -> None:
         """Of a job that has just ended libvirt tells a moment later which files there are."""
         deadline = time.monotonic() + END_SECONDS
-        while not is_merged(volume_xml.files(self._disk(volume_id)), merge):
+        while not is_merged(volume_xml.files(disk_of(self.libvirt, self.server, volume_id)), merge):
             if time.monotonic() > deadline:
                 raise VerbFailed(
                     f"The files of volume {volume_id} could not be merged; see the host's log and its storage, "
@@ -208,12 +195,6 @@ class AssistedSnapshots:
             STATE_CHANGED_ERRORS,
         )
         return found or None
-
-    def _disk(self, volume_id: str) -> Element:
-        disk = volume_xml.found(self.libvirt.describe(self.server)).get(volume_id)
-        if disk is None:
-            raise volumes.unknown(volume_id)
-        return disk
 
 
 def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
@@ -247,38 +228,3 @@ def _unusable(volume_id: str, details: str) -> VerbFailed:
         "service. The server has the volume as before.",
         details=details,
     )
-
-
-class AssistedSnapshotVerbs:
-    """The verbs of a driver that are about such snapshots; the driver has the rest."""
-
-    def snapshot_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState:
-        snapshots = _of(self, server)
-        state: DomainState = _patient(self)(context, lambda: snapshots.take(fence, volume, context))
-        return state
-
-    def merge_volume(
-        self,
-        server: str,
-        fence: int,
-        volume: AttachedVolume,
-        merge: VolumeMerge,
-        context: VerbContext,
-    ) -> DomainState:
-        snapshots = _of(self, server)
-        state: DomainState = _patient(self)(
-            context, lambda: snapshots.merge(fence, volume, merge, context)
-        )
-        return state
-
-
-def _of(driver: Any, server: str) -> AssistedSnapshots:
-    driver._guests.folder(server)
-    return AssistedSnapshots(driver._libvirt, driver._guests.volumes, server)
-
-
-def _patient(driver: Any) -> Any:
-    """What repeats a verb of this driver while libvirtd is away."""
-    return driver._patiently

@@ -5,9 +5,9 @@ it.
 Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. Beside this file: guests makes and
 changes what a server is here, power starts and stops it, jobs runs what takes long, snapshots,
 guest_agent and diagnostics do what they are called; images and disks make files, domain_xml
-describes, connection asks libvirt. Must stay true: a verb looks first and then does what is
-missing, so that it can be repeated after any crash; while libvirtd is away it waits and repeats by
-itself, unless the verb must never be repeated.
+describes, connection asks libvirt; volume_verbs has the verbs about volumes. Must stay true: a verb
+looks first and then does what is missing, so that it can be repeated after any crash; while
+libvirtd is away it waits and repeats by itself, unless the verb must never be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from common import errors
 from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
-    AttachedVolume,
     Belongings,
     DomainState,
     GuestSpec,
@@ -66,7 +65,6 @@ from compute_agent.virt.libvirt import (
     snapshots,
     volume_xml,
 )
-from compute_agent.virt.libvirt.assisted_snapshots import AssistedSnapshotVerbs
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.connectors import Connectors
 from compute_agent.virt.libvirt.guests import LibvirtGuests
@@ -77,17 +75,16 @@ from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.secrets import LibvirtSecrets
 from compute_agent.virt.libvirt.shares import GuestShares
 from compute_agent.virt.libvirt.still_guests import StillGuests
-from compute_agent.virt.libvirt.volume_copies import CopyVerbs
+from compute_agent.virt.libvirt.volume_verbs import QUIET, VolumeVerbs
 from compute_agent.virt.libvirt.volumes import GuestVolumes
 from compute_agent.virt.mounts import Mounts, host_mounts
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: False)
 RETRY_SECONDS = 0.5
 
 
-class LibvirtDriver(CopyVerbs, AssistedSnapshotVerbs):
+class LibvirtDriver(VolumeVerbs):
     """Implements ``Driver`` on one libvirtd. Thread-safe for different servers.
 
     ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:
@@ -339,36 +336,6 @@ class LibvirtDriver(CopyVerbs, AssistedSnapshotVerbs):
             context,
             lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id),
         )
-
-    def attach_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState:
-        self._guests.folder(server)
-        return self._patiently(
-            context,
-            lambda: self._guests.volumes.attach(self._libvirt, server, fence, volume, context),
-        )
-
-    def detach_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState | None:
-        self._guests.folder(server)
-        return self._patiently(
-            context,
-            lambda: self._guests.volumes.detach(
-                self._libvirt, server, fence, volume.volume_id, context
-            ),
-        )
-
-    def disconnect_volumes(self, server: str, fence: int) -> None:
-        self._guests.folder(server)
-        self._patiently(
-            QUIET, lambda: self._guests.volumes.disconnect(self._libvirt, server, fence)
-        )
-
-    def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
-        self._guests.folder(server)
-        self._patiently(context, lambda: self._guests.volumes.extend(self._libvirt, server, volume))
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext

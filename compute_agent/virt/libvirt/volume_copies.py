@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest's volume is copied to another place while the guest uses it, and goes on there.
 
-Called by ``virt.libvirt.driver``. QEMU copies, as a job of its own that outlives this agent and
-libvirtd; when both are the same it goes on to write to both, and tells the guest that something is
-written when it is on both. A file of the guest's folder names the other place from before it is
+Called by ``virt.libvirt.volume_verbs``. QEMU copies, as a job of its own that outlives this agent
+and libvirtd; when both are the same it goes on to write to both, and tells the guest that something
+is written when it is on both. A file of the guest's folder names the other place from before it is
 connected until the guest is there, or is not going there. Must stay true: the guest has one of the
 two; it goes over to the other one only in ``switch``, and never before both are the same.
 """
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
-from xml.etree.ElementTree import Element
 
 from common.command_progress import CommandPhase
 from common.models import AttachedVolume, DomainState
@@ -27,7 +25,7 @@ from compute_agent.virt.libvirt.connection import (
     Connection,
 )
 from compute_agent.virt.libvirt.volume_xml import VolumeSource
-from compute_agent.virt.libvirt.volumes import GuestVolumes, changeable
+from compute_agent.virt.libvirt.volumes import GuestVolumes, changeable, disk_of
 
 LOOK_SECONDS, END_SECONDS = 0.25, 20.0
 
@@ -45,7 +43,7 @@ class VolumeCopies:
         source = self.kept.connectors.source(volume)
         found = changeable(self.libvirt, self.server)
         volumes.copyable(volume, self.kept.of(self.server), found.power_state)
-        if not volume_xml.is_at(self._disk(volume.volume_id), source):
+        if not volume_xml.is_at(disk_of(self.libvirt, self.server, volume.volume_id), source):
             try:
                 self._mirror(volume, source, context)
             except (VerbFailed, Cancelled):
@@ -63,7 +61,7 @@ class VolumeCopies:
             return None
         source = self.kept.connectors.source(volume)
         if changeable(self.libvirt, self.server).active:
-            disk = self._disk(volume.volume_id)
+            disk = disk_of(self.libvirt, self.server, volume.volume_id)
             if not volume_xml.is_at(disk, source):
                 self._mirror(volume, source, context)
                 self._end_job(volume_xml.name_of(disk), BLOCK_JOB_PIVOT)
@@ -73,7 +71,8 @@ class VolumeCopies:
                 "the copy goes on.",
                 retryable=True,
             )
-        self._store(volume, source)
+        self.kept.relocate(self.libvirt, self.server, volume, source)
+        self.kept.keep_copied(self.server, [])
         self.libvirt.mark(self.server, fence=fence)
         return power.state(power.find(self.libvirt, self.server))
 
@@ -98,15 +97,9 @@ class VolumeCopies:
         both = [*self.kept.of(self.server), *self.kept.copied(self.server)]
         return [one for one in both if one.volume_id == volume_id]
 
-    def _disk(self, volume_id: str) -> Element:
-        disk = volume_xml.found(self.libvirt.describe(self.server)).get(volume_id)
-        if disk is None:
-            raise volumes.unknown(volume_id)
-        return disk
-
     def _mirror(self, volume: AttachedVolume, source: VolumeSource, context: VerbContext) -> None:
         """Until both are the same."""
-        disk = self._disk(volume.volume_id)
+        disk = disk_of(self.libvirt, self.server, volume.volume_id)
         name, mirror = volume_xml.name_of(disk), disk.find("mirror")
         if mirror is not None and not volume_xml.is_at(mirror, source):
             self._end_job(name, 0)  # of an earlier try, to a place that is given up
@@ -139,7 +132,7 @@ class VolumeCopies:
             raise volumes.another_size(volume.volume_id, f"{answer[0]} bytes, and {size} there")
 
     def _is_ready(self, volume: AttachedVolume) -> bool:
-        mirror = self._disk(volume.volume_id).find("mirror")
+        mirror = disk_of(self.libvirt, self.server, volume.volume_id).find("mirror")
         if mirror is None:
             raise VerbFailed(
                 f"Volume {volume.volume_id} could not be copied to its end; see the volume service and the "
@@ -183,56 +176,6 @@ class VolumeCopies:
         return any(
             volume_xml.name_of(disk) == name and disk.find("mirror") is not None for disk in disks
         )
-
-    def _store(self, volume: AttachedVolume, source: VolumeSource) -> None:
-        """The next start finds it there, and the host lets go of the old place."""
-        stored = self.libvirt.describe(self.server, stored=True)
-        self.libvirt.define(volume_xml.with_place(stored, volume.volume_id, source))
-        self.kept.keep(
-            self.server,
-            [
-                volume if one.volume_id == volume.volume_id else one
-                for one in self.kept.of(self.server)
-            ],
-        )
-        self.kept.keep_copied(self.server, [])
-
-
-class CopyVerbs:
-    """The verbs of a driver that copy volumes; the driver has the rest."""
-
-    def copy_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState:
-        copies = _copies_of(self, server)
-        state: DomainState = _patient(self)(context, lambda: copies.copy(fence, volume, context))
-        return state
-
-    def switch_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState | None:
-        copies = _copies_of(self, server)
-        state: DomainState | None = _patient(self)(
-            context, lambda: copies.switch(fence, volume, context)
-        )
-        return state
-
-    def keep_volume(
-        self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
-    ) -> DomainState | None:
-        copies = _copies_of(self, server)
-        state: DomainState | None = _patient(self)(context, lambda: copies.keep(fence, volume))
-        return state
-
-
-def _copies_of(driver: Any, server: str) -> VolumeCopies:
-    driver._guests.folder(server)
-    return VolumeCopies(driver._libvirt, driver._guests.volumes, server)
-
-
-def _patient(driver: Any) -> Any:
-    """What repeats a verb of this driver while libvirtd is away."""
-    return driver._patiently
 
 
 def _is_same(one: AttachedVolume, other: AttachedVolume) -> bool:

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree.ElementTree import Element
 
 from common.command_progress import CommandPhase
 from common.json_types import JsonObject
@@ -91,6 +92,18 @@ class GuestVolumes:
             if (one.volume_id, _way(one)) not in reached:
                 self._let_go(server, one)
         self._write(server, wanted)
+
+    def relocate(
+        self, libvirt: Connection, server: str, volume: AttachedVolume, source: VolumeSource
+    ) -> None:
+        """The guest's next start finds its volume at ``source``, and the host lets go of where it
+        was before. VerbFailed when it does not."""
+        stored = libvirt.describe(server, stored=True)
+        libvirt.define(volume_xml.with_place(stored, volume.volume_id, source))
+        self.keep(
+            server,
+            [volume if one.volume_id == volume.volume_id else one for one in self.of(server)],
+        )
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
         """Before the guest is started: one that is off has no other volumes than these any more.
@@ -375,6 +388,14 @@ def changeable(libvirt: Connection, server: str) -> GuestDomain:
     if found.saved:
         raise volumes.suspended()
     return found
+
+
+def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
+    """The guest's disk that is this volume. VerbFailed: it has none."""
+    disk = volume_xml.found(libvirt.describe(server)).get(volume_id)
+    if disk is None:
+        raise volumes.unknown(volume_id)
+    return disk
 
 
 def _has(libvirt: Connection, server: str, volume_id: str) -> bool:

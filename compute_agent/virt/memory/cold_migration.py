@@ -207,7 +207,7 @@ def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
     found = host.storage.get(server)
     if found is None or found.left:
         raise VerbFailed(
-            "The server's files are not on the storage of this host.",
+            "The server's files are not on this host's storage.",
             details=f"no disk of {server}",
             retryable=True,
         )

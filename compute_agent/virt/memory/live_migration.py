@@ -46,9 +46,7 @@ def prepare(
     context.require_lease()
     with host.lock:
         if shared and spec.server not in host.storage:
-            raise VerbFailed(
-                "The server's files are not on the storage of this host.", retryable=True
-            )
+            raise VerbFailed("The server's files are not on this host's storage.", retryable=True)
         here = host.guests.get(spec.server)
         if here is None or here.received != spec.fence:
             guest = made(spec, {}, host.spice)
