@@ -8,7 +8,8 @@ from conductor.saga import AnyRun
 
 
 def look_for(run: AnyRun, kind: str, place: str = "") -> None:
-    """What is called now makes something of this kind, and may have been called before. Nothing is
-    known to be left undone, so the action says nothing of it."""
+    """What is called now makes something of this kind, and may have been called before: each such
+    call begins with this, since it may fail at once. Nothing is known to be left undone, so the
+    action says nothing of it."""
     if run.is_repeated:
         run.add_cleanup(kind, run.server.id, "", place)

@@ -82,6 +82,7 @@ def service(engine: Engine) -> NetworkApi:
 def create_ports(engine: Engine, run: RequestRun) -> None:
     """Make the ports that are asked for and bind them, and those of the user, to the server's
     host."""
+    late_calls.look_for(run, LATE_PORTS)
     networks, requests = service(engine), run.args.networks
     there = networks.ports(run.server.id) if run.is_repeated else []  # a first try has left nothing
     taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
@@ -97,7 +98,6 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
             found[number] = networks.update(port["id"], _binding(networks, run, run.host))
     missing = [number for number in range(len(requests)) if number not in found]
     if missing:
-        late_calls.look_for(run, LATE_PORTS)
         made = networks.create([_new(networks, run, requests[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
     run.data.plugged = _described(

@@ -145,8 +145,8 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 # --- attachments ---
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
     """Nobody else can have the volume from here on."""
-    found = _found(engine, run, row) if run.is_repeated else []
     look_for_late_calls(run, row)
+    found = _found(engine, run, row) if run.is_repeated else []
     made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
     run.set_volume(row, attachment_id=made.id)
 
@@ -208,8 +208,8 @@ def _renew(
     """Another attachment in place of the present one, which ends when none of the hosts ``holding``
     the volume is left; for the host of the connector, or for none. The service has no second one
     beside one that is not complete: that one ends first."""
-    found = _found(engine, run, row)
     look_for_late_calls(run, row)
+    found = _found(engine, run, row)
     if connector is None and [(one.id, bool(one.connection)) for one in found] == [
         (row.attachment_id, False)
     ]:

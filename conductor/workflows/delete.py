@@ -4,15 +4,15 @@ are confirmed.
 
 The action that ran before was superseded when this one was accepted. Ports go when the guest is
 gone and before the server is, so that its user finds them free; a silent network service holds that
-up for a while. An image that the earlier action had begun to make, or that the server was shelved
-into, goes last, because a silent image service must not keep a server alive. What a service refuses
-to remove is a pending cleanup: the server is gone all the same. Also
-here: soft delete, which only stops the guest, and restore.
+up for a while. An image that the earlier action had begun to make or had still to delete, or that
+the server was shelved into, goes last, because a silent image service must not keep a server alive.
+What a service refuses to remove is a pending cleanup: the server is gone all the same. Also here:
+soft delete, which only stops the guest, and restore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common import states
@@ -72,8 +72,9 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
         superseded = _superseded(tx, run)
         run.data.moves = run.args.was == states.RESIZED or bool(superseded)
-        begun = [str(one.args.get("image_id") or "") for one in superseded]
-        run.data.images = sorted({run.server.shelved_image_id or "", *begun} - {""})
+        run.data.images = sorted(
+            filter(None, {run.server.shelved_image_id, *_images_of(superseded)})
+        )
         run.data.snapshots = [
             snapshot for one in superseded for snapshot in one.args.get("snapshots", [])
         ]
@@ -96,6 +97,13 @@ def _superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
         found.append(before)
         after = before.data.get("after")
     return found
+
+
+def _images_of(superseded: Sequence[ActionRow]) -> Iterator[str | None]:
+    """Those that these had begun to make, or had still to delete when their server ran again."""
+    for one in superseded:
+        yield one.args.get("image_id")
+        yield one.data.get("image_id")
 
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
