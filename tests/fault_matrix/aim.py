@@ -18,7 +18,7 @@ from tests.workflows.simulator import Crash
 Fault = Callable[[Bench, Cell, int], Verdict]
 CONDUCTOR = "conductor"
 #: Points at which a conductor holds no transaction.
-_OUTSIDE = ("taken", "proposed", "called")
+OUTSIDE = ("taken", "proposed", "called")
 
 
 def once(bench: Bench, matches: Callable[[Point], bool], then: Callable[[Point], object]) -> None:
@@ -74,7 +74,7 @@ def before(cell: Cell, scenario: str) -> Callable[[Point], bool]:
 def point_before(scenario: str, step: str) -> Point:
     """The same, as the trace has it."""
     for point in reversed(_until(scenario, step)):
-        if point[0] == "result" or point[0] == CONDUCTOR and point[3] in _OUTSIDE:
+        if point[0] == "result" or point[0] == CONDUCTOR and point[3] in OUTSIDE:
             return point
     raise LookupError(f"nothing comes before {step}")
 

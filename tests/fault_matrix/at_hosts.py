@@ -76,12 +76,12 @@ def broker_restarts(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def request_lost(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, _sent(cell), lambda point: _lose(bench, "do"))
+    once(bench, _sent(cell), lambda point: lose(bench, "do"))
     return Verdict.LATE
 
 
 def reply_lost(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, _answers(cell), lambda point: _lose(bench, "sync"))
+    once(bench, _answers(cell), lambda point: lose(bench, "sync"))
     return Verdict.LATE
 
 
@@ -96,7 +96,7 @@ def duplicated(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def answered(point: Point) -> None:
         if _answers(cell)(point):
             bench.watchers.remove(answered)
-            _lose(bench, "answer")
+            lose(bench, "answer")
 
     bench.watchers.append(answered)
     once(bench, _sent(cell), double)
@@ -108,7 +108,7 @@ def comes_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
     def keep(point: Point) -> None:
         host, command = str(point[1]), _command(point)
-        _lose(bench, "do")
+        lose(bench, "do")
         bench.at_end.append(lambda: bench.deliver(host, [command]))
 
     once(bench, _sent(cell), keep)
@@ -203,7 +203,7 @@ def _command(point: Point) -> Command:
     return command
 
 
-def _lose(bench: Bench, kind: str) -> None:
+def lose(bench: Bench, kind: str) -> None:
     """The next message of this kind."""
     before = bench.lose
 

@@ -4,8 +4,6 @@ whoever calls."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from common.store.servers import actions
 from conductor.saga import Lane
 from conductor.workflows import WORKFLOWS
@@ -14,7 +12,7 @@ from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import Neighbour, nobody
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
 #: Calls that change nothing at a service.
@@ -50,15 +48,15 @@ def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 def dies_when_answered(bench: Bench, cell: Cell) -> None:
     """The conductor hears no answer to its next request: it is dead."""
-    service: Any = service_of(bench, cell)
+    service = service_of(bench, cell)
     died: list[bool] = []
 
-    def answer(value: object) -> None:
-        del service._answer
+    def die() -> None:
+        service.before_answer = nobody
         died.append(True)
         dies(CONDUCTOR)(())
 
-    service._answer = answer
+    service.before_answer = die
     bench.proofs.append(lambda: bool(died))
 
 
@@ -102,33 +100,34 @@ def answers_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def does_it_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The first request that changes something is given up, and carried out some seconds later."""
-
-    def put_off(point: Point) -> None:
-        service = service_of(bench, cell)
-        looks = cell.step in ONLY_LOOK
-        service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
-        bench.later(LATE_SECONDS, service.catches_up)
-        bench.proofs.append(lambda: service.next_of is None and not service.given_up)
-
-    once(bench, part(cell, "call", "begins"), put_off)
+    once(bench, part(cell, "call", "begins"), lambda point: put_off(bench, cell))
     return Verdict.LATE
+
+
+def put_off(bench: Bench, cell: Cell) -> None:
+    """The next request that changes something is given up, and carried out some seconds later."""
+    service = service_of(bench, cell)
+    looks = cell.step in ONLY_LOOK
+    service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
+    bench.later(LATE_SECONDS, service.catches_up)
+    bench.proofs.append(lambda: service.next_of is None and not service.given_up)
 
 
 def away(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """For a minute nobody there answers, nor sends an event."""
-
-    def leave(point: Point) -> None:
-        service = service_of(bench, cell)
-        service.silent = 1_000_000
-
-        def back() -> None:
-            service.silent = 0
-
-        bench.later(AWAY_SECONDS, back)
-
-    once(bench, part(cell, "call", "begins"), leave)
+    once(bench, part(cell, "call", "begins"), lambda point: leave(bench, cell))
     return Verdict.ENDED
+
+
+def leave(bench: Bench, cell: Cell) -> None:
+    """Whoever the step calls is away from now on."""
+    service = service_of(bench, cell)
+    service.silent = 1_000_000
+
+    def back() -> None:
+        service.silent = 0
+
+    bench.later(AWAY_SECONDS, back)
 
 
 def event_doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:

@@ -4,10 +4,11 @@ made for, and for no other of the same server, there or elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from common import errors
 from common.store.servers import console_tokens, metadata
 from compute_agent.virt.memory.host import MemoryHost
-from tests.workflows.scenarios import Trial
 from tests.workflows.simulator import Cloud
 
 LONG_SECONDS = 10**7  #: longer than a cell takes
@@ -17,9 +18,8 @@ class Incarnations:
     """The tokens of one server; those of guests that its hosts have removed are dead. A guest that
     was handed over to another host is the same again when the server stays where it was."""
 
-    def __init__(self, trial: Trial) -> None:
-        self._trial, cloud = trial, trial.cloud
-        self._cloud: Cloud = cloud
+    def __init__(self, cloud: Cloud, server: Callable[[], str]) -> None:
+        self._cloud, self._server = cloud, server
         self._tokens: list[tuple[str, str]] = []  # with the host
         self._dead: set[str] = set()
         self._left: set[tuple[str, str]] = set()  # whose guest was handed over
@@ -30,7 +30,7 @@ class Incarnations:
         drop = host.drop_domain
 
         def dropped(server: str) -> None:
-            if server == self._trial.server and (guest := host.guests.get(server)) is not None:
+            if server == self._server() and (guest := host.guests.get(server)) is not None:
                 of_host = {one for one in self._tokens if one[1] == name}
                 if guest.left:
                     self._left |= of_host
@@ -42,7 +42,7 @@ class Incarnations:
 
     def open(self) -> None:
         """Somebody wants the console of the guest that is there now, if there is one."""
-        store, server = self._cloud.store, self._trial.server
+        store, server = self._cloud.store, self._server()
         try:
             token = store.write(
                 lambda tx: console_tokens.create(
@@ -57,7 +57,7 @@ class Incarnations:
 
     def check(self) -> None:
         """All is quiet: no token of a guest that was removed opens anything."""
-        store, server = self._cloud.store, self._cloud.show(self._trial.server)
+        store, server = self._cloud.store, self._cloud.show(self._server())
         gone = self._dead if not server.deleted else {token for token, _ in self._tokens}
         gone |= {token for token, host in self._left if host != server.host}
         for token in sorted(gone):

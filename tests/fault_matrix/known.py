@@ -57,6 +57,15 @@ FOUND: dict[str, str] = {
     ),
     "detach_share/detach/host-gone": "the same of shares",
 }
+#: The same of a second fault that follows the first, with the seed.
+FOUND_TWICE: dict[tuple[str, str, int], str] = {
+    ("migrate/move_volumes/service-does-it-late", "migrate/disconnect/undo-kill-mid", 1): (
+        "nobody looked for what a call makes late when its repetition failed at once"
+    ),
+    ("unshelve/forget/service-away", "unshelve/forget/delete-while-called", 2): (
+        "a delete did not know of the image that an unshelve had still to delete"
+    ),
+}
 
 
 def waived(cell: str) -> str:

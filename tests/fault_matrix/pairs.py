@@ -15,7 +15,8 @@ from tests.fault_matrix.outcome import Verdict
 from tests.workflows.scenarios import ask
 
 #: What these speak of the server need not have.
-WITHOUT_VOLUMES = (
+OF_WHAT_IT_MAY_LACK = (
+    "detach_interface",
     "detach_volume",
     "extend_volume",
     "swap_volume",
@@ -26,7 +27,11 @@ WITHOUT_VOLUMES = (
 
 def pair(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The second is asked for while the first is at its host, or at a service."""
-    once(bench, lambda point: _is_in_hand(cell.workflow, point), lambda point: _ask(bench, cell))
+    once(
+        bench,
+        lambda point: _is_in_hand(cell.workflow, point),
+        lambda point: ask_meanwhile(bench, bench.trial.server, ASKED[cell.fault]),
+    )
     return Verdict.BOTH
 
 
@@ -39,10 +44,10 @@ def _is_in_hand(workflow: str, point: Point) -> bool:
     return point[0] == CONDUCTOR and point[3] == "taken"
 
 
-def _ask(bench: Bench, cell: Cell) -> None:
-    """As the table of states says."""
-    cloud, wanted = bench.cloud, ASKED[cell.fault]
-    server = cloud.show(bench.trial.server)
+def ask_meanwhile(bench: Bench, server_id: str, wanted: str) -> None:
+    """It is accepted or refused as the table of states says, of a server that an action has."""
+    cloud = bench.cloud
+    server = cloud.show(server_id)
     may = is_allowed(wanted, server)
     with cloud.store.engine.connect() as tx:
         before = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))
@@ -50,7 +55,7 @@ def _ask(bench: Bench, cell: Cell) -> None:
         ask(cloud, server.id, wanted)
     except errors.Problem as problem:
         assert 400 <= problem.status < 500, f"{wanted} is answered with {problem.status}"
-        refusals = (404, 409) if wanted in WITHOUT_VOLUMES else (409,)
+        refusals = (404, 409) if wanted in OF_WHAT_IT_MAY_LACK else (409,)
         assert may or problem.status in refusals, f"{wanted} is answered with {problem.status}"
         with cloud.store.engine.connect() as tx:
             after = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))
@@ -63,14 +68,21 @@ def _ask(bench: Bench, cell: Cell) -> None:
 
 def is_allowed(wanted: str, server: object) -> bool:
     """Does the table let it begin, now that another action has the server?"""
-    key, _, value = wanted.partition(":")
     vm_state, task_state = getattr(server, "vm_state"), getattr(server, "task_state")  # noqa: B009
-    for row in states.ACTIONS:
-        if row.key != key or (row.when and row.when[1] != value) or not row.workflow:
-            continue
+    for row in rows_of(wanted):
         fits = (row.vm == states.ANY or vm_state in row.vm) and (
             row.task == states.ANY or task_state in row.task
         )
         if fits and row.supersedes and (row.task == states.ANY or task_state is not None):
             return True
     return False
+
+
+def rows_of(wanted: str) -> list[states.Action]:
+    """The rows of the table that a request, "key" or "key:VALUE", can mean."""
+    key, _, value = wanted.partition(":")
+    return [
+        row
+        for row in states.ACTIONS
+        if row.key == key and row.workflow and (row.when is None or row.when[1] == value)
+    ]

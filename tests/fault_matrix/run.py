@@ -18,11 +18,14 @@ from tests.fault_matrix import (
     at_undo,
     outcome,
     pairs,
+    second,
     stage,
 )
 from tests.fault_matrix.aim import Fault
 from tests.fault_matrix.bench import Bench
 from tests.fault_matrix.cells import ASKED, Cell, Kind
+from tests.fault_matrix.outcome import Verdict
+from tests.workflows.simulator import Crash
 
 BY_KIND: dict[Kind, dict[str, Fault]] = {
     Kind.TRANSACTION: at_database.FAULTS,
@@ -46,21 +49,52 @@ class NotInjected(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell; ``problem`` empty: it passed."""
+    """What became of a cell; ``problem`` empty: it passed. ``second``: the fault that came after
+    its own, or should have, and ``followed``: did it?"""
 
     cell: Cell
     problem: str = ""
     story: str = ""
+    second: Cell | None = None
+    followed: bool = False
 
 
-def run(cell: Cell, seed: int = 0) -> Outcome:
-    """Run it, and catch what went wrong."""
+def run(cell: Cell, seed: int = 0, twice: bool = False) -> Outcome:
+    """Run it, and catch what went wrong; ``twice``: a second fault follows."""
+    other = second.drawn(cell, seed) if twice else None
     try:
-        check(cell, seed)
-    except Exception as problem:  # noqa: BLE001  # it is what the cell is about
+        followed = _check(cell, other, seed)
+    except (Exception, Crash) as problem:  # noqa: BLE001  # it is what the cell is about
         said = " ".join(str(problem).split()) or "no words"
-        return Outcome(cell, f"{type(problem).__name__}: {said[:300]}", traceback.format_exc())
-    return Outcome(cell)
+        return Outcome(
+            cell, f"{type(problem).__name__}: {said[:300]}", traceback.format_exc(), other
+        )
+    return Outcome(cell, second=other, followed=followed)
+
+
+def _check(cell: Cell, other: Cell | None, seed: int) -> bool:
+    if other is not None:
+        return check_twice(cell, other, seed)
+    check(cell, seed)
+    return False
+
+
+def check_twice(cell: Cell, other: Cell, seed: int = 0) -> bool:
+    """Run it, and have this second fault follow; was that one injected, too?
+
+    Raises:
+        NotInjected: the first could not be. AssertionError: something does not hold.
+    """
+    bench = Bench(_scenario(cell), zlib.crc32(cell.id.encode()) + seed)
+    try:
+        verdicts = second.follow(bench, other, BY_KIND)
+        _inject(bench, cell, 0, verdicts)
+        if not bench.hits:
+            raise NotInjected("its point was not reached")
+        outcome.empty(bench)
+        return bench.hits > 1
+    finally:
+        bench.close()
 
 
 def check(cell: Cell, seed: int = 0) -> None:
@@ -96,12 +130,7 @@ def _turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
         elif cell.kind is Kind.DEBT:
             at_debts.check(bench, cell, fault, turn)
         else:
-            verdict = fault(bench, cell, turn)
-            if cell.kind is Kind.ACCEPT:
-                at_accept.begin(bench, cell)
-            else:
-                bench.begin()
-            outcome.judge(bench, verdict)
+            _inject(bench, cell, turn, [])
         if not bench.hits:
             return False
         if bench.hits != 1 or not all(proof() for proof in bench.proofs):
@@ -110,3 +139,14 @@ def _turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
         return True
     finally:
         bench.close()
+
+
+def _inject(bench: Bench, cell: Cell, turn: int, others: list[Verdict]) -> None:
+    """The action begins, its fault happens, and what must hold is looked at; ``others``: what
+    faults that follow allow, as they happen."""
+    others.insert(0, BY_KIND[cell.kind][cell.fault](bench, cell, turn))
+    if cell.kind is Kind.ACCEPT:
+        at_accept.begin(bench, cell)
+    else:
+        bench.begin()
+    outcome.judge(bench, others)

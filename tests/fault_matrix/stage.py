@@ -31,7 +31,7 @@ LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
     "shelved",
 )
 WITH_VOLUMES, OFFLOADS_VOLUMES, LATE_VOLUMES = "volumes", "offloads-volumes", "late-volumes"
-BOOTS, LATE_SNAPSHOT = "boots", "late-snapshot"
+BOOTS, LATE_SNAPSHOT, NFS = "boots", "late-snapshot", "nfs"
 #: Workflows whose servers get or have a volume as they are.
 OF_VOLUMES = (
     "attach_volume",
@@ -166,6 +166,7 @@ _ALL: dict[str, Circumstance] = {
     BOOTS: Circumstance(lambda one: replace(one, volumes=True, boots=True)),
     LATE_SNAPSHOT: Circumstance(lambda one: replace(one, volumes=True, boots=True), _snapshots),
     LATE_VOLUMES: Circumstance(arrange=_attaches("attach_volume")),
+    NFS: Circumstance(lambda one: replace(one, storage="nfs")),
     SHELVED: Circumstance(lambda one: replace(one, before=("shelve",))),
 }
 _PREPARED: dict[str, Frozen] = {}

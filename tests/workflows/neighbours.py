@@ -40,6 +40,7 @@ class Neighbour:
     refused: list[Call] = field(default_factory=list)
     given_up: list[Callable[[], object]] = field(default_factory=list)  # and still to be done
     meanwhile: Callable[[], object] = nobody  # what others do while it is slow
+    before_answer: Callable[[], object] = nobody  # what happens when it has done what was asked
 
     def __init_subclass__(cls, interface: type | None = None, calls: tuple[str, ...] = ()) -> None:
         cls.calls_known = [*(calls_of(interface) if interface else ()), *calls]
@@ -55,6 +56,7 @@ class Neighbour:
         self.refusing.clear()
         self.script.clear()
         self.silent = self.answers_lost = 0
+        self.next_of, self.before_answer = None, nobody
 
     def catches_up(self) -> None:
         """Do what was given up; nobody hears what comes of it."""
@@ -83,6 +85,7 @@ class Neighbour:
 
     def _answer(self, answer: T) -> T:
         """Each call ends so."""
+        self.before_answer()
         what = self.script.get(self.calls)
         if what is Answer.HALF:
             half(self.name)

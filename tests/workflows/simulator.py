@@ -466,7 +466,9 @@ class Cloud:
             "os-migrateLive": migrations.LIVE,
             "evacuate": migrations.EVACUATION,
         }
-        self.volumes.moving = {server} if key == "os-migrateLive" else set()
+        self.volumes.moving -= {server}
+        if key == "os-migrateLive":
+            self.volumes.moving |= {server}
         return self.accept(
             server,
             lambda tx: migrations.begin(

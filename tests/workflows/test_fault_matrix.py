@@ -19,9 +19,19 @@ from compute_agent.virt.memory.host import MemoryHost
 from conductor import notifications
 from conductor.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
-from tests.fault_matrix import run
-from tests.fault_matrix.cells import ASKED, FAULTS, Cell, Kind, cells, commit, drawn, kinds_of
-from tests.fault_matrix.known import FOUND, KNOWN, WAIVED, waived
+from tests.fault_matrix import run, second, soak
+from tests.fault_matrix.cells import (
+    ASKED,
+    FAULTS,
+    PART,
+    Cell,
+    Kind,
+    cells,
+    commit,
+    drawn,
+    kinds_of,
+)
+from tests.fault_matrix.known import FOUND, FOUND_TWICE, KNOWN, WAIVED, waived
 from tests.fault_matrix.run import BY_KIND, NotInjected
 
 EVERY = {cell.id: cell for cell in cells()}
@@ -40,6 +50,43 @@ def test_a_cell_that_the_commit_draws(cell: Cell) -> None:
 @pytest.mark.parametrize("cell", FOUND)
 def test_what_was_found_stays_mended(cell: str) -> None:
     run.check(EVERY[cell])
+
+
+@pytest.mark.parametrize("first, then, seed", FOUND_TWICE)
+def test_what_two_faults_found_stays_mended(first: str, then: str, seed: int) -> None:
+    assert run.check_twice(EVERY[first], EVERY[then], seed), "the second was not injected"
+
+
+@pytest.mark.parametrize("cell", DRAWN[:: 2 * PART], ids=lambda cell: cell.id)
+def test_a_drawn_cell_with_a_second_fault(cell: Cell) -> None:
+    if then := second.drawn(cell, 0):
+        run.check_twice(cell, then)
+
+
+def test_a_second_fault_follows_and_is_of_what_is_in_hand() -> None:
+    """Of the action, of the one that comes meanwhile, of the delete that ends it."""
+    for first, workflow in (
+        ("stop/stop/request-lost", "stop"),
+        ("resize/then/delete", "delete"),
+        ("stop/stop/delete-while-commanded", "delete"),
+    ):
+        then = {second.drawn(EVERY[first], seed) for seed in range(20)}
+        assert len(then) > 5
+        assert {cell.workflow for cell in then if cell} == {workflow}
+    assert run.check_twice(EVERY["stop/stop/request-lost"], EVERY["stop/stop/agent-kill-mid"])
+    assert not run.check_twice(EVERY["stop/stop/request-lost"], EVERY["pause/pause/reply-lost"])
+
+
+def test_a_life_in_which_much_goes_wrong() -> None:
+    life = soak.live(0)
+    assert (life.problem, life.story) == ("", "")
+    assert life.requests >= soak.ROUNDS and life.faults
+
+
+def test_what_a_life_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host says that it has removed a guest, and has not."""
+    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    assert soak.live(0).problem
 
 
 def test_every_step_has_the_faults_of_what_it_is_made_of() -> None:
