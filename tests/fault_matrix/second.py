@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 
 from tests.fault_matrix.aim import Fault
 from tests.fault_matrix.bench import Bench
@@ -30,14 +31,13 @@ def drawn(cell: Cell, seed: int) -> Cell | None:
         workflow = cell.fault
     elif cell.fault.startswith("delete-"):
         workflow = "delete"
-    others = list(_others(workflow))
+    others = _others(workflow)
     return random.Random(f"{cell.id} {seed}").choice(others) if others else None
 
 
-def _others(workflow: str) -> Iterator[Cell]:
-    for cell in cells():
-        if cell.workflow == workflow and cell.kind in KINDS:
-            yield cell
+@cache
+def _others(workflow: str) -> tuple[Cell, ...]:
+    return tuple(cell for cell in cells() if cell.workflow == workflow and cell.kind in KINDS)
 
 
 def follow(bench: Bench, cell: Cell, faults: Faults) -> list[Verdict]:

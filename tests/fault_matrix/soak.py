@@ -44,7 +44,6 @@ CLOUDS = (
 BEGAN_SECONDS = 1_700_000_000  # of the simulator's clock
 #: Faults of one request at the most, and how likely one is at a point: of one request one of these.
 MOST_FAULTS, CHANCES = 3, (0.0, 0.01, 0.03, 0.1)
-SEEN = ("agent", CONDUCTOR, "journal", "commit", "part", "select", "send")
 ANSWERS = (Answer.CONFLICT, Answer.SILENT, Answer.LOST, Answer.HALF)
 
 
@@ -187,51 +186,40 @@ class Soak:
     # --- what goes wrong ---
     def _strike(self, point: Point) -> None:
         """Perhaps, here."""
-        if point[0] not in SEEN or not self.bench.running or not self._left:
+        possible = self.bench.running and self._left and self._at(point)
+        if not possible or self.chance.random() >= self._likely:
             return
-        if point[0] == "commit" and not point[2]:  # of an exchange about no action
-            return
-        if self.chance.random() >= self._likely:
-            return
-        what = self.chance.choice(self._faults(point))
+        what = self.chance.choice(possible)
         self._left -= 1
         self.faults += 1
         self._say(f"    {' '.join(map(str, point[:5]))[:90]}: {what.__name__.strip('_')}")
         self.bench.is_over()
-        what(point)
+        what(self, point)
 
-    def _faults(self, point: Point) -> list[Callable[[Point], object]]:
+    def _at(self, point: Point) -> tuple[Strike, ...]:
         """What can go wrong at this point."""
-        if point[0] == "agent":
-            found = [self._agent_dies]
-            if point[4] == "before":
-                found += [self._refused, self._host_gone, self._cut_off, self._agent_sleeps]
-            if point[4] in ("entered", "writes", "left"):
-                found += [self._hypervisor_away]
-            return found + [self._asks_meanwhile] * (point[4] == "before")
-        if point[0] == CONDUCTOR:
-            return [self._conductor_dies, *[self._conductor_sleeps] * (point[3] in OUTSIDE)]
-        if point[0] == "journal":
-            return [self._database_fails]
-        if point[0] == "commit":
-            return [self._connection_lost]
-        if point[0] == "select":
-            return [self._question_lost, self._scheduler_restarts]
-        if point[0] == "send":
-            return [self._message_lost, self._answer_lost]
-        if point[3] == "call":
-            return (
-                [
-                    self._service_fails,
-                    self._service_away,
-                    self._service_slow,
-                    self._service_late,
-                    self._asks_meanwhile,
-                ]
-                if point[4] == "begins"
-                else [self._conductor_dies]
-            )
-        return [self._conductor_dies]
+        match point:
+            case ("agent", _, _, _, "before"):
+                return AT_COMMAND
+            case ("agent", _, _, _, "entered" | "writes" | "left"):
+                return INSIDE_VERB
+            case ("agent", *_):
+                return (Soak._agent_dies,)
+            case ("conductor", _, _, where) if where in OUTSIDE:
+                return BETWEEN_TRANSACTIONS
+            case ("part", _, _, "call", "begins"):
+                return AT_CALL
+            case ("conductor" | "part", *_):
+                return (Soak._conductor_dies,)
+            case ("journal", *_):
+                return (Soak._database_fails,)
+            case ("commit", _, (_, *_)):  # of one that says something of an action
+                return (Soak._connection_lost,)
+            case ("select", *_):
+                return (Soak._question_lost, Soak._scheduler_restarts)
+            case ("send", *_):
+                return (Soak._message_lost, Soak._answer_lost)
+        return ()
 
     def _agent_dies(self, point: Point) -> None:
         dies(point[1])(point)
@@ -311,3 +299,23 @@ class Soak:
             server, wanted = self.chance.choice(busy), self.chance.choice(WANTED)
             self._say(f"        {server[:4]} {wanted}")
             pairs.ask_meanwhile(self.bench, server, wanted)
+
+
+Strike = Callable[[Soak, Point], object]
+AT_COMMAND: tuple[Strike, ...] = (
+    Soak._agent_dies,
+    Soak._refused,
+    Soak._host_gone,
+    Soak._cut_off,
+    Soak._agent_sleeps,
+    Soak._asks_meanwhile,
+)
+INSIDE_VERB: tuple[Strike, ...] = (Soak._agent_dies, Soak._hypervisor_away)
+BETWEEN_TRANSACTIONS: tuple[Strike, ...] = (Soak._conductor_dies, Soak._conductor_sleeps)
+AT_CALL: tuple[Strike, ...] = (
+    Soak._service_fails,
+    Soak._service_away,
+    Soak._service_slow,
+    Soak._service_late,
+    Soak._asks_meanwhile,
+)
