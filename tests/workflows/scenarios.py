@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from common import errors, ids, states
+from common import ids, states
 from common.models import Flavor
 from common.store import doctor
 from common.wire import from_wire
@@ -360,10 +360,7 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     if key == "rebuild" and volume_service.boots(cloud, server):
         args = {"before": {"image": cloud.show(server).image}, "reimage": NEW_IMAGE}
     if key == "detach_interface":
-        interfaces = cloud.show(server).interfaces
-        if not interfaces:
-            raise errors.NotFound("It has no interface.")
-        args = {"port": interfaces[0]["port"]}
+        args = {"port": next((one["port"] for one in cloud.show(server).interfaces), ids.new())}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 

@@ -466,9 +466,7 @@ class Cloud:
             "os-migrateLive": migrations.LIVE,
             "evacuate": migrations.EVACUATION,
         }
-        self.volumes.moving -= {server}
-        if key == "os-migrateLive":
-            self.volumes.moving |= {server}
+        self.volumes.moves(server, live=key == "os-migrateLive")
         return self.accept(
             server,
             lambda tx: migrations.begin(

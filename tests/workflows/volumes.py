@@ -204,6 +204,12 @@ class Volumes(Neighbour, interface=VolumeApi):
         self.writes_to = ""  #: the status of a volume that was written; "": by its attachments
 
     # --- what users do ---
+    def moves(self, server: str, live: bool) -> None:
+        """May the server's volumes be let to two hosts from now on?"""
+        self.moving -= {server}
+        if live:
+            self.moving |= {server}
+
     def make(self, looks: int = 0, size_gb: int = 1, multiattach: bool = False) -> str:
         """A volume that is there after so many looks."""
         volume_id = ids.new()
