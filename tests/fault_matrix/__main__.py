@@ -36,6 +36,7 @@ def main() -> int:
         from tests.fault_matrix.processes.__main__ import main as with_processes
 
         return with_processes(sys.argv[3:])
+    _with_fixed_hashes()
     parser = argparse.ArgumentParser(prog="./deploy/test faults --")
     parser.add_argument("--tier", choices=("0", "1"), default="0", help="1: with real processes")
     parser.add_argument("-k", dest="name", default="", help="cells whose id has this in it")
@@ -169,5 +170,4 @@ def _with_fixed_hashes() -> None:
 
 
 if __name__ == "__main__":
-    _with_fixed_hashes()
     sys.exit(main())

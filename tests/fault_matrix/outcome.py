@@ -36,6 +36,12 @@ class Verdict(StrEnum):
     DELETED = "its server is deleted"
 
 
+def worded(problem: BaseException) -> str:
+    """What went wrong, in a line."""
+    said = " ".join(str(problem).split()) or "no words"
+    return f"{type(problem).__name__}: {said[:300]}"
+
+
 def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
     """The action's end, in time; ``verdicts``: of the faults that were injected."""
     moves = bench.trial.scenario.keeps is not None

@@ -15,8 +15,7 @@ from tests.fault_matrix.outcome import Verdict
 from tests.workflows.scenarios import ask
 
 #: What these speak of the server need not have.
-OF_WHAT_IT_MAY_LACK = (
-    "detach_interface",
+WITHOUT_VOLUMES = (
     "detach_volume",
     "extend_volume",
     "swap_volume",
@@ -55,7 +54,7 @@ def ask_meanwhile(bench: Bench, server_id: str, wanted: str) -> None:
         ask(cloud, server.id, wanted)
     except errors.Problem as problem:
         assert 400 <= problem.status < 500, f"{wanted} is answered with {problem.status}"
-        refusals = (404, 409) if wanted in OF_WHAT_IT_MAY_LACK else (409,)
+        refusals = (404, 409) if wanted in WITHOUT_VOLUMES else (409,)
         assert may or problem.status in refusals, f"{wanted} is answered with {problem.status}"
         with cloud.store.engine.connect() as tx:
             after = tx.scalar(sa.select(sa.func.count()).select_from(schema.actions))

@@ -65,10 +65,7 @@ def run(cell: Cell, seed: int = 0, twice: bool = False) -> Outcome:
     try:
         followed = _check(cell, other, seed)
     except (Exception, Crash) as problem:  # noqa: BLE001  # it is what the cell is about
-        said = " ".join(str(problem).split()) or "no words"
-        return Outcome(
-            cell, f"{type(problem).__name__}: {said[:300]}", traceback.format_exc(), other
-        )
+        return Outcome(cell, outcome.worded(problem), traceback.format_exc(), other)
     return Outcome(cell, second=other, followed=followed)
 
 

@@ -41,8 +41,7 @@ CLOUDS = (
     "create:boots+",
     "create:placed+",
 )
-BEGAN_SECONDS = 1_700_000_000  # of the simulator's clock
-#: Faults of one request at the most, and how likely one is at a point: of one request one of these.
+#: Faults of one round at the most, and how likely one is at a point: in each round one of these.
 MOST_FAULTS, CHANCES = 3, (0.0, 0.01, 0.03, 0.1)
 ANSWERS = (Answer.CONFLICT, Answer.SILENT, Answer.LOST, Answer.HALF)
 
@@ -83,9 +82,8 @@ def _live(cloud: str, seed: int) -> Life:
     try:
         soak.run()
     except (Exception, Crash) as problem:  # noqa: BLE001  # it is what the life is about
-        said = " ".join(str(problem).split()) or "no words"
         story = "\n".join((*soak.story, traceback.format_exc()))
-        return Life(seed, soak.asked, soak.faults, f"{type(problem).__name__}: {said[:300]}", story)
+        return Life(seed, soak.asked, soak.faults, outcome.worded(problem), story)
     finally:
         soak.bench.close()
     return Life(seed, soak.asked, soak.faults)
@@ -96,7 +94,7 @@ class Soak:
 
     def __init__(self, cloud: str, seed: int) -> None:
         self.bench = Bench(cloud, seed)
-        self.chance = self.bench.chance
+        self.chance, self._began = self.bench.chance, self.bench.time.monotonic()
         self.story: list[str] = []
         self.asked = self.faults = 0
         self._servers: dict[str, Incarnations] = {}  # those that are not deleted
@@ -181,7 +179,7 @@ class Soak:
         ]
 
     def _say(self, what: str) -> None:
-        self.story.append(f"{self.bench.time.monotonic() - BEGAN_SECONDS:6.0f} s {what}")
+        self.story.append(f"{self.bench.time.monotonic() - self._began:6.0f} s {what}")
 
     # --- what goes wrong ---
     def _strike(self, point: Point) -> None:
