@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them,
-clean up; ``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients
-[SUITE ...]``: with the clients' own functional suites.
+"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: install the tests'
+dependencies, run the tests, clean up.
 
-Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that
-the commit draws, which is what ``.ci/run`` calls. What is in which set, and which tests share a
-process, is said in deploy/testing/plan.py. Each job gets the private servers that it names there;
-they end with the command. With arguments of pytest the rings run one after the other, in the
-foreground.
+Without arguments: the default set. ``all`` runs every test, and ``.ci/run`` calls this. A slice is
+a part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
+their own: ``./deploy/test tempest [GROUP ...]``, ``./deploy/test clients [SUITE ...]``.
+deploy/testing/plan.py has the sets, the jobs and their budgets. Each job gets the private servers
+that the table names. The servers end with the command. With arguments of pytest, the rings run one
+after the other in the foreground.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,34 +29,28 @@ from types import FrameType
 from deploy import environment, packages
 from deploy.progress import Failure, main, say, steps
 from deploy.servers import Servers
-from deploy.testing import plan
-from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
-from deploy.testing.plan import (
-    ALL,
-    CI,
-    JOBS,
-    LIMITS_MINUTES,
-    RINGS,
-    SLICES,
-    Job,
-    Slice,
-    slice_of_commit,
-)
+from deploy.testing import plan, speed, summary
+from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command
+from deploy.testing.plan import JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Set, Slice
 
-LONGEST = 15  # tests that are named at the end
 ENVIRON = {"KILONOVA_TEST": "1"}
+#: Rings whose arguments need no ``--`` before them.
+WITH_ARGUMENTS = (plan.TEMPEST.name, plan.CLIENTS.name)
 
 
 class Environment(ExitStack):
-    """What a job's process finds in its environment: the URLs of its servers, which no other job
-    has, since tests remove what is not theirs alone. Leaving it stops them all."""
+    """Starts the servers of each job, and stops them all at exit.
+
+    Each job finds the URLs of its servers in its environment variables. No two jobs share a server,
+    because tests remove everything that a server contains.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder, self._lock = folder, threading.Lock()
 
     def of(self, job: Job) -> dict[str, str]:
-        """Start the job's servers."""
+        """Start the job's servers and return the job's environment."""
         environ = {**os.environ, **ENVIRON}
         if job.servers:
             with self._lock:
@@ -66,37 +61,38 @@ class Environment(ExitStack):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the command line and do it."""
+    """Parse the command line, run the tests, and return the exit status."""
     names, more = _split(arguments)
     folder = Path(tempfile.mkdtemp(prefix="kn-test-", dir="/tmp"))
-    jobs = _jobs(names)
-    slices = _slices(names)
+    jobs, slices = _jobs(names), _slices(names)
     _install({job.ring for job in jobs}, slices, folder / "install.log")
-    began = time.monotonic()
-    folder.chmod(0o755)  # users of the servers' own reach what is theirs below it
-    with Environment(folder) as found:
-        if more or {*plan.ALONE} & {*jobs}:
-            return _in_the_foreground(jobs, more, found, folder)
-        chosen = [part for one in slices for part in ("--slice", one)]
+    folder.chmod(0o755)  # The servers' users reach their folders below it.
+    if more or {*plan.ALONE} & {*jobs}:
+        with Environment(folder) as servers:
+            return _in_the_foreground(jobs, more, servers, folder)
+    scale, cpu_before, began = speed.measure(), _cpu_of_children(), time.monotonic()
+    chosen = [part for name in slices for part in ("--slice", name)]
+    results = []
+    with Environment(folder) as servers:
         side_by_side = Jobs(
             folder,
             lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
-            found.of,
+            servers.of,
         )
-        results = []
         for result in side_by_side.run(plan.longest_first(jobs)):
             results.append(result)
-            _tell(result, f"{len(results)}/{len(jobs)}")
-    return _summary(results, names, time.monotonic() - began, folder)
+            _report(result, f"{len(results)}/{len(jobs)}")
+    minutes = (time.monotonic() - began) / 60
+    return summarize(results, names, minutes, _cpu_of_children() - cpu_before, scale, folder)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names, more = list(arguments[:at]), list(arguments[at + 1 :])
-    if names[:1] in ([plan.TEMPEST.name], [plan.CLIENTS.name]):
+    if names and names[0] in WITH_ARGUMENTS:
         return names[:1], names[1:] + more
-    sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
-    if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
+    sets = [name for name in names if name in (*LIMITS_MINUTES, *SLICES)]
+    if {*names} - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
         raise Failure(
             f"Not understood: {' '.join(arguments)}",
             f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
@@ -106,36 +102,22 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _jobs(names: Sequence[str]) -> list[Job]:
-    """Those of the rings that are named, of all when none is."""
+    """Return the jobs of the named rings, or of every ring if no ring is named."""
     rings = {name for name in names if name in RINGS} or {job.ring for job in JOBS}
     return [job for job in (*JOBS, *plan.ALONE) if job.ring in rings]
 
 
+def _set_of(names: Sequence[str]) -> Set | None:
+    """Return the set whose budgets apply: a ring runs whole, as in ``all``; a slice has none."""
+    name = names[0] if names else Set.DEFAULT
+    return None if name in SLICES else Set.DEFAULT if name == Set.DEFAULT else Set.ALL
+
+
 def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
-    """What of the jobs runs; a ring that is named runs whole."""
-    word = names[0] if names else Slice.DEFAULT
-    if word == ALL or word in RINGS:
-        return tuple(Slice)
-    if word == CI:
-        drawn = slice_of_commit(_commit())
-        say(
-            f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}."
-        )
-        return Slice.DEFAULT, drawn
-    return (Slice(word),)
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=packages.ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise Failure(
-            f"The commit is not known: {done.stderr.strip()}",
-            "Run this in a clone of the repository, or name a slice: ./deploy/test "
-            + "|".join(SLICES),
-        )
-    return done.stdout.strip()
+    chosen = _set_of(names)
+    if chosen is None:
+        return (Slice(names[0]),)
+    return (Slice.DEFAULT,) if chosen is Set.DEFAULT else tuple(Slice)
 
 
 def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
@@ -164,13 +146,13 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
 
 
 def _in_the_foreground(
-    jobs: Sequence[Job], more: Sequence[str], found: Environment, folder: Path
+    jobs: Sequence[Job], more: Sequence[str], servers: Environment, folder: Path
 ) -> int:
-    """Each ring in one process, which says itself what it does."""
+    """Run each ring in one process that prints its own progress."""
     failed = []
     for ring in dict.fromkeys(job.ring for job in jobs):
         whole = [job for job in jobs if job.ring == ring]
-        environ = {name: value for job in whole for name, value in found.of(job).items()}
+        environ = {name: value for job in whole for name, value in servers.of(job).items()}
         say(f"{ring} …")
         process = subprocess.Popen(
             [str(part) for part in pytest_command(whole[0], None, *more)],
@@ -193,41 +175,70 @@ def _in_the_foreground(
     return 0
 
 
-def _tell(result: Result, number: str) -> None:
+def _report(result: Result, number: str) -> None:
     counts = f"{result.passed} passed" + f", {result.failed} failed" * bool(result.failed)
-    say(f"[{number}] {result.job.name:<20} {result.word:<9} {counts} in {result.seconds:.0f} s")
+    say(
+        f"[{number}] {result.job.name:<20} {result.word:<9} {counts} in {result.seconds:.0f} s, "
+        f"{result.cpu_seconds:.0f} s of CPU"
+    )
     if not result.is_well:
         say(result.failures())
 
 
-def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, folder: Path) -> int:
-    cases = sorted(
-        (case for result in results for case in result.cases), key=lambda case: -case.seconds
+def summarize(
+    results: Sequence[Result],
+    names: Sequence[str],
+    minutes: float,
+    cpu_seconds: float,
+    scale: float,
+    folder: Path,
+) -> int:
+    """Print the summary and return the exit status. The line of counts is the last one."""
+    chosen, name = _set_of(names), names[0] if names else Set.DEFAULT
+    for line in ("", "longest tests", *summary.longest_lines(results)):
+        say(line)
+    for line in ("", *summary.skip_lines(results), ""):
+        say(line)
+    servers_cpu = cpu_seconds - sum(result.cpu_seconds for result in results)
+    for line in summary.budget_lines(results, servers_cpu, chosen, scale):
+        say(line)
+    budget = (
+        plan.SERVERS.of(chosen) + sum(r.job.budget.of(chosen) for r in results) if chosen else 0
     )
-    say("\nlongest tests" if cases else "")
-    for case in cases[:LONGEST]:
-        say(f"{case.seconds:8.1f} s  {case.name}")
-    reasons: dict[str, int] = {}
-    for case in cases:
-        if case.skipped is not None:
-            reasons[case.skipped] = reasons.get(case.skipped, 0) + 1
-    for reason, count in sorted(reasons.items(), key=lambda one: -one[1]):
-        say(f"{count:8} skipped: {reason}")
-    limit = LIMITS_MINUTES.get(names[0] if names else Slice.DEFAULT)
-    allowed = f", of {limit} that it may take" if limit else ""
-    say(f"\n{seconds / 60:.1f} minutes{allowed}; {work_of_children() / 60:.1f} of a processor's")
-    passed, failed = (
-        sum(result.passed for result in results),
-        sum(result.failed for result in results),
+    allowed = f", of {LIMITS_MINUTES[Set(name)]} on two idle CPUs" if name in LIMITS_MINUTES else ""
+    say(
+        f"\n{minutes:.1f} minutes{allowed}. {cpu_seconds / 60:.1f} CPU minutes"
+        + f", budget {budget * scale / 60:.1f}: {budget / 60:.1f} on the reference machine, "
+        f"this one takes {scale:.2f} times as long." * bool(budget)
     )
-    wrong = [result.job.name for result in results if not result.is_well]
-    if wrong:
-        say(f"FAILED: {', '.join(wrong)}. The logs of jobs and servers are in {folder}.")
-    say(f"{passed} passed, {failed} failed, {sum(reasons.values())} skipped")
-    if wrong:
+    is_over = bool(
+        name in LIMITS_MINUTES and cpu_seconds > budget * scale * plan.TOLERANCE and _is_ci()
+    )
+    failed = [line for result in results for line in result.failed_tests()]
+    if failed or is_over:
+        say(f"\nThe logs of jobs and servers are in {folder}.")
+    if is_over:
+        say(f"FAILED More than {plan.TOLERANCE:.0%} of the CPU budget. Make the tests cheaper.")
+    for test in failed:
+        say(f"FAILED {test.what}    {test.command}")
+    skipped = sum(len(result.skipped) for result in results)
+    say(
+        f"{sum(r.passed for r in results)} passed, {len(failed) + is_over} failed, {skipped} skipped"
+    )
+    if failed or is_over:
         return 1
     shutil.rmtree(folder)
     return 0
+
+
+def _is_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def _cpu_of_children() -> float:
+    """Return the CPU-seconds of all children that this process has waited for so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ./deploy/test side by side: each a process with a log and a report of its own; what came
-of them.
+"""Run the jobs of ./deploy/test side by side, each in a process with a log and a report, and
+collect their results.
 
-Used by deploy/commands/test.py. As many run as there are processors and two more, since most wait:
-for guests, silences and disks. When the command is ended, each job is interrupted and ends first:
-it removes its clouds.
+As many jobs run at a time as there are CPUs, and two more, since most of them wait: for guests,
+silences and disks. When the command ends early, each job is interrupted and removes its clouds.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from __future__ import annotations
 import os
 import queue
 import re
-import resource
+import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,35 +30,53 @@ from deploy.progress import say
 if TYPE_CHECKING:
     from deploy.testing.plan import Job
 
-NO_TESTS = 5  # pytest's status
+NO_TESTS = 5  # pytest's exit status
 SIDE_BY_SIDE = (os.cpu_count() or 1) + 2
-#: Seconds: between two lines that say how far the jobs are; what one may take to remove its clouds.
+#: Seconds between two lines of progress, and for a job to remove its clouds.
 PROGRESS_SECONDS, TEAR_DOWN_SECONDS = 60, 180
 FAILURES = re.compile(r"^=+ (FAILURES|ERRORS) =+$", re.MULTILINE)
-#: What pytest writes of the tests that have ended, a letter each.
-ENDED = re.compile(rb"^([.FEsxX]+)(?: *\[ *\d+%\])?$", re.MULTILINE)
+#: One letter per finished test in pytest's output.
+PROGRESS = re.compile(rb"^([.FEsxX]+)(?: *\[ *\d+%\])?$", re.MULTILINE)
+#: Attributes ``file`` of test cases exist in this format of pytest's report only.
+REPORT_FORMAT = "junit_family=xunit1"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test that ran: its name, seconds, and why it was skipped."""
+    """One test that ran.
 
-    name: str
+    Attributes:
+        id: The test's id in pytest, for example "tests/unit/test_x.py::test_y[1]".
+        seconds: Its duration.
+        skipped: Why the test was skipped, or None.
+        failed: True if the test, or the collection of its file, failed.
+    """
+
+    id: str
     seconds: float
     skipped: str | None = None
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class FailedTest:
+    """A failure in one line: what failed, and the command that repeats it."""
+
+    what: str
+    command: str
 
 
 @dataclass
 class Result:
-    """What came of a job."""
+    """The result of a job: pytest's exit status, durations and counts."""
 
     job: Job
     folder: Path
     status: int = 0
     seconds: float = 0.0
-    passed: int = 0
-    failed: int = 0
+    cpu_seconds: float = 0.0  # of the job's process and of the children it waited for
     cases: list[Case] = field(default_factory=list)
+    has_report: bool = False
 
     @property
     def log(self) -> Path:
@@ -73,6 +91,16 @@ class Result:
         return [case for case in self.cases if case.skipped is not None]
 
     @property
+    def passed(self) -> int:
+        if not self.has_report:
+            return int(self.is_well)
+        return sum(not case.failed and case.skipped is None for case in self.cases)
+
+    @property
+    def failed(self) -> int:
+        return len(self.failed_tests())
+
+    @property
     def word(self) -> str:
         return {0: "passed", NO_TESTS: "no tests"}.get(self.status, "FAILED")
 
@@ -81,40 +109,63 @@ class Result:
         return self.status in (0, NO_TESTS)
 
     def read(self) -> None:
-        """Take the figures from pytest's report, when it could write one."""
+        """Read the test cases from pytest's report, if pytest could write one."""
         try:
             cases = ElementTree.parse(self.report).iter("testcase")
         except (FileNotFoundError, ElementTree.ParseError):
-            self.passed, self.failed = (1, 0) if self.is_well else (0, 1)
             return
-        for case in cases:
-            name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-            skip = case.find("skipped")
-            self.cases.append(
-                Case(
-                    name,
-                    float(case.get("time", 0)),
-                    None if skip is None else skip.get("message", ""),
-                )
-            )
-            wrong = case.find("failure") is not None or case.find("error") is not None
-            self.failed += wrong
-            self.passed += not wrong and skip is None
+        self.has_report = True
+        self.cases = [_read_case(case) for case in cases]
+
+    def failed_tests(self) -> list[FailedTest]:
+        """Return every failed test. A job that failed without a failed test is one itself."""
+        ring = f"./deploy/test {self.job.ring}"
+        tests = [
+            FailedTest(case.id, f"{ring} -- {shlex.quote(case.id)}")
+            for case in self.cases
+            if case.failed
+        ]
+        if not tests and not self.is_well:
+            last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+            reason = f"status {self.status}: {''.join(last) or 'no output'}"
+            tests = [FailedTest(f"{self.job.name} ({reason})", ring)]
+        return tests
 
     def failures(self) -> str:
-        """The part of the log that tells what failed; all of it when pytest did not come so far."""
+        """Return the log from pytest's first failure on, or its end if there is none."""
         text = self.log.read_text(errors="replace")
-        found = FAILURES.search(text)
-        return text[found.start() :] if found else text[-20_000:]
+        first = FAILURES.search(text)
+        return text[first.start() :] if first else text[-20_000:]
 
-    def ended(self) -> int:
-        """How many tests have ended so far, by its log."""
-        return sum(map(len, ENDED.findall(self.log.read_bytes())))
+    def finished_tests(self) -> int:
+        """Return how many tests have finished so far, according to the log."""
+        return sum(map(len, PROGRESS.findall(self.log.read_bytes())))
+
+
+def _read_case(element: ElementTree.Element) -> Case:
+    file, module = element.get("file", ""), element.get("classname", "")
+    test_id = file  # the whole file, if pytest could not collect the file
+    if module:
+        classes = module.removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+        test_id = "::".join([file, *filter(None, classes.split(".")), element.get("name", "")])
+    skip = element.find("skipped")
+    return Case(
+        test_id,
+        float(element.get("time", 0)),
+        None if skip is None else skip.get("message", ""),
+        element.find("failure") is not None or element.find("error") is not None,
+    )
 
 
 class Jobs:
-    """Runs jobs in their order, a few at a time. ``command`` makes a job's command line for a
-    report's path; its environment is asked for when it starts, since that may take servers."""
+    """Run jobs in their order, a few at a time.
+
+    Args:
+        folder: Where logs and reports are written.
+        command: Returns the command line of a job that writes its report to a path.
+        environment: Returns a job's environment. Called when the job starts, because this may
+            start servers.
+    """
 
     def __init__(
         self,
@@ -128,7 +179,7 @@ class Jobs:
         self._ended: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Yields each result as soon as it is there."""
+        """Run the jobs and yield each result when its job ends."""
         waiting = iter(jobs)
         workers = [
             threading.Thread(target=self._work, args=(waiting,))
@@ -151,9 +202,10 @@ class Jobs:
             except queue.Empty:
                 with self._lock:
                     progress = [
-                        f"{name} {result.ended()}" for name, (result, _) in self._running.items()
+                        f"{name} {result.finished_tests()}"
+                        for name, (result, _) in self._running.items()
                     ]
-                say(f"        … tests that have ended: {', '.join(progress)}")
+                say(f"        … finished tests: {', '.join(progress)}")
                 continue
             if isinstance(ended, Exception):
                 raise ended
@@ -188,7 +240,7 @@ class Jobs:
                     start_new_session=True,
                 )
                 self._running[job.name] = result, process
-            result.status = process.wait()
+            result.status, result.cpu_seconds = _wait_with_usage(process)
         with self._lock:
             del self._running[job.name]
         result.seconds = time.monotonic() - began
@@ -196,30 +248,41 @@ class Jobs:
         return result
 
     def _end(self) -> None:
-        """Interrupt what still runs; what does not end then is killed."""
+        """Interrupt the jobs that still run, and kill those that do not end then."""
         with self._lock:
             self._ending = True
             left = [process for _, process in self._running.values()]
         for process in left:
-            process.send_signal(signal.SIGINT)
+            _signal(process, signal.SIGINT)
         deadline = time.monotonic() + TEAR_DOWN_SECONDS
-        for process in left:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        while any(process.returncode is None for process in left):
+            if time.monotonic() > deadline:
+                for process in left:
+                    _signal(process, signal.SIGKILL)
+                return
+            time.sleep(0.05)  # Each process is awaited by the thread that runs its job.
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    # Not Popen.send_signal: that method may take the exit status from ``_wait_with_usage``.
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Wait for the process. Return its exit status and its CPU-seconds, with those of its children
+    for which it waited."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
 
 
 def pytest_command(job: Job, report: Path | None, *more: str) -> list[str | Path]:
-    """The command line of a job."""
+    """Return the command line of a job. Tests that ``more`` names run instead of the whole ring."""
     if job.module:
         return [PYTHON, "-m", job.module, *(() if report else more)]
-    written = [] if report is None else [f"--junitxml={report}"]
-    return [PYTHON, "-m", "pytest", "-q", f"tests/{job.ring}", *written, *more]
-
-
-def work_of_children() -> float:
-    """Seconds of CPU time that the jobs' processes have had, with the children that they waited
-    for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    written = [] if report is None else [f"--junitxml={report}", "-o", REPORT_FORMAT]
+    names_tests = any(word.startswith("tests/") for word in more)
+    ring = [] if names_tests else [f"tests/{job.ring}"]
+    return [PYTHON, "-m", "pytest", "-q", *ring, *written, *more]

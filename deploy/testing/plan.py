@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in which process, and in which set: the one table of the tests' jobs, and the sets that
-tests are in.
+"""The jobs of ./deploy/test, their budgets, and the sets of tests.
 
-Pure data: ``./deploy/test`` reads it before anything is installed, and tests/selection.py in each
-pytest process. A test belongs to the first job of its ring whose fixtures or mark it has, so each
-job makes only the servers, hosts and clouds that its tests share. A test is in the default set
-unless a mark puts it into a slice.
+Pure data. ``./deploy/test`` reads this table before anything is installed, and tests/selection.py
+reads it in each pytest process. A test belongs to the first job of its ring whose fixtures or mark
+it has, so each job makes only the servers, hosts and clouds that its tests share. A test is in the
+default set unless a mark puts it into a slice.
 """
 
 from __future__ import annotations
@@ -16,9 +15,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class Set(StrEnum):
+    """A set of tests with a budget: the default one, and every test."""
+
+    DEFAULT = "default"
+    ALL = "all"
+
+
 class Slice(StrEnum):
-    """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from;
-    ``@pytest.mark.slice(...)``."""
+    """The part of a set that a test belongs to; ``@pytest.mark.slice(...)``. Only ``all`` contains
+    every slice."""
 
     DEFAULT = "default"
     GUESTS = "guests"
@@ -26,23 +32,41 @@ class Slice(StrEnum):
     OPERATIONS = "operations"
 
 
-SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)
-#: Where some of Tempest's tests are.
+SLICES = tuple(part for part in Slice if part is not Slice.DEFAULT)
+#: The slice that contains some of Tempest's tests.
 TEMPEST_SLICE = Slice.GUESTS
-#: Every slice; the default set and the one that the commit draws.
-ALL, CI = "all", "ci"
-#: Minutes on two processors, after the installation.
-LIMITS_MINUTES = {str(Slice.DEFAULT): 12, CI: 25, ALL: 35}
+#: Minutes on two idle CPUs, after the installation.
+LIMITS_MINUTES = {Set.DEFAULT: 10, Set.ALL: 30}
+#: With CI=true a run fails when a set uses more than this multiple of its CPU budget.
+TOLERANCE = 1.3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The CPU-seconds that a job may use on the reference machine (deploy/testing/speed.py)."""
+
+    default: int = 0
+    all: int = 0
+
+    def of(self, chosen: Set) -> int:
+        """Return the budget in this set."""
+        return self.default if chosen is Set.DEFAULT else self.all
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process of pytest (or of ``module``).
+    """One process of pytest, or of ``module``.
 
-    ``fixtures`` and ``mark``: which of the ring's tests it has; with neither, the rest. ``part``:
-    (k, n), the k-th of n parts of these tests, the cases of one test in one part. ``servers``: what
-    it uses of deploy/servers.py.
-    ``seconds``: what it took in a run of ``all``.
+    Attributes:
+        ring: The ring, a folder below tests/.
+        name: The job's name, unique.
+        fixtures: The job has the tests that use one of these fixtures.
+        mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
+        part: (k, n): only the k-th of n parts of these tests. All cases of a test are in one part.
+        servers: Private servers that the job needs; see deploy/servers.py.
+        module: Run this module instead of pytest.
+        seconds: Duration in a run of ``all``. Longer jobs start first.
+        budget: CPU time in each set.
     """
 
     ring: str
@@ -53,9 +77,16 @@ class Job:
     servers: tuple[str, ...] = ()
     module: str = ""
     seconds: int = 0
+    budget: Budget = Budget()
 
     def has(self, fixtures: Collection[str], marks: Collection[str], test: str) -> bool:
-        """Does a test that uses these belong here? ``test``: its id, without the case's."""
+        """True if a test with these fixtures and marks belongs to this job.
+
+        Args:
+            fixtures: Names of the fixtures that the test uses.
+            marks: Names of its marks.
+            test: Its id, without the case.
+        """
         return (
             (not self.fixtures or not self.fixtures.isdisjoint(fixtures))
             and (not self.mark or self.mark in marks)
@@ -63,8 +94,10 @@ class Job:
         )
 
 
+#: CPU time of the private database and message servers.
+SERVERS = Budget(60, 120)
 SQL = ("postgresql", "mariadb")
-#: A test belongs to the first that has it.
+#: A test belongs to the first job that has it.
 JOBS = (
     Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380),
     Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040),
@@ -101,7 +134,7 @@ CLIENTS = Job("clients", "clients", module="tests.clients")
 INSTALL = Job("install", "install")
 CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 FAULTS = Job("faults", "faults", module="tests.fault_matrix")
-#: Run only when they are named, and start servers of their own.
+#: Jobs that run only by name.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
     Job("fuzz", "fuzz", module="tests.fuzz"),
@@ -132,16 +165,13 @@ RINGS = (
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:
-    """The job that a test of this ring belongs to."""
-    every = (*JOBS, *ALONE)
-    return next(job for job in every if job.ring == ring and job.has(fixtures, marks, test))
+    """Return the job that a test of this ring belongs to."""
+    return next(
+        job for job in (*JOBS, *ALONE) if job.ring == ring and job.has(fixtures, marks, test)
+    )
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:
-    """The order in which jobs are started: a long one that began late would be waited for alone."""
+    """Return the jobs in the order of their start. The run would end late if a long job began
+    last."""
     return sorted(jobs, key=lambda job: -job.seconds)
-
-
-def slice_of_commit(commit: str) -> Slice:
-    """The slice that ``ci`` adds to the default set for this commit, by its hash."""
-    return SLICES[int(commit, 16) % len(SLICES)]

@@ -14,7 +14,14 @@ import pytest
 from deploy.commands import test as command
 from deploy.packages import ROOT
 from deploy.progress import Failure
-from deploy.testing.jobs import SIDE_BY_SIDE, Jobs, Result
+from deploy.testing.jobs import (
+    REPORT_FORMAT,
+    SIDE_BY_SIDE,
+    FailedTest,
+    Jobs,
+    Result,
+    pytest_command,
+)
 from deploy.testing.plan import (
     ALONE,
     JOBS,
@@ -25,7 +32,6 @@ from deploy.testing.plan import (
     Slice,
     job_of,
     longest_first,
-    slice_of_commit,
 )
 from tests.selection import job_name, slice_of
 from tests.waiting import await_true
@@ -108,13 +114,9 @@ def test_mark_that_names_no_slice_ends_the_collection() -> None:
             slice_of(Marked(*names))  # type: ignore[arg-type]
 
 
-def test_commits_draw_every_slice() -> None:
-    drawn = {slice_of_commit(f"{number:040x}") for number in range(len(SLICES))}
-    assert drawn == set(SLICES)
-
-
 @pytest.mark.parametrize(
-    "words", [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci", "--", "-k", "x"]]
+    "words",
+    [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci"], ["moves", "--", "-k", "x"]],
 )
 def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
     with pytest.raises(Failure, match="Not understood"):
@@ -170,40 +172,71 @@ def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
     }
     assert found["good"].log.read_text() == "I am good\n" and found["bad"].failures() == "no\n"
     assert (found["bad"].passed, found["bad"].failed) == (0, 1)
+    assert found["bad"].failed_tests() == [FailedTest("bad (status 1: no)", "./deploy/test unit")]
+
+
+def test_job_cpu_time_is_that_of_its_process(tmp_path: Path) -> None:
+    code = "import time\nwhile time.process_time() < 0.5: pass"
+    busy = results(running(tmp_path, {"busy": code}), "busy")["busy"]
+    assert 0.5 <= busy.cpu_seconds < 2
 
 
 CASES = """
 import pytest
 def test_good(): ...
-def test_bad(): assert 1 == 2
+@pytest.mark.parametrize("word", ["it's"])
+def test_bad(word): assert 1 == 2
 @pytest.mark.skip("no moon")
 def test_skipped(): ...
 @pytest.fixture
 def broken(): raise OSError("gone")
-def test_broken(broken): ...
+class TestMany:
+    def test_broken(self, broken): ...
 """
 
 
-def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
-    cases = tmp_path / "test_cases.py"
-    cases.write_text(CASES)
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(cases)]
-    code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
-    found = results(running(tmp_path, {"mixed": code}), "mixed")["mixed"]
-    assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (
+def test_report_lists_each_failed_test_with_its_command(tmp_path: Path) -> None:
+    mixed = _run_file(tmp_path, CASES)
+    assert (mixed.passed, mixed.failed, [case.skipped for case in mixed.skipped]) == (
         1,
         2,
         ["no moon"],
     )
-    assert {case.name.rpartition("::")[2] for case in found.cases} == {
-        "test_good",
-        "test_bad",
-        "test_skipped",
-        "test_broken",
-    }
-    assert found.ended() == 4
-    said = found.failures()
-    assert said.startswith("=") and "assert 1 == 2" in said and "OSError: gone" in said
+    assert mixed.failed_tests() == [
+        FailedTest(
+            "test_cases.py::test_bad[it's]",
+            """./deploy/test unit -- 'test_cases.py::test_bad[it'"'"'s]'""",
+        ),
+        FailedTest(
+            "test_cases.py::TestMany::test_broken",
+            "./deploy/test unit -- test_cases.py::TestMany::test_broken",
+        ),
+    ]
+    assert mixed.finished_tests() == 4
+    failures = mixed.failures()
+    assert failures.startswith("=") and "assert 1 == 2" in failures and "OSError: gone" in failures
+
+
+def test_report_lists_a_file_that_cannot_be_collected_as_failed(tmp_path: Path) -> None:
+    broken = _run_file(tmp_path, "import nowhere_to_be_found")
+    assert not broken.is_well
+    assert broken.failed_tests() == [
+        FailedTest("test_cases.py", "./deploy/test unit -- test_cases.py")
+    ]
+
+
+def test_named_test_runs_instead_of_its_whole_ring() -> None:
+    test = "tests/unit/test_x.py::test_y"
+    assert pytest_command(job("one"), None, test)[3:] == ["-q", test]
+    assert pytest_command(job("one"), None, "-k", "y")[3:] == ["-q", "tests/unit", "-k", "y"]
+
+
+def _run_file(folder: Path, text: str) -> Result:
+    (folder / "test_cases.py").write_text(text)
+    options = ["-q", "-p", "no:cacheprovider", "-o", REPORT_FORMAT, "--rootdir", str(folder)]
+    code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
+    code = f"import os; os.chdir({str(folder)!r}); {code}"
+    return results(running(folder, {"mixed": code}), "mixed")["mixed"]
 
 
 def test_job_that_cannot_be_prepared_ends_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a run of ./deploy/test: CPU time beside the budgets, the longest tests, and the
+reasons of skipped tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from deploy.testing.jobs import Result
+from deploy.testing.plan import SERVERS, Set
+
+LONGEST = 15  # how many of the longest tests are listed
+
+
+def budget_lines(
+    results: Sequence[Result], servers_cpu: float, chosen: Set | None, speed: float
+) -> Iterator[str]:
+    """Yield a table of minutes and CPU-minutes per job, beside the budgets of this machine.
+
+    Args:
+        results: The jobs that ran.
+        servers_cpu: CPU-seconds of the private database and message servers.
+        chosen: The set that ran, or None if it has no budget.
+        speed: Scale of the budgets, from ``deploy.testing.speed``.
+    """
+    yield f"{'job':<22}{'tests':>7}{'minutes':>9}{'CPU minutes':>13}{'budget':>8}"
+    for result in sorted(results, key=lambda result: -result.cpu_seconds):
+        budget = _minutes(result.job.budget.of(chosen), speed) if chosen else ""
+        yield (
+            f"{result.job.name:<22}{len(result.cases):>7}{result.seconds / 60:>9.1f}"
+            f"{result.cpu_seconds / 60:>13.1f}{budget:>8}"
+        )
+    budget = _minutes(SERVERS.of(chosen), speed) if chosen else ""
+    yield f"{'servers':<22}{'':>7}{'':>9}{servers_cpu / 60:>13.1f}{budget:>8}"
+
+
+def _minutes(seconds: float, speed: float) -> str:
+    return f"{seconds * speed / 60:.1f}"
+
+
+def longest_lines(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the longest tests."""
+    cases = sorted(
+        (case for result in results for case in result.cases), key=lambda case: -case.seconds
+    )
+    for case in cases[:LONGEST]:
+        yield f"{case.seconds:8.1f} s  {case.id}"
+
+
+def skip_lines(results: Sequence[Result]) -> Iterator[str]:
+    """Yield how many tests were skipped for each reason."""
+    reasons = Counter(case.skipped for result in results for case in result.skipped)
+    for reason, count in reasons.most_common():
+        yield f"{count:8} skipped: {reason}"
