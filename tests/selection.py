@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.testing.plan import JOBS, Slice, job_of
+from deploy.testing.plan import JOBS, Job, Slice, job_of
 
 TESTS = Path(__file__).parent
 
@@ -44,11 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     only, slices = config.getoption("job"), config.getoption("slices")
     kept, left_out = [], []
     for item in items:
-        found, job = (
-            slice_of(item),
-            job_name(item),
-        )  # of each, so that a wrong mark is seen whatever is asked for
-        wanted = (slices is None or found in slices) and (only is None or job == only)
+        # Of each test, so that a wrong mark is found whichever tests run.
+        part, job = slice_of(item), job_of_item(item)
+        if part is Slice.DEFAULT and not job.budget.default and job in JOBS:
+            raise pytest.UsageError(
+                f"{item.nodeid}: the job {job.name} does not run in the default set, because "
+                "deploy/testing/plan.py has no budget for that"
+            )
+        wanted = (slices is None or part in slices) and (only is None or job.name == only)
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -73,9 +76,9 @@ def slice_of(item: pytest.Item) -> Slice:
         ) from problem
 
 
-def job_name(item: pytest.Item) -> str:
-    """The job of a test."""
+def job_of_item(item: pytest.Item) -> Job:
+    """Return the job of a test."""
     ring = item.path.relative_to(TESTS).parts[0]
     fixtures = getattr(item, "fixturenames", ())
     marks = {mark.name for mark in item.iter_markers()}
-    return job_of(ring, fixtures, marks, item.nodeid.partition("[")[0]).name
+    return job_of(ring, fixtures, marks, item.nodeid.partition("[")[0])

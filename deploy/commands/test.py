@@ -103,6 +103,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _jobs(names: Sequence[str]) -> list[Job]:
     """Return the jobs of the named rings, or of every ring if no ring is named."""
+    if _set_of(names) is Set.DEFAULT:
+        return [job for job in JOBS if job.budget.default]
     rings = {name for name in names if name in RINGS} or {job.ring for job in JOBS}
     return [job for job in (*JOBS, *plan.ALONE) if job.ring in rings]
 

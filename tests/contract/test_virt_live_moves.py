@@ -47,7 +47,6 @@ def prepared(pair: Pair, spec: GuestSpec) -> dict[str, object]:
     return told
 
 
-@pytest.mark.slice("default")
 def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
     spec = live.counting()
     to = prepared(live, spec)

@@ -135,6 +135,7 @@ def test_repeated_request_is_refused_or_has_its_effect_once(
     assert [one["action"] for one in told] == ["stop", "create"]
 
 
+@pytest.mark.slice("operations")
 def test_deleted_server_is_kept_restored_and_at_last_reclaimed(keeping: Live) -> None:
     rest, admin = keeping.rest(), keeping.rest("kilonova-admin")
     with making(keeping) as new:
@@ -163,6 +164,7 @@ def test_deleted_server_is_kept_restored_and_at_last_reclaimed(keeping: Live) ->
     keeping.judge()
 
 
+@pytest.mark.slice("operations")
 def test_shelved_server_stays_on_its_host_until_it_is_offloaded(keeping: Live) -> None:
     rest, admin = keeping.rest(), keeping.rest("kilonova-admin")
     with making(keeping) as new:

@@ -24,7 +24,7 @@ from conductor.service import Conductor
 from scheduler import hosts
 from tests.functional.cloud import FLAVOR, Cloud
 
-STATEMENTS, MESSAGES, TRIES = 30, 6, 7
+STATEMENTS, MESSAGES, TRIES = 30, 6, 4
 WITH_A_PORT = {"create": 38, "delete": 35}  #: statements; messages are as without
 #: Statements. A hard group: two each for joining it, for looking at it and for its lock and places
 #: in the claim.

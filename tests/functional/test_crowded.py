@@ -22,7 +22,7 @@ from common.models import HostInventory
 from common.store import schema
 from tests.functional.cloud import FLAVOR, Cloud
 
-HOSTS, THERE, ASKED, IN_GROUP, THREADS = 20, 2, 200, 100, 8
+HOSTS, THERE, ASKED, IN_GROUP, THREADS = 10, 1, 80, 30, 8
 PROCESSES = {"sqlite": 1, "postgresql": 2, "mariadb": 2}
 ROOMS = [
     3 + number % 5 for number in range(HOSTS)

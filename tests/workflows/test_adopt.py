@@ -82,8 +82,7 @@ def everything_in(cloud: Cloud) -> list[Any]:
 
 
 def minutes(cloud: Cloud) -> None:
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
 
 
 def lost(cloud: Cloud, **wishes: Any) -> str:

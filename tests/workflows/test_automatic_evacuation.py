@@ -52,22 +52,16 @@ def on(cloud: Cloud, host: str) -> list[str]:
     return servers
 
 
-def pass_by(cloud: Cloud, seconds: int) -> None:
-    for _ in range(seconds // 5):
-        cloud.time.pass_by(4)
-        cloud.round()
-
-
 def test_servers_of_a_host_that_went_down_live_elsewhere(cloud: Cloud, fenced: list[str]) -> None:
     servers = on(cloud, "h1")
     silence(cloud, "h1")
     assert (kinds(cloud), fenced) == ({}, []), "it has not been silent for long enough"
-    pass_by(cloud, 90)
+    cloud.idle(90)
     assert fenced == ["h1"]
     assert "h1" not in {cloud.show(server).host for server in servers}
     assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.STOPPED]
     assert {cloud.migration(server).user_id for server in servers} == {OURSELVES}
-    pass_by(cloud, 60)
+    cloud.idle(60)
     assert len(kinds(cloud)) == 2
     cloud.cut.discard("h1")
     cloud.hosts["h1"].power_on()
@@ -86,11 +80,11 @@ def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
     cloud.engine.fence_host = refuse
     servers = on(cloud, "h1")
     silence(cloud, "h1")
-    pass_by(cloud, 400)
+    cloud.idle(400)
     assert (len(calls), {cloud.show(server).host for server in servers}) == (2, {"h1"}), (
         "once for each server"
     )
-    pass_by(cloud, int(automatic_evacuation.RETRY_MICROS / SECOND))
+    cloud.idle(int(automatic_evacuation.RETRY_MICROS / SECOND))
     assert len(calls) == 4
 
 
@@ -100,14 +94,14 @@ def test_more_hosts_down_than_allowed_are_left_to_an_operator(
     servers = [*on(cloud, "h1"), *on(cloud, "h2")]
     cloud.cut.add("h1")
     silence(cloud, "h2")
-    pass_by(cloud, 200)
+    cloud.idle(200)
     assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
     assert (
         "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated"
         in caplog.text
     )
     cloud.cut.discard("h2")
-    pass_by(cloud, 60)
+    cloud.idle(60)
     assert [cloud.show(server).host for server in servers][2:] == ["h2", "h2"]
     assert "h1" not in {cloud.show(server).host for server in servers[:2]}
 
@@ -116,7 +110,7 @@ def test_a_host_without_servers_counts_for_nothing(cloud: Cloud, fenced: list[st
     servers = on(cloud, "h1")
     silence(cloud, "h4")
     silence(cloud, "h1")
-    pass_by(cloud, 120)
+    cloud.idle(120)
     assert fenced == ["h1"]
     assert "h1" not in {cloud.show(server).host for server in servers}
 
@@ -130,7 +124,7 @@ def test_a_conductor_that_has_just_started_listens_first(cloud: Cloud, fenced: l
     cloud.round()
     cloud.round()
     cloud.cut.discard("h1")
-    pass_by(cloud, 200)
+    cloud.idle(200)
     assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1"})
 
 
@@ -138,7 +132,7 @@ def test_what_an_admin_forced_down_is_the_admins(cloud: Cloud, fenced: list[str]
     servers = on(cloud, "h1")
     silence(cloud, "h1")
     cloud.force_down("h1")
-    pass_by(cloud, 200)
+    cloud.idle(200)
     assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1"})
 
 
@@ -147,7 +141,7 @@ def test_it_is_off_by_default_and_needs_a_hook(cloud: Cloud, fenced: list[str]) 
     cloud.restart_conductor()
     on(cloud, "h1")
     silence(cloud, "h1")
-    pass_by(cloud, 200)
+    cloud.idle(200)
     assert (fenced, kinds(cloud)) == ([], {})
     assert "needs [conductor] fencing_hook" in automatic_evacuation.refusal(True, "")
     assert (
@@ -170,6 +164,6 @@ def test_who_has_shares_stays_and_holds_up_nobody(
     cloud.attach_share(first.id, ids.new())
     cloud.settle()
     silence(cloud, "h1")
-    pass_by(cloud, 120)
+    cloud.idle(120)
     assert {first.id, last.id} == set(servers)
     assert cloud.show(first.id).host == "h1" != cloud.show(last.id).host

@@ -26,12 +26,10 @@ def test_a_guest_without_a_record_is_removed(cloud: Cloud) -> None:
         cloud.settle()
     set_back()
     cloud.hosts["h1"].restart()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert running(cloud, server) == ["h1"]
     cloud.store.write(lambda tx: guests.discard(tx, server, "h1"))
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert (cloud.domains(server), cloud.findings()) == ([], [])
 
 

@@ -186,8 +186,7 @@ def test_hosts_tell_of_guests_without_a_record_unasked(
 ) -> None:
     """What they have told is found when nobody can ask them, and is over when it is mended."""
     name, nobody = lost(cloud), set[str]()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert [
         one.message for one in caplog.records if name in one.message and "doctor" in one.message
     ]
@@ -210,8 +209,7 @@ def test_files_of_a_server_elsewhere_are_told_of_unasked(
     """Once, and they are found when nobody can ask its host; what is mended goes from there."""
     name = planted(cloud, "files-elsewhere")
     other = elsewhere(cloud, name)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     told = [one for one in caplog.records if f"has files of {name}" in one.message]
     assert len(told) == 1
     [finding] = cloud.store.read(lambda tx: doctor.compare_files({}, tx))
@@ -219,8 +217,7 @@ def test_files_of_a_server_elsewhere_are_told_of_unasked(
     assert cloud.store.read(lambda tx: doctor.compare_files({other: []}, tx)) == []
     assert Doctor(cloud).fix(finding.id) == 0
     assert cloud.store.read(lambda tx: doctor.compare_files({}, tx)) == []
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert (cloud.hosts[other].driver.host.files, cloud.findings()) == ({}, [])
     rows = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts.c.unclaimed)).all())
     assert [row.unclaimed for row in rows] == [None, None]

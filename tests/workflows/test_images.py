@@ -161,8 +161,7 @@ def test_a_shelved_server_is_offloaded_when_its_time_is_over(cloud: Cloud) -> No
     trial.begin()
     cloud.settle()
     trial.is_right(states.SHELVED, 1, images=1)
-    for _ in range(60):
-        cloud.round()
+    cloud.idle(60)
     trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
 
 
@@ -172,8 +171,7 @@ def test_a_soft_deleted_server_is_reclaimed_when_its_time_is_over(cloud: Cloud) 
     trial.begin()
     cloud.settle()
     trial.is_right(states.SOFT_DELETED, 1)
-    for _ in range(60):
-        cloud.round()
+    cloud.idle(60)
     trial.is_right(states.DELETED, 0)
 
 
@@ -184,8 +182,7 @@ def test_a_restored_server_is_not_reclaimed(cloud: Cloud) -> None:
     cloud.settle()
     cloud.time.pass_by(60)
     cloud.ask(trial.server, "restore")
-    for _ in range(60):
-        cloud.round()
+    cloud.idle(60)
     trial.is_right(states.ACTIVE, 1)
 
 

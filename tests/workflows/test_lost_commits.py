@@ -61,8 +61,7 @@ def test_a_debt_that_outlived_its_delete_is_paid(cloud: Cloud, server: str) -> N
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.ask(server, "delete")
-    for _ in range(60):
-        cloud.round()
+    cloud.idle(60)
     assert cloud.show(server).deleted == 1
     cloud.cut.clear()
     cloud.settle(limit=20)
@@ -76,12 +75,10 @@ def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, registration: b
     known = cloud.hosts["h1"].agent._fences[server]
     if registration:
         cloud.hosts["h1"].restart()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert cloud.show(server).fence > known
     cloud.hosts["h1"].driver.host.power_off(server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
     assert cloud.findings() == []
 
@@ -142,8 +139,7 @@ def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
     cloud.settle()
     assert running(cloud, server) == ["h2"]
     set_back()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert running(cloud, server) == []
     assert "h2" in cloud.domains(server)
     [found] = [one for one in cloud.findings() if one.invariant == "domain-known"]
@@ -159,8 +155,7 @@ def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
     set_back()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
     cloud.watcher = lambda: None  # a guest that nobody knows is a finding
     cloud.ask(server, "os-start")
@@ -175,8 +170,7 @@ def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> 
     cloud.settle()
     set_back()
     cloud.hosts["h1"].restart()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert running(cloud, server) == ["h1"]
     [found] = cloud.findings()
     assert (found.invariant, found.subject) == ("domain-known", server)
@@ -192,8 +186,7 @@ def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Clo
     cloud.ask(server, "delete")
     cloud.settle()
     set_back()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     [found] = cloud.findings()
     assert (found.invariant, found.subject) == ("guest-there", server)
     assert f"openstack server delete {server}" in found.text
@@ -214,7 +207,6 @@ def test_a_create_whose_place_was_lost_is_placed_again_and_runs(cloud: Cloud) ->
     cloud.hosts["h1"].work()
     assert running(cloud, server) == []
     cloud.settle()
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
     assert cloud.findings() == []

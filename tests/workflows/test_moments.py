@@ -24,8 +24,7 @@ ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), r
 def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     host = cloud.hosts.pop(cloud.show(trial.server).host)
-    for _ in range(70):
-        cloud.round()
+    cloud.idle(70)
     trial.begin()
     cloud.round()
     assert cloud.show(trial.server).deleted == 1
@@ -37,8 +36,7 @@ def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> 
 def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
     cloud.round()
     hosts, cloud.hosts = cloud.hosts, {}
-    for _ in range(100):
-        cloud.round()
+    cloud.idle(100)
     server = cloud.create()[0]
     for _ in range(3):
         cloud.round()
@@ -51,8 +49,7 @@ def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
 def test_a_guest_that_stops_itself_is_seen_by_the_full_report(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     trial.is_right(states.STOPPED, 1)
 
 
@@ -94,8 +91,7 @@ def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud,
     for _ in range(3):
         cloud.round()
     host.power_on()
-    for _ in range(130):
-        cloud.round()
+    cloud.idle(130)
     assert host.driver.host.guests[trial.server].power_state == states.RUNNING
     row = cloud.show(trial.server)
     assert (row.vm_state, row.power_state, row.action) == (states.ACTIVE, states.RUNNING, None)
@@ -159,8 +155,7 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
     cloud.settle()
     assert cloud.show(trial.server).vm_state == states.ACTIVE
     host.driver.host.power_off(trial.server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     trial.is_right(states.STOPPED, 1)
 
 
@@ -184,8 +179,7 @@ def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     cloud.lose = lambda kind: kind == "select"
     trial.begin()
-    for _ in range(100):
-        cloud.round()
+    cloud.idle(100)
     assert cloud.show(trial.server).vm_state == states.BUILDING
     cloud.lose = lambda kind: False
     for _ in range(6):
@@ -207,8 +201,7 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
     )
     cloud.lose = lambda kind: False
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     trial.is_right(states.STOPPED, 1)
 
 
@@ -218,8 +211,7 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
 def test_what_happened_behind_our_back_is_written_down(cloud: Cloud, seen: int, after: str) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.guests[trial.server].power_state = seen
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     server = cloud.show(trial.server)
     assert (server.vm_state, server.power_state) == (after, seen)
     assert cloud.findings() == []

@@ -406,8 +406,7 @@ def test_a_server_that_stopped_by_itself_is_stopped_when_it_is_confirmed(cloud: 
     resized(cloud, server)
     host = cloud.hosts[cloud.show(server).host]
     host.driver.host.power_off(server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     cloud.close(server, "confirmResize")
     cloud.settle()
     stands(cloud, server, states.STOPPED, host.name)

@@ -90,8 +90,7 @@ def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = 100_000
     trial.begin()
-    for _ in range(60):
-        cloud.round()
+    cloud.idle(60)
     server = cloud.show(trial.server)
     assert (server.vm_state, server.task_state) == (SCENARIOS[workflow].ends, None)
     cloud.networks.silent = 0

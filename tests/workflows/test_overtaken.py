@@ -223,8 +223,7 @@ def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
     cloud.hosts["h1"].restart()
     cloud.round()
     cloud.hosts["h1"].driver.host.power_off(server)
-    for _ in range(65):
-        cloud.round()
+    cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
 
 

@@ -149,8 +149,7 @@ def test_a_server_that_cannot_be_restarted_holds_up_no_registration(
     assert host.agent.session
     assert {host.driver.host.guests[server].power_state for server in here} == {states.RUNNING}
     monkeypatch.undo()
-    for _ in range(130):
-        cloud.round()
+    cloud.idle(130)
     assert host.driver.host.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
 
 

@@ -33,7 +33,7 @@ from deploy.testing.plan import (
     job_of,
     longest_first,
 )
-from tests.selection import job_name, slice_of
+from tests.selection import job_of_item, slice_of
 from tests.waiting import await_true
 
 TESTS = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def items(request: pytest.FixtureRequest) -> list[pytest.Item]:
 
 def test_every_collected_test_is_in_one_slice_and_one_job(items: list[pytest.Item]) -> None:
     assert {slice_of(item) for item in items} <= set(Slice)
-    assert {job_name(item) for item in items} <= {job.name for job in JOBS}
+    assert {job_of_item(item) for item in items} <= {*JOBS}
     assert len({item.nodeid for item in items}) == len(items)
 
 
