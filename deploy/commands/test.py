@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them,
-clean up; ``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients
-[SUITE ...]``: with the clients' own functional suites.
+"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run
+them, clean up; ``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test
+clients [SUITE ...]``: with the clients' own functional suites.
 
-Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that
-the commit draws, which is what ``.ci/run`` calls. What is in which set, and which tests share a
-process, is said in deploy/testing/plan.py. Each job gets the private servers that it names there;
+Without a word: the default set. ``all`` is every test. What is in which set, and which tests share
+a process, is said in deploy/testing/plan.py. Each job gets the private servers that it names there;
 they end with the command. With arguments of pytest the rings run one after the other, in the
 foreground.
 """
@@ -32,14 +31,12 @@ from deploy.testing import plan
 from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
 from deploy.testing.plan import (
     ALL,
-    CI,
     JOBS,
     LIMITS_MINUTES,
     RINGS,
     SLICES,
     Job,
     Slice,
-    slice_of_commit,
 )
 
 LONGEST = 15  # tests that are named at the end
@@ -116,26 +113,7 @@ def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
     word = names[0] if names else Slice.DEFAULT
     if word == ALL or word in RINGS:
         return tuple(Slice)
-    if word == CI:
-        drawn = slice_of_commit(_commit())
-        say(
-            f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}."
-        )
-        return Slice.DEFAULT, drawn
     return (Slice(word),)
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=packages.ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise Failure(
-            f"The commit is not known: {done.stderr.strip()}",
-            "Run this in a clone of the repository, or name a slice: ./deploy/test "
-            + "|".join(SLICES),
-        )
-    return done.stdout.strip()
 
 
 def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:

@@ -17,8 +17,7 @@ from enum import StrEnum
 
 
 class Slice(StrEnum):
-    """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from;
-    ``@pytest.mark.slice(...)``."""
+    """The sets that a test can be in, by ``@pytest.mark.slice(...)``."""
 
     DEFAULT = "default"
     GUESTS = "guests"
@@ -29,10 +28,10 @@ class Slice(StrEnum):
 SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)
 #: Where some of Tempest's tests are.
 TEMPEST_SLICE = Slice.GUESTS
-#: Every slice; the default set and the one that the commit draws.
-ALL, CI = "all", "ci"
+#: Every slice.
+ALL = "all"
 #: Minutes on two processors, after the installation.
-LIMITS_MINUTES = {str(Slice.DEFAULT): 12, CI: 25, ALL: 35}
+LIMITS_MINUTES = {str(Slice.DEFAULT): 12, ALL: 35}
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,3 @@ def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: s
 def longest_first(jobs: Collection[Job]) -> list[Job]:
     """The order in which jobs are started: a long one that began late would be waited for alone."""
     return sorted(jobs, key=lambda job: -job.seconds)
-
-
-def slice_of_commit(commit: str) -> Slice:
-    """The slice that ``ci`` adds to the default set for this commit, by its hash."""
-    return SLICES[int(commit, 16) % len(SLICES)]

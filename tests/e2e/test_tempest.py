@@ -28,9 +28,7 @@ LEFT_OUT = re.compile(
 @pytest.mark.slice(TEMPEST_SLICE)
 def test_what_needs_no_server_passes_tempest(keeping: Live, tmp_path: Path) -> None:
     if not environment.tempest_is_there():
-        pytest.skip(
-            "Tempest is not installed: ./deploy/test ci installs it where this test is drawn"
-        )
+        pytest.skip(f"Tempest is not installed: ./deploy/test {TEMPEST_SLICE} installs it")
     clear(keeping.rest())  # a host with a server does not join another zone
     tempest = Tempest(tmp_path / "tempest")
     configure.write(configure.Cloud.of(keeping.seed, "empty"), tempest.folder, LEAST)
