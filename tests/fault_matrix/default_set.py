@@ -11,12 +11,19 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from tests.fault_matrix.cells import Cell, Kind
+from tests.fault_matrix.known import FOUND, KNOWN, waived
 
 
 def default_cells(every: Iterable[Cell]) -> list[Cell]:
-    """Return cells that together have every step, every fault of every kind, and every action both
-    as the first and as the second of a pair."""
-    return covering(by_hash(every), _coverage)
+    """Return the cells that found a defect, and cells that complete them to a representative part.
+
+    Together they have every step, every fault of each kind, and every action both as the first and
+    as the second of a pair.
+    """
+    ordered = by_hash(cell for cell in every if cell.id not in KNOWN and not waived(cell.id))
+    found = [cell for cell in ordered if cell.id in FOUND]
+    rest = covering([*found, *ordered], coverage)
+    return list(dict.fromkeys([*found, *rest]))
 
 
 def by_hash(every: Iterable[Cell]) -> list[Cell]:
@@ -37,7 +44,8 @@ def covering(every: Iterable[Cell], keys: Callable[[Cell], Iterable[Hashable]]) 
     return chosen
 
 
-def _coverage(cell: Cell) -> Iterator[Hashable]:
+def coverage(cell: Cell) -> Iterator[Hashable]:
+    """Yield the places and faults that a cell tries."""
     if cell.kind is Kind.PAIR:
         yield from ((cell.workflow, "first"), (cell.fault, "second"))
     else:

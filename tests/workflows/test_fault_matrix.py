@@ -34,23 +34,14 @@ from tests.fault_matrix.known import FOUND, FOUND_TWICE, KNOWN, WAIVED, waived
 from tests.fault_matrix.run import BY_KIND, NotInjected
 
 EVERY = {cell.id: cell for cell in cells()}
-COVERING = [
-    cell
-    for cell in default_cells(EVERY.values())
-    if cell.id not in KNOWN | FOUND and not waived(cell.id)
-]
+DEFAULT = default_cells(EVERY.values())
 #: One of so many of these cells runs once more with a second fault.
 TWICE = 20
 
 
-@pytest.mark.parametrize("cell", COVERING, ids=lambda cell: cell.id)
+@pytest.mark.parametrize("cell", DEFAULT, ids=lambda cell: cell.id)
 def test_default_cell_holds(cell: Cell) -> None:
     run.check(cell)
-
-
-@pytest.mark.parametrize("cell", FOUND)
-def test_what_was_found_stays_mended(cell: str) -> None:
-    run.check(EVERY[cell])
 
 
 @pytest.mark.parametrize("first, then, seed", FOUND_TWICE)
@@ -62,7 +53,7 @@ def test_what_two_faults_found_stays_mended(first: str, then: str, seed: int) ->
     "first, then",
     [
         (cell, then)
-        for cell in COVERING
+        for cell in DEFAULT
         if zlib.crc32(cell.id.encode()) % TWICE == 0 and (then := second.drawn(cell, 0))
     ],
     ids=lambda cell: cell.id,
