@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test faults [-- -k CELL] [--seed S] [--kind KIND] [--drawn] [--twice]``: the fault
+"""``./deploy/test faults [-- -k CELL] [--seed S] [--kind KIND] [--default] [--twice]``: the fault
 matrix, on every processor; ``--soak LIVES``: servers' lives by chance.
 
 Prints how many of its cells passed, and for each that did not one line and the command that runs it
@@ -20,8 +20,10 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from common import __version__
 from tests import statements
-from tests.fault_matrix.cells import Kind, cells, commit, drawn
+from tests.fault_matrix.cells import Kind, cells
+from tests.fault_matrix.default_set import default_cells
 from tests.fault_matrix.known import KNOWN, WAIVED, waived
 from tests.fault_matrix.run import Outcome, run
 from tests.fault_matrix.soak import live
@@ -41,7 +43,7 @@ def main() -> int:
     parser.add_argument("--tier", choices=("0", "1"), default="0", help="1: with real processes")
     parser.add_argument("-k", dest="name", default="", help="cells whose id has this in it")
     parser.add_argument("--kind", choices=[str(kind) for kind in Kind])
-    parser.add_argument("--drawn", action="store_true", help="those that the commit draws")
+    parser.add_argument("--default", action="store_true", help="only cells of the default set")
     parser.add_argument("--one-of", type=int, default=1, metavar="N", help="each N-th of them")
     parser.add_argument("--seed", type=int, default=0, help="changes who is at work first")
     parser.add_argument("--twice", action="store_true", help="a second fault follows, by the seed")
@@ -55,7 +57,7 @@ def main() -> int:
         return _soak(options)
     chosen = [
         cell
-        for cell in (drawn(cells(), commit()) if options.drawn else cells())
+        for cell in (default_cells(cells()) if options.default else cells())
         if options.name in cell.id
         and options.kind in (None, str(cell.kind))
         and not waived(cell.id)
@@ -132,7 +134,7 @@ def _soak(options: argparse.Namespace) -> int:
     print(
         f"soak {len(lives) - failed}/{len(lives)} lives · {sum(life.requests for life in lives)} requests · "
         f"{sum(life.faults for life in lives)} faults · seeds {seeds.start} to {seeds.stop - 1} · "
-        f"git {commit()[:9]} · {datetime.now(UTC).date()}"
+        f"version {__version__} · {datetime.now(UTC).date()}"
     )
     print(f"{time.monotonic() - began:.0f} s on {options.jobs} processors")
     return 1 if failed else 0
@@ -154,7 +156,7 @@ def _sum_up(outcomes: list[Outcome]) -> None:
     out = [cell.id for cell in cells() if waived(cell.id)]
     print(
         f"FMC {passed}/{every} = {share:.1f} % · known to fail {known} · waived {len(out)} · "
-        f"git {commit()[:9]} · {datetime.now(UTC).date()}"
+        f"version {__version__} · {datetime.now(UTC).date()}"
     )
     if followed := sum(one.followed for one in outcomes):
         print(f"a second fault was injected in {followed} of them")

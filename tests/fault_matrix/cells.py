@@ -4,22 +4,14 @@ what the step declares, so that a new step brings its cells with it."""
 
 from __future__ import annotations
 
-import subprocess
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from common import states
 from conductor.cleanups import REMEDIES
 from conductor.saga import AnyStep
 from conductor.workflows import WORKFLOWS
-
-#: Of a tree that is no clone of the repository.
-NO_COMMIT = "0"
-#: One cell in so many is in the default set.
-PART = 10
 
 
 class Kind(StrEnum):
@@ -216,20 +208,3 @@ def _pairs() -> Iterator[Cell]:
     for first in WORKFLOWS:
         for second in ASKED:
             yield Cell(first, "then", Kind.PAIR, second)
-
-
-def commit() -> str:
-    """Of the tree that this file is in; ``NO_COMMIT`` where there is none."""
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() if done.returncode == 0 else NO_COMMIT
-
-
-def drawn(every: list[Cell], by: str) -> list[Cell]:
-    """The part of the cells that this commit draws."""
-    return [cell for cell in every if zlib.crc32(f"{by} {cell.id}".encode()) % PART == 0]

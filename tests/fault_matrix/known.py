@@ -11,7 +11,7 @@ WAIVED: dict[str, str] = {}
 #: Id -> why it fails, and what would mend it. Not run in the default set.
 KNOWN: dict[str, str] = {}
 
-#: Id -> the defect that the cell has found, which is mended. Run in the default set at each commit.
+#: Id -> the defect that the cell found, which is mended. The default set runs each of these cells.
 FOUND: dict[str, str] = {
     **{
         f"{workflow}/disconnect/undo-refused": (
@@ -40,8 +40,31 @@ FOUND: dict[str, str] = {
     "create/networks/service-does-it-late": (
         "a port that the network service made after its creation was given up and repeated stayed"
     ),
-    "attach_volume/reserve/service-does-it-late": "the same of an attachment of a volume",
-    "migrate/move_volumes/service-does-it-late": "the same where a server moves with its volumes",
+    "attach_interface/networks/service-does-it-late": "the same of a port for a running server",
+    **{
+        f"{step}/service-does-it-late": "the same of an attachment of a volume"
+        for step in (
+            "attach_volume/reserve",
+            "attach_volume/connect",
+            "create/volumes",
+            "create/connect_volumes",
+            "rebuild/reserve_volumes",
+            "rebuild/await_reimage",
+            "rebuild/connect_volumes",
+            "swap_volume/connect",
+            "unshelve/connect_volumes",
+        )
+    },
+    **{
+        f"{step}/service-does-it-late": "the same where a server moves with its volumes"
+        for step in (
+            "evacuate/move_volumes",
+            "live_migrate/connect_there",
+            "migrate/move_volumes",
+            "resize/move_volumes",
+            "revert_resize/move_volumes",
+        )
+    },
     "remove_security_group/change/conductor-kill-mid": (
         "a group that was removed before a crash was not found any more, and the action failed"
     ),

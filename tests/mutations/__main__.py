@@ -25,6 +25,8 @@ from tests.mutations import ROOT, Mutation, OutOfDate, every
 MOST_SECONDS = 900  #: that the tests of one mutation take
 FAILED = 1  #: status of pytest
 REPLAY = "./deploy/test mutations --"
+#: Builds in the project's folder. Hidden entries there are environments and caches, except .ci.
+BUILDS = ("build", "dist", "__pycache__", "*.egg-info")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def main() -> int:
         parser.error(f"there is no mutation {', '.join(sorted(unknown))}")
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="kn-mutations-") as folder:
-        copied(Path(folder))
+        copy_tree(Path(folder))
         for number, one in enumerate(chosen, 1):
             outcome = judged(one, Path(folder))
             outcomes.append(outcome)
@@ -66,19 +68,16 @@ def main() -> int:
     return 1 if left else 0
 
 
-def copied(folder: Path) -> None:
-    """The tree's files, as they are, below this folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        source, target = ROOT / name, folder / name
-        if name and source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+def copy_tree(folder: Path) -> None:
+    """Copy the project's files into this folder, without environments, caches and builds."""
+
+    def ignored(parent: str, names: list[str]) -> set[str]:
+        if Path(parent) != ROOT:
+            return {"__pycache__"}.intersection(names)
+        hidden = {name for name in names if name.startswith(".") and name != ".ci"}
+        return hidden | shutil.ignore_patterns(*BUILDS)(parent, names)
+
+    shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True, dirs_exist_ok=True)
 
 
 def judged(one: Mutation, folder: Path) -> Outcome:

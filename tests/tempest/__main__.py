@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -27,7 +27,6 @@ from deploy import preflight
 from deploy.cloud import Ports
 from deploy.commands import up
 from deploy.environment import TEMPEST
-from deploy.packages import ROOT
 from deploy.progress import Failure, main, say
 from deploy.servers import free_ports
 from tests.e2e.guests import clear
@@ -36,9 +35,6 @@ from tests.shared_blocks import sharing_blocks
 from tests.tempest import configure, known, outcomes
 from tests.tempest.groups import GROUPS, USUAL, Group, read_lists, sorted_into
 
-LISTS = Path(
-    os.environ.get("KILONOVA_TEMPEST_LISTS", ROOT.parent / "shared/research/tempest-lists")
-)
 LEAST, LATEST = "2.1", "latest"
 #: How many of Tempest's tests run side by side.
 WORKERS = 2
@@ -173,12 +169,6 @@ def run(arguments: Sequence[str]) -> int:
         )
     versions = [LEAST] if asked.least else [LATEST] if asked.latest else [LEAST, LATEST]
     chosen = [group for name in asked.group or USUAL for group in GROUPS if group.name == name]
-    lists = read_lists(LISTS)
-    say(
-        f"Tests by the lists of {LISTS}."
-        if lists
-        else f"There are no lists in {LISTS}: tests by their names."
-    )
     folder, well = Path(tempfile.mkdtemp(prefix="kn-tempest-log-", dir="/tmp")), True
     for has_guests in (False, True):
         groups = [group for group in chosen if group.boots == has_guests]
@@ -188,7 +178,7 @@ def run(arguments: Sequence[str]) -> int:
             logs = folder / f"{name}-cloud"
             with cloud(has_guests, asked.unified_limits, volumes, logs) as (live, found):
                 tempest = Tempest(folder / name)
-                well = _judge(tempest, found, groups, versions, lists) and well
+                well = _judge(tempest, found, groups, versions) and well
                 live.judge()
     if well:
         shutil.rmtree(folder)
@@ -202,12 +192,11 @@ def _judge(
     found: configure.Cloud,
     groups: Sequence[Group],
     versions: Sequence[str],
-    lists: Mapping[str, Sequence[str]],
 ) -> bool:
     well = True
     for version in versions:
         configure.write(found, tempest.folder, version)
-        ids = sorted_into(tempest.ids(), lists)
+        ids = sorted_into(tempest.ids(), read_lists())
         for group in groups:
             configure.write(found, tempest.folder, version, group.strangers)
             began = time.monotonic()

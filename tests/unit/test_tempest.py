@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deploy.progress import Failure
 from tests.tempest import configure, outcomes
-from tests.tempest.groups import GROUPS, USUAL, read_lists, sorted_into
+from tests.tempest.groups import GROUPS, LISTS, NOT_RUN, USUAL, read_lists, sorted_into
 from tests.tempest.known import Known
 
 API = "tempest.api.compute."
@@ -109,71 +111,25 @@ def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
     assert found.is_well
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        (API + "flavors.test_flavors.FlavorsV2TestJSON.test_get_flavor", "A1"),
-        (
-            API
-            + "servers.test_list_server_filters.ListServerFiltersTestJSON.test_list_servers_filter_by_flavor",
-            "A2",
-        ),
-        (
-            API
-            + "security_groups.test_security_groups.SecurityGroupsTestJSON.test_security_groups_create_list_delete",
-            "C",
-        ),
-        (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "D"),
-        (API + "volumes.test_volumes_list.VolumesTestJSON.test_volume_list", "B"),
-        (
-            API
-            + "servers.test_server_actions.ServerActionsV293TestJSON.test_rebuild_volume_backed_server",
-            "D",
-        ),
-        (
-            "tempest.scenario.test_volume_boot_pattern.TestVolumeBootPattern.test_volume_boot_pattern",
-            "D",
-        ),
-        (
-            API
-            + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers",
-            "E",
-        ),
-        (API + "admin.test_live_migration.LiveMigrationTest.test_live_block_migration", "F"),
-        (API + "servers.test_server_actions.ServerActionsTestOtherB.test_get_vnc_console", "E"),
-        (API + "images.test_images.ImagesTestJSON.test_create_image_from_stopped_server", "C"),
-        (
-            "tempest.scenario.test_compute_unified_limits.ServersQuotaTest.test_server_count_vcpu_memory_disk_quota",
-            "A2",
-        ),
-        ("tempest.scenario.test_network_basic_ops.TestNetworkBasicOps.test_subnet_details", "S"),
-    ],
-)
-def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
-    found = sorted_into([name + "[id-1]", "tempest.api.volume.test_x.Volumes.test_y"], {})
-    assert {key: ids for key, ids in found.items() if ids} == {group: [name + "[id-1]"]}
+def test_groups_file_names_known_groups_and_each_test_once() -> None:
+    lists = read_lists()
+    assert set(lists.values()) == {NOT_RUN, *(group.name for group in GROUPS)}
+    lines = [line for line in LISTS.read_text().splitlines() if line.startswith(" ")]
+    assert len(lists) == len(lines)
 
 
-def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> None:
-    scenario = "tempest.scenario.test_z.Scenario.test_it"
-    stamp = "tempest.scenario.test_stamp_pattern.TestStampPattern.test_stamp_pattern"
-    screen = API + "servers.test_novnc.NoVNCConsoleTestJSON.test_novnc"
-    (tmp_path / "C.txt").write_text(
-        f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n"
-    )
-    (tmp_path / "D.txt").write_text(OTHER + "\n")
-    rebuilt = API + "servers.test_server_actions.ServerActionsV293TestJSON.test_rebuilt"
-    (tmp_path / "B.txt").write_text(f"{TWO}\n{stamp}\n{rebuilt}\n")
-    asked = [ONE + "[id-1]", TWO, scenario, stamp, screen, OTHER, rebuilt]
-    found = sorted_into(asked, read_lists(tmp_path))
-    assert {key: ids for key, ids in found.items() if ids} == {
-        "C": [ONE + "[id-1]"],
-        "S": [scenario],
-        "E": [screen],
-        "B": [TWO],
-        "D": [stamp, rebuilt, OTHER],
-    }
-    assert read_lists(tmp_path / "absent") == {}
+def test_ids_are_sorted_into_groups_of_file(tmp_path: Path) -> None:
+    path = tmp_path / "groups.txt"
+    class_name = ONE.rpartition(".")[0]
+    path.write_text(f"# comment\n[C]\n{class_name}\n  test_one\n[X]\n{class_name}\n  test_two\n")
+    foreign = "tempest.api.volume.test_x.Volumes.test_y"
+    groups = sorted_into([ONE + "[id-1]", TWO, foreign], read_lists(path))
+    assert {name: ids for name, ids in groups.items() if ids} == {"C": [ONE + "[id-1]"]}
+
+
+def test_compute_test_that_no_list_names_is_refused_by_name() -> None:
+    with pytest.raises(Failure, match=re.escape(f"does not list {OTHER}")):
+        sorted_into([ONE, OTHER + "[id-1]"], {ONE: "C"})
 
 
 def test_what_keeps_strangers_apart_is_not_asked_of_hints() -> None:

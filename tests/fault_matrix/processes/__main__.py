@@ -30,8 +30,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from common import __version__
 from deploy.environment import VENV
-from tests.fault_matrix.cells import Cell, Kind, cells, commit
+from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.processes.blast_radius import Bystander, line, problems
 from tests.fault_matrix.processes.choice import by_world, fitting, ordered
 from tests.fault_matrix.processes.faults import PLANS, unfit
@@ -288,7 +289,7 @@ def _sum_up(chosen: Sequence[Cell], outcomes: Sequence[Outcome]) -> int:
     share = 100 * passed / len(first) if first else 0.0
     print(
         f"tier 1: {passed}/{len(first)} = {share:.1f} % of the cells that were run, of "
-        f"{len(chosen)} · git {commit()[:9]} · {datetime.now(UTC).date()}"
+        f"{len(chosen)} · version {__version__} · {datetime.now(UTC).date()}"
     )
     return 1 if wrong or ends else 0
 

@@ -4,14 +4,12 @@ every fault first, so that a run that has not time for all has tried something o
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from tests.fault_matrix.cells import Cell, Kind
+from tests.fault_matrix.default_set import by_hash, covering
 from tests.fault_matrix.processes.faults import PLANS, unfit
 from tests.fault_matrix.processes.world import KINDS
-
-Keys = Callable[[Cell], Iterable[Hashable]]
 
 
 def fitting(every: Iterable[Cell]) -> list[Cell]:
@@ -35,25 +33,14 @@ def _pairs(cell: Cell) -> Iterator[Hashable]:
 
 def ordered(every: Iterable[Cell]) -> list[Cell]:
     """All of them: what covers the places, what covers the pairs, the rest."""
-    left = sorted(every, key=lambda cell: zlib.crc32(cell.id.encode()))
+    left = by_hash(every)
     found: list[Cell] = []
     for keys in (_places, _pairs):
-        taken = _covering(left, keys)
+        taken = covering(left, keys)
         found += taken
         chosen = set(taken)
         left = [cell for cell in left if cell not in chosen]
     return [*found, *left]
-
-
-def _covering(every: Iterable[Cell], keys: Keys) -> list[Cell]:
-    seen: set[Hashable] = set()
-    found = []
-    for cell in every:
-        new = set(keys(cell)) - seen
-        if new:
-            seen |= new
-            found.append(cell)
-    return found
 
 
 def by_world(every: Iterable[Cell], kinds: tuple[str, ...] = KINDS) -> dict[str, list[Cell]]:

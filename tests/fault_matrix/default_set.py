@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of the fault matrix that run in the default set.
+
+The registry alone decides which cells these are. A new step, fault or action adds a cell of its
+own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+from tests.fault_matrix.cells import Cell, Kind
+from tests.fault_matrix.known import FOUND, KNOWN, waived
+
+
+def default_cells(every: Iterable[Cell]) -> list[Cell]:
+    """Return the cells that found a defect, and cells that complete them to a representative part.
+
+    Together they have every step, every fault of each kind, and every action both as the first and
+    as the second of a pair.
+    """
+    ordered = by_hash(cell for cell in every if cell.id not in KNOWN and not waived(cell.id))
+    found = [cell for cell in ordered if cell.id in FOUND]
+    rest = covering([*found, *ordered], coverage)
+    return list(dict.fromkeys([*found, *rest]))
+
+
+def by_hash(every: Iterable[Cell]) -> list[Cell]:
+    """Sort cells by a hash of their ids, so that a new cell leaves the order of the others as it
+    is."""
+    return sorted(every, key=lambda cell: zlib.crc32(cell.id.encode()))
+
+
+def covering(every: Iterable[Cell], keys: Callable[[Cell], Iterable[Hashable]]) -> list[Cell]:
+    """Return each cell that has a key which no cell before it has."""
+    seen: set[Hashable] = set()
+    chosen = []
+    for cell in every:
+        new = set(keys(cell)) - seen
+        if new:
+            seen |= new
+            chosen.append(cell)
+    return chosen
+
+
+def coverage(cell: Cell) -> Iterator[Hashable]:
+    """Yield the places and faults that a cell tries."""
+    if cell.kind is Kind.PAIR:
+        yield from ((cell.workflow, "first"), (cell.fault, "second"))
+    else:
+        yield from ((cell.workflow, cell.step), (cell.kind, cell.fault))
