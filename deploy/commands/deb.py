@@ -24,7 +24,7 @@ from deploy.progress import Failure, main, run, say, steps
 FOLDER = packages.ROOT / "build/deb"
 SDIST = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
 ADVICE = "Mend what the lines above name."
-CHANGES = """kilonova ({version}) bookworm; urgency=medium
+CHANGES = """kilonova ({version}) {release}; urgency=medium
 
   * What has changed is in changelog.gz.
 
@@ -59,9 +59,15 @@ def command(arguments: list[str]) -> int:
 
 
 def debian_version(version: str, revision: str) -> str:
-    """As dpkg orders them: what comes before a release has a tilde, and what is built for Debian 12
-    comes before what Debian may have."""
-    return re.sub(r"[.]?(a|b|rc|dev)(?=[0-9])", r"~\g<1>", version) + f"-{revision}~bookworm"
+    """Return the version of the packages for this machine's release.
+
+    Pre-releases get a tilde, so that dpkg orders them before the release. The name of the release
+    keeps the packages before those that Debian may have, and the number in it orders upgrades from
+    one release of Debian to the next: 0.1.0-1~deb12 comes before 0.1.0-1~deb13.
+    """
+    system = packages.release()
+    name = system["ID"].replace("debian", "deb") + system["VERSION_ID"]
+    return re.sub(r"[.]?(a|b|rc|dev)(?=[0-9])", r"~\g<1>", version) + f"-{revision}~{name}"
 
 
 def _unpack(tree: Path, revision: str, log: Path) -> None:
@@ -80,6 +86,7 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     (tree / "debian/changelog").write_text(
         CHANGES.format(
             version=debian_version(__version__, revision),
+            release=packages.release()["VERSION_CODENAME"],
             maintainer=maintainer[1],
             date=formatdate(),
         )

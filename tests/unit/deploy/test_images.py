@@ -168,11 +168,12 @@ def test_debian_comes_from_the_mirrors_and_by_the_proxy_of_this_machine() -> Non
         "http://a/debian/ bookworm main\nhttp://a/debian/ bookworm main\nhttp://a/debian/ bookworm contrib\n"
         "http://a/security/ bookworm-security main\nhttp://b/tools cloud-bookworm main\nhttp://c/ trixie main\n"
     )
-    assert build.mirrors(told) == [
+    assert build.mirrors(told, "bookworm") == [
         "deb http://a/debian/ bookworm main",
         "deb http://a/security/ bookworm-security main",
     ]
-    assert build.mirrors("") == []
+    assert build.mirrors(told, "trixie") == ["deb http://c/ bookworm main"]
+    assert build.mirrors("", "bookworm") == []
     dumped = (
         'Acquire "";\nAcquire::http::Proxy "http://p:3128";\nAcquire::https::CaInfo "/ca";\n'
         'Acquire::http::Proxy "";\nAcquire::http::Timeout "9";\n'
