@@ -98,6 +98,8 @@ def unpack_kernel(log: Path) -> None:
         raise Failure(f"apt knows no package {KERNEL}.", "Use Debian 12 or 13 for amd64.")
     say(f"        unpacking {found[1]} for the guests")
     part = _unpacked(found[1], KERNEL_FOLDER.with_name("kernel.new"), log)
+    if not (part / "lib").exists():  # Debian 13's package has them below /usr
+        (part / "lib").symlink_to("usr/lib")
     run(
         ["depmod", "-b", part, next(part.glob("lib/modules/*")).name],
         "Install the Debian package kmod.",
