@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 from email.utils import formatdate
 from pathlib import Path
@@ -76,8 +75,8 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     run([environment.PYTHON, "-c", SDIST, made], ADVICE, log=log, cwd=packages.ROOT)
     for left in packages.ROOT.glob("*.egg-info"):
         shutil.rmtree(left)  # Python would believe it, and not what is installed
-    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
-        archive.extractall(tree.parent)
+    archive = next(made.glob("*.tar.gz"))
+    run(["tar", "--extract", "--file", archive, "--directory", tree.parent], ADVICE, log=log)
     shutil.copytree(tree / "deploy/debian", tree / "debian")
     control = (tree / "debian/control").read_text()
     maintainer = re.search(r"^Maintainer: (.+)$", control, re.MULTILINE)
