@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from deploy import completion, manual
 
 ROOT = Path(__file__).resolve().parent
-NAME, VERSION = "kilonova", "3.11"
+NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
 COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
@@ -144,6 +144,12 @@ def environment(folder: Path) -> None:
         (folder / "bin" / name).symlink_to(f"/usr/bin/python{VERSION}")
 
 
+def python_dependency() -> str:
+    """Return the line of debian/*.substvars for the Python that these libraries are built for."""
+    following = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
+    return f"kilonova:Python=python3 (>= {VERSION}~), python3 (<< {following}~)\n"
+
+
 def script(entry: EntryPoint) -> str:
     """The program of an entry point; it starts as fast as one that imports nothing else."""
     return (
@@ -211,6 +217,7 @@ def main(arguments: Sequence[str]) -> int:
     debian = Path(arguments[0]).resolve()
     libraries = debian / COMMON / PREFIX / LIBRARIES
     environment(debian / COMMON / PREFIX)
+    write(debian / f"{COMMON}.substvars", python_dependency())
     with zipfile.ZipFile(build(debian / "wheel")) as wheel:
         wheel.extractall(libraries, [name for name in wheel.namelist() if is_kept(name)])
     top = PathDistribution(next(libraries.glob(f"{NAME}-*.dist-info")))

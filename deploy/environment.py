@@ -21,6 +21,7 @@ from deploy.progress import run
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin/python"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 RUNTIME = ROOT / "deploy/requirements.txt"
 TEST = ROOT / "deploy/requirements-test.txt"
 INSTALLER = ROOT / "deploy/requirements-installer.txt"
@@ -55,7 +56,8 @@ def make(lock: Path, log: Path) -> str:
     """
     if any(_stamp(one).exists() for one in {lock, TEST}):
         return "up to date"
-    if not PYTHON.exists() or not (VENV / "bin/pip").exists():
+    # An upgrade of the system replaces the Python that an older environment was made with.
+    if not PYTHON.exists() or not (VENV / f"lib/python{VERSION}/site-packages/pip").exists():
         run(
             [sys.executable, "-m", "venv", "--clear", VENV],
             "Install the Debian package python3-venv.",
@@ -260,7 +262,7 @@ def _installer(
 
 
 def _stamp(lock: Path) -> Path:
-    return VENV / f".lock-{_digest(lock, ROOT / 'setup.cfg')}"
+    return VENV / f".lock-{VERSION}-{_digest(lock, ROOT / 'setup.cfg')}"
 
 
 def _digest(*files: Path) -> str:

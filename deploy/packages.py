@@ -9,6 +9,7 @@ own, and what an operator runs already stays as it is.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,10 @@ from deploy.progress import Failure, run, say
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = Path("/usr/sbin/policy-rc.d")
 APT_FAILED = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
+
+#: Release -> the version of PostgreSQL in its archive. All other packages have the same names in
+#: these releases.
+POSTGRESQL = {"bookworm": "15", "trixie": "17", "noble": "16"}
 
 PYTHON = (
     "python3",
@@ -46,7 +51,6 @@ HYPERVISOR = (
 NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc", "spice-html5")
 BROKER = ("rabbitmq-server",)
-DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)
 #: With what Debian packages are built and judged.
 DEBIAN = ("build-essential", "debhelper", "lintian")
@@ -91,9 +95,11 @@ def unpack_kernel(log: Path) -> None:
         run(["apt-get", "update", "-q"], APT_FAILED, log=log)
         found = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED))
     if found is None:
-        raise Failure(f"apt knows no package {KERNEL}.", "Take Debian 12 for amd64.")
+        raise Failure(f"apt knows no package {KERNEL}.", "Use Debian 12 or 13 for amd64.")
     say(f"        unpacking {found[1]} for the guests")
     part = _unpacked(found[1], KERNEL_FOLDER.with_name("kernel.new"), log)
+    if not (part / "lib").exists():  # Debian 13's package has them below /usr
+        (part / "lib").symlink_to("usr/lib")
     run(
         ["depmod", "-b", part, next(part.glob("lib/modules/*")).name],
         "Install the Debian package kmod.",
@@ -128,6 +134,30 @@ def _unpacked(package: str, folder: Path, log: Path) -> Path:
     return folder
 
 
+def release() -> dict[str, str]:
+    """Return /etc/os-release, for example ID=debian, VERSION_ID=12, VERSION_CODENAME=bookworm.
+
+    Raises:
+        Failure: this release has other packages.
+    """
+    fields = platform.freedesktop_os_release()
+    if fields.get("VERSION_CODENAME") not in POSTGRESQL:
+        raise Failure(
+            f"Kilonova's commands do not know {fields['PRETTY_NAME']}.", "Use Debian 12 or 13."
+        )
+    return fields
+
+
+def postgresql_version() -> str:
+    """Return the version of PostgreSQL in this release's archive."""
+    return POSTGRESQL[release()["VERSION_CODENAME"]]
+
+
+def databases() -> tuple[str, ...]:
+    """Return the packages of the database servers."""
+    return f"postgresql-{postgresql_version()}", "mariadb-server"
+
+
 def for_up() -> tuple[str, ...]:
     """What ./deploy/up needs."""
     return PYTHON + BROKER + HYPERVISOR + NETWORK + CONSOLE + ("openssh-client",) + image_packages()
@@ -135,7 +165,8 @@ def for_up() -> tuple[str, ...]:
 
 def for_test() -> tuple[str, ...]:
     """What ./deploy/test needs."""
-    return for_up() + DATABASES + LINT + EYES + FILE_SYSTEMS + ISCSI + image_packages("debian")
+    extras = LINT + EYES + FILE_SYSTEMS + ISCSI + image_packages("debian")
+    return for_up() + databases() + extras
 
 
 def for_deb() -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _machine(user: int) -> None:
     if platform.machine() != "x86_64":
         raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")
     if shutil.which("apt-get") is None:
-        raise Failure("There is no apt-get here.", "Take Debian 12.")
+        raise Failure("There is no apt-get here.", "Use Debian 12 or 13.")
 
 
 def _reach(cloud: Cloud) -> None:

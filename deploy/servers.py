@@ -28,13 +28,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from deploy import packages
 from deploy.broker import Broker
 from deploy.progress import Failure, run, wait
 
 if TYPE_CHECKING:
     from common.tls import Tls
 
-POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
 STAND_BY = "postgresql-stand-by"
 STOP = dict.fromkeys(
     ("postgresql", STAND_BY), signal.SIGINT
@@ -202,7 +202,7 @@ class Servers:
         _as(
             "postgres",
             [
-                str(POSTGRESQL / "initdb"),
+                _postgresql_program("initdb"),
                 "--pgdata",
                 str(data),
                 "--username",
@@ -238,7 +238,7 @@ class Servers:
         _as(
             "postgres",
             [
-                str(POSTGRESQL / "pg_basebackup"),
+                _postgresql_program("pg_basebackup"),
                 "--pgdata",
                 str(folder / "data"),
                 "--write-recovery-conf",
@@ -363,10 +363,15 @@ class Servers:
         wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
 
 
+def _postgresql_program(name: str) -> str:
+    """Return the path of a program of this release's PostgreSQL."""
+    return f"/usr/lib/postgresql/{packages.postgresql_version()}/bin/{name}"
+
+
 def _is_ready(port: int) -> bool:
     """Does a PostgreSQL take connections? It listens before that."""
     asked = subprocess.run(
-        [POSTGRESQL / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"],
+        [_postgresql_program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={port}"],
         check=False,
         stdin=subprocess.DEVNULL,
         env=_plain(),
@@ -387,7 +392,7 @@ def _postgres(folder: Path, port: int, proof: Mapping[str, Path] | None = None) 
     if proof:
         settings |= {"ssl": "on", **{f"ssl_{what}_file": path for what, path in proof.items()}}
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-    return [str(POSTGRESQL / "postgres"), "-D", str(folder / "data"), *options]
+    return [_postgresql_program("postgres"), "-D", str(folder / "data"), *options]
 
 
 def _secret(path: Path, text: str, user: str) -> Path:
@@ -401,7 +406,7 @@ def _as(user: str, command: list[str]) -> None:
     """Run to its end as that user."""
     run(
         ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
-        "Install the Debian packages postgresql-15 and mariadb-server.",
+        f"Install the Debian packages {' and '.join(packages.databases())}.",
         env=_plain(),
     )
 

@@ -378,8 +378,11 @@ class ControlSide(_Side):
     def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
         heard = exchange(self._prefix)
         _ensure_exchange(channel, heard)
-        own = answers_queue(self._prefix, self._role, self._name)
-        channel.queue_declare(own, durable=False, exclusive=False, auto_delete=True)
+        # RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
+        # queue, because the broker keeps an exclusive one locked until it notices that its
+        # connection is gone.
+        own = answers_queue(self._prefix, self._role, uuid.uuid4().hex)
+        channel.queue_declare(own, durable=False, exclusive=True, auto_delete=True)
         channel.queue_bind(own, heard, f"{ANSWERS}.{self._name}.#")
         takes: dict[str, Callable[[bytes], None]] = {own: self._take_answer}
         for door in self._doors:

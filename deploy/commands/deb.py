@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 from email.utils import formatdate
 from pathlib import Path
@@ -24,7 +23,7 @@ from deploy.progress import Failure, main, run, say, steps
 FOLDER = packages.ROOT / "build/deb"
 SDIST = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
 ADVICE = "Mend what the lines above name."
-CHANGES = """kilonova ({version}) bookworm; urgency=medium
+CHANGES = """kilonova ({version}) {release}; urgency=medium
 
   * What has changed is in changelog.gz.
 
@@ -59,9 +58,15 @@ def command(arguments: list[str]) -> int:
 
 
 def debian_version(version: str, revision: str) -> str:
-    """As dpkg orders them: what comes before a release has a tilde, and what is built for Debian 12
-    comes before what Debian may have."""
-    return re.sub(r"[.]?(a|b|rc|dev)(?=[0-9])", r"~\g<1>", version) + f"-{revision}~bookworm"
+    """Return the version of the packages for this machine's release.
+
+    Pre-releases get a tilde, so that dpkg orders them before the release. The name of the release
+    keeps the packages before those that Debian may have, and the number in it orders upgrades from
+    one release of Debian to the next: 0.1.0-1~deb12 comes before 0.1.0-1~deb13.
+    """
+    system = packages.release()
+    name = system["ID"].replace("debian", "deb") + system["VERSION_ID"]
+    return re.sub(r"[.]?(a|b|rc|dev)(?=[0-9])", r"~\g<1>", version) + f"-{revision}~{name}"
 
 
 def _unpack(tree: Path, revision: str, log: Path) -> None:
@@ -70,8 +75,8 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     run([environment.PYTHON, "-c", SDIST, made], ADVICE, log=log, cwd=packages.ROOT)
     for left in packages.ROOT.glob("*.egg-info"):
         shutil.rmtree(left)  # Python would believe it, and not what is installed
-    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
-        archive.extractall(tree.parent)
+    archive = next(made.glob("*.tar.gz"))
+    run(["tar", "--extract", "--file", archive, "--directory", tree.parent], ADVICE, log=log)
     shutil.copytree(tree / "deploy/debian", tree / "debian")
     control = (tree / "debian/control").read_text()
     maintainer = re.search(r"^Maintainer: (.+)$", control, re.MULTILINE)
@@ -80,6 +85,7 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     (tree / "debian/changelog").write_text(
         CHANGES.format(
             version=debian_version(__version__, revision),
+            release=packages.release()["VERSION_CODENAME"],
             maintainer=maintainer[1],
             date=formatdate(),
         )

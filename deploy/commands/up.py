@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up``: from an empty Debian 12 to a running guest, in seventeen steps that may be
+"""``./deploy/up``: from an empty Debian 12 or 13 to a running guest, in seventeen steps that may be
 repeated.
 
 The first three run on the system's Python and make the virtual environment; the rest runs in it.

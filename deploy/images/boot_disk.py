@@ -11,6 +11,7 @@ well.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import re
 import stat
@@ -211,16 +212,27 @@ def initramfs(
     add(archive, "dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     add(archive, "bin/sh", stat.S_IFLNK | 0o777, b"busybox")
     loaded = in_order(modules_of(kernel), modules)
+    content = {f"{module_name(module)}.ko": lean(unpacked(module)) for module in loaded}
     files = {
         "bin/busybox": BUSYBOX.read_bytes(),
-        "modules/order": "".join(f"{m.name}\n" for m in loaded).encode(),
-        **{f"modules/{module.name}": lean(module.read_bytes()) for module in loaded},
+        "modules/order": "".join(f"{name}\n" for name in content).encode(),
+        **{f"modules/{name}": data for name, data in content.items()},
         **files,
     }
     for name, data in files.items():
         add(archive, name, stat.S_IFREG | 0o755, data)
     add(archive, "TRAILER!!!", 0)
     return bytes(archive)
+
+
+def module_name(path: Path) -> str:
+    """Return a module's name: virtio_net for virtio_net.ko and for Debian 13's virtio_net.ko.xz."""
+    return path.name.partition(".ko")[0]
+
+
+def unpacked(path: Path) -> bytes:
+    """Read a module. The guest's busybox loads no compressed ones."""
+    return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
 def lean(module: bytes) -> bytes:
@@ -233,7 +245,7 @@ def in_order(tree: Path, modules: Iterable[str]) -> list[Path]:
     """The wanted modules and what they need, each after its own needs. Built-in ones are left
     out."""
     needs = {
-        Path(name).stem: (name, rest.split())
+        module_name(Path(name)): (name, rest.split())
         for name, rest in (
             line.split(":", 1) for line in (tree / "modules.dep").read_text().splitlines()
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian 12 machines as booted containers (systemd-nspawn), on a bridge of their own.
+"""Machines of this machine's release as booted containers (systemd-nspawn) on a bridge.
 
 All machines share one small system below and write to a layer each, so that a machine costs a
 second and what it changes. They reach package mirrors through this machine's address. A program in
@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.packages import ROOT
+from deploy.packages import ROOT, release
 from deploy.progress import run
 from tests.waiting import await_true
 
-RELEASE = "bookworm"
+RELEASE = release()["VERSION_CODENAME"]  #: the packages are built for it
 TREE = ROOT / "build/install" / RELEASE  #: a minimal Debian, made once
 #: What a minimal installation has beside the essential packages.
 PACKAGES = (

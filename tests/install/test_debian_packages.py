@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Debian packages as an operator has them: built, judged by lintian, and installed, upgraded,
-removed and purged in a booted Debian 12. The tests are one story, in their order."""
+removed and purged on a booted machine of this release. The tests are one story, in their order."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from common import __version__
 from deploy import manual
 from deploy.bundle import AGENT, COMMON, CONTROL
 from deploy.cli.commands import COMMANDS
+from deploy.commands.deb import debian_version
 from deploy.progress import run
 from tests.install.machines import Machine, machine
 
@@ -71,8 +72,8 @@ def newer(packages: list[Path], folder: Path) -> None:
         tree = folder / "tree"
         run(["dpkg-deb", "--raw-extract", package, tree], "Make room on the disk.")
         control = tree / "DEBIAN/control"
-        control.write_text(control.read_text().replace("-1~bookworm", "-2~bookworm"))
-        name = package.name.replace("-1~bookworm", "-2~bookworm")
+        control.write_text(control.read_text().replace("-1~deb", "-2~deb"))
+        name = package.name.replace("-1~deb", "-2~deb")
         run(["dpkg-deb", "-Znone", "--build", tree, folder / name], "Make room on the disk.")
         shutil.rmtree(tree)
 
@@ -152,7 +153,9 @@ def test_upgrade_restarts_what_runs_and_keeps_what_was_written(
     (debian.root / "newer").mkdir()
     newer(packages, debian.root / "newer")
     debian.run("sh", "-c", "apt-get -qy install /newer/*.deb")
-    assert {version.partition("-")[2] for version in versions(debian).values()} == {"2~bookworm"}
+    assert {version.partition("-")[2] for version in versions(debian).values()} == {
+        debian_version("", "2")[1:]
+    }
     assert process(debian) not in (before, "0")
     assert debian.run("systemctl", "is-active", RUNNING) == "active\n"
     assert (debian.root / CONFIGURATION[1:]).read_text() == CONFIGURED

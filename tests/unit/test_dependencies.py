@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dependencies: each is declared in setup.cfg, used, and has its reason in docs/decisions/0002."""
+"""Dependencies: each is declared in setup.cfg, used, locked within its range, and has its reason in
+docs/decisions/0002."""
 
 from __future__ import annotations
 
 import configparser
+import re
 import sys
+from collections.abc import Iterator
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tests.unit.test_house_rules import PACKAGES, ROOT, imports, name_of, sources
 
@@ -52,6 +57,20 @@ EXTRAS = {
     "conductor": (("common", "conductor", "scheduler"), ()),
     "api": (("common", "compute_api"), ()),
 }
+#: A lock -> the extras that it is made from; "": what all processes need.
+CONTROL = ("", "api", "conductor", "postgresql", "mysql", "unified-limits")
+EVERY = (*CONTROL, "agent", "tracing", "debian", "standalone")
+LOCKS = {
+    "requirements.txt": EVERY,
+    "requirements-control.txt": CONTROL,
+    "requirements-test.txt": (*EVERY, "test"),
+    "requirements-installer.txt": ("installer",),
+    "requirements-tempest.txt": ("tempest",),
+    "requirements-nova-tests.txt": ("nova",),
+    "requirements-cinder.txt": ("cinder",),
+    "requirements-docs.txt": ("docs",),
+    "requirements-clients.txt": ("clients",),
+}
 #: Imported where an option or a URL asks for it: what has an extra of its own.
 BY_OPTION = {
     ("common/clients/limits.py", "oslo-limit"),
@@ -61,9 +80,7 @@ BY_OPTION = {
 
 
 def test_dependencies_are_what_is_imported() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    declared = declared_by("", *setup["options.extras_require"])
+    declared = declared_by("", *setup()["options.extras_require"])
     roots = {module.split(".")[0] for path in sources(*PACKAGES) for module, _ in imports(path)}
     used = {
         plain(DISTRIBUTIONS.get(root, root))
@@ -92,21 +109,60 @@ def test_extra_brings_what_its_processes_import(extra: str) -> None:
     }
 
 
-def declared_by(*names: str) -> set[str]:
-    """Distributions of these extras; "": what all processes need."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    found: set[str] = set()
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_has_every_dependency_within_its_range(lock: str) -> None:
+    text = (ROOT / "deploy" / lock).read_text()
+    locked = {plain(name): version for name, version in re.findall(r"^(\S+)==(\S+)", text, re.M)}
+    out_of_range = {
+        str(dependency): locked.get(plain(dependency.name))
+        for dependency in dependencies(*LOCKS[lock])
+        if locked.get(plain(dependency.name)) not in dependency.specifier
+    }
+    assert out_of_range == {}
+
+
+def test_ranges_have_a_lower_and_an_upper_bound() -> None:
+    assert [
+        str(dependency)
+        for dependency in dependencies("", *setup()["options.extras_require"])
+        if sorted(bound.operator for bound in dependency.specifier) != ["<", ">="]
+    ] == []
+
+
+def test_python_versions_are_those_of_the_classifiers() -> None:
+    options = setup()
+    supported = SpecifierSet(options["options"]["python_requires"])
+    versions = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in supported]
+    assert re.findall(r"Python :: (3\.\d+)", options["metadata"]["classifiers"]) == versions
+    assert options["mypy"]["python_version"] == versions[0]
+
+
+def setup() -> configparser.ConfigParser:
+    """Read setup.cfg."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def dependencies(*names: str) -> Iterator[Requirement]:
+    """Yield the requirements of these extras; "": what all processes need."""
+    options = setup()
     for name in names:
-        text = (
-            setup["options.extras_require"][name] if name else setup["options"]["install_requires"]
+        lines = (
+            options["options.extras_require"][name]
+            if name
+            else options["options"]["install_requires"]
         )
-        for line in text.split():
+        for line in lines.split():
             if line.startswith("kilonova["):
-                found |= declared_by(line.removeprefix("kilonova[").rstrip("]"))
-            elif "==" in line:
-                found.add(line.split("==")[0].split("[")[0])
-    return found
+                yield from dependencies(line.removeprefix("kilonova[").rstrip("]"))
+            else:
+                yield Requirement(line)
+
+
+def declared_by(*names: str) -> set[str]:
+    """Return the names of the distributions of these extras."""
+    return {dependency.name for dependency in dependencies(*names)}
 
 
 def plain(name: str) -> str:

@@ -5,6 +5,7 @@ anew."""
 from __future__ import annotations
 
 import importlib.util
+import lzma
 import subprocess
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -82,22 +83,24 @@ def test_archive_holds_what_was_given(tmp_path: Path) -> None:
     tree.mkdir(parents=True)
     (tree / "modules.dep").write_text(
         "net/virtio_net.ko: net/failover.ko core/base.ko\ncore/base.ko:\n"
-        "net/failover.ko: core/base.ko\nfs/nls-x.ko:\n"
+        "net/failover.ko: core/base.ko\nfs/nls-x.ko:\nfs/isofs.ko.xz: core/base.ko\n"
     )
     for name in ("net/virtio_net.ko", "net/failover.ko", "core/base.ko", "fs/nls-x.ko"):
         (tree / name).parent.mkdir(exist_ok=True)
         (tree / name).write_text(name)
+    (tree / "fs/isofs.ko.xz").write_bytes(lzma.compress(b"fs/isofs.ko"))
     kernel = tmp_path / "boot/vmlinuz-6.1.0-1-cloud-amd64"
     if not boot_disk.BUSYBOX.exists():
         pytest.skip("busybox-static is not installed")
     held = entries(
         boot_disk.initramfs(
-            ["bin"], {"init": b"#!/bin/sh\n"}, kernel, ["virtio_net", "nls_x", "builtin"]
+            ["bin"], {"init": b"#!/bin/sh\n"}, kernel, ["virtio_net", "nls_x", "isofs", "builtin"]
         )
     )
     assert held["init"] == (0o100755, b"#!/bin/sh\n")
     assert held["bin/sh"] == (0o120777, b"busybox") and held["bin"][0] == 0o40755
-    assert held["modules/order"][1] == b"base.ko\nfailover.ko\nvirtio_net.ko\nnls-x.ko\n"
+    assert held["modules/order"][1] == b"base.ko\nfailover.ko\nvirtio_net.ko\nnls-x.ko\nisofs.ko\n"
+    assert held["modules/isofs.ko"][1] == b"fs/isofs.ko"
     assert held["modules/failover.ko"][1] == b"net/failover.ko"
 
 
@@ -168,11 +171,12 @@ def test_debian_comes_from_the_mirrors_and_by_the_proxy_of_this_machine() -> Non
         "http://a/debian/ bookworm main\nhttp://a/debian/ bookworm main\nhttp://a/debian/ bookworm contrib\n"
         "http://a/security/ bookworm-security main\nhttp://b/tools cloud-bookworm main\nhttp://c/ trixie main\n"
     )
-    assert build.mirrors(told) == [
+    assert build.mirrors(told, "bookworm") == [
         "deb http://a/debian/ bookworm main",
         "deb http://a/security/ bookworm-security main",
     ]
-    assert build.mirrors("") == []
+    assert build.mirrors(told, "trixie") == ["deb http://c/ bookworm main"]
+    assert build.mirrors("", "bookworm") == []
     dumped = (
         'Acquire "";\nAcquire::http::Proxy "http://p:3128";\nAcquire::https::CaInfo "/ca";\n'
         'Acquire::http::Proxy "";\nAcquire::http::Timeout "9";\n'

@@ -7,6 +7,7 @@ They are built, judged by lintian, installed and purged in tests/contract/test_d
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 
 from deploy import bundle, manual, packages
 from deploy.commands.deb import debian_version
+from deploy.progress import Failure
 
+CODENAMES = {"12": "bookworm", "13": "trixie"}
 DEBIAN = Path(__file__).resolve().parents[3] / "deploy/debian"
 STANZAS = {
     stanza[1]: stanza[0]
@@ -116,13 +119,42 @@ def test_library_is_packed_without_tests_and_programs(
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("0.1.0", "0.1.0-1~bookworm"),
-        ("1.0.0rc2", "1.0.0~rc2-1~bookworm"),
-        ("1.0.0.dev3", "1.0.0~dev3-1~bookworm"),
+        ("0.1.0", "0.1.0-1~deb"),
+        ("1.0.0rc2", "1.0.0~rc2-1~deb"),
+        ("1.0.0.dev3", "1.0.0~dev3-1~deb"),
     ],
 )
-def test_version_is_as_dpkg_orders_them(version: str, expected: str) -> None:
-    assert debian_version(version, "1") == expected
+@pytest.mark.parametrize("release", ["12", "13"])
+def test_version_is_as_dpkg_orders_them(
+    monkeypatch: pytest.MonkeyPatch, version: str, expected: str, release: str
+) -> None:
+    system = {"ID": "debian", "VERSION_ID": release, "VERSION_CODENAME": CODENAMES[release]}
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: system)
+    assert debian_version(version, "1") == f"{expected}{release}"
+
+
+@pytest.mark.parametrize(("release", "version"), [("12", "15"), ("13", "17")])
+def test_packages_are_those_of_the_release(
+    monkeypatch: pytest.MonkeyPatch, release: str, version: str
+) -> None:
+    system = {"ID": "debian", "VERSION_ID": release, "VERSION_CODENAME": CODENAMES[release]}
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: system)
+    assert f"postgresql-{version}" in packages.for_test()
+
+
+def test_release_without_known_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = {"PRETTY_NAME": "Debian GNU/Linux 11 (bullseye)", "VERSION_CODENAME": "bullseye"}
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: system)
+    with pytest.raises(Failure, match="Debian GNU/Linux 11"):
+        packages.for_test()
+
+
+def test_libraries_depend_on_the_python_that_they_are_built_for() -> None:
+    minor = sys.version_info.minor
+    assert bundle.python_dependency() == (
+        f"kilonova:Python=python3 (>= 3.{minor}~), python3 (<< 3.{minor + 1}~)\n"
+    )
+    assert "${kilonova:Python}" in depends(bundle.COMMON)
 
 
 def test_overrides_of_lintian_have_reasons() -> None:

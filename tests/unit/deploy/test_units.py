@@ -27,6 +27,7 @@ HARDENED = (
 APART = (
     "Type=notify",
     "PrivateTmp=yes",
+    "PrivateMounts=yes",
     "ProtectHome=yes",
     "ProtectKernelModules=yes",
     "ProtectSystem=strict",
@@ -162,6 +163,7 @@ def test_helper_shares_the_machines_mounts() -> None:
     allowed = (
         "ProtectClock=yes",
         "ProtectHostname=yes",
+        "PrivateMounts=no",
     )  # by system calls and a name, without mounts
     assert [
         line for line in lines(unit) if line.startswith(forbidden) and line not in allowed
