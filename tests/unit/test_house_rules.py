@@ -287,24 +287,6 @@ def test_bootstrap_commands_import_without_installed_packages() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_commands_and_services_do_not_import_alembic() -> None:
-    """Alembic is slow to import, and only upgrades need it."""
-    code = (
-        "import importlib, sys; from deploy.cli.commands import COMMANDS\n"
-        "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
-        "import compute_api.compute.service, conductor.service, scheduler.service; print('alembic' in sys.modules)"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert process.stdout.strip() == "False"
-
-
 def test_threads_and_sleeps_are_only_in_services() -> None:
     def starters(path: Path) -> list[str]:
         if path.name == "service.py" or name_of(path).startswith(COMMANDS):

@@ -153,13 +153,14 @@ def test_a_wrong_value_names_the_option_and_what_is_allowed(
     assert "kilonova.conf" in text
 
 
-@pytest.mark.parametrize("case", EVERY, ids=name_of)
-def test_every_option_is_explained_and_its_default_is_allowed(case: tuple[str, cfg.Opt]) -> None:
-    group, option = case
-    assert option.help
-    assert option.help.endswith(".")
-    if option.default is not None and option.dest != "host":
-        assert option.type(option.default) == option.default
+def test_options_have_help_and_allowed_defaults() -> None:
+    assert [name_of(case) for case in EVERY if not case[1].help] == []
+    assert [
+        name_of((group, option))
+        for group, option in EVERY
+        if option.default is not None and option.dest != "host"
+        if option.type(option.default) != option.default
+    ] == []
 
 
 def test_values_arrive(load) -> None:
