@@ -188,7 +188,10 @@ def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
     cases = tmp_path / "test_cases.py"
     cases.write_text(CASES)
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(cases)]
-    code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
+    code = (
+        "import os, sys\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'\nimport pytest\n"
+        f"sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
+    )
     found = results(running(tmp_path, {"mixed": code}), "mixed")["mixed"]
     assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (
         1,
