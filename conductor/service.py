@@ -414,7 +414,7 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
     )
 
 
-def _check(conf: cfg.ConfigOpts) -> None:
+def check_options(conf: cfg.ConfigOpts) -> None:
     """Ends the process where options do not go together."""
     if refused := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         service.refuse("conductor", refused)
@@ -460,7 +460,7 @@ def _take_over(engine: Engine, conf: cfg.ConfigOpts) -> None:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
-    _check(conf)
+    check_options(conf)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     settings = NotificationSettings.of(conf)

@@ -88,7 +88,7 @@ def _first() -> str:
 def _noun(word: str, command: argparse.ArgumentParser) -> str:
     if _leads_on(command):
         parts = [
-            f".SS {_escaped(' '.join(('kilonova', *words)))}\n"
+            f".SS {escape(' '.join(('kilonova', *words)))}\n"
             + "".join((_usage(verb), _text(_sentence(_said(verb))), *_options(verb)))
             for words, verb in verbs(command, (word,))
             if not _leads_on(verb)
@@ -131,7 +131,7 @@ def _page(name: str, section: int, command: argparse.ArgumentParser, *parts: str
     return "".join(
         (
             f'.TH {name.upper()} {section} "" "Kilonova {__version__}" "Kilonova"\n',
-            f".SH NAME\n{_escaped(name)} \\- {_escaped(about.split('; ')[0].rstrip('.'))}\n",
+            f".SH NAME\n{escape(name)} \\- {escape(about.split('; ')[0].rstrip('.'))}\n",
             _section("SYNOPSIS", _usage(command)),
             _section("DESCRIPTION", _text(_sentence(about))),
             *parts,
@@ -150,7 +150,7 @@ def _statuses(table: dict[int, str]) -> str:
 
 
 def _files(*names: str) -> str:
-    return _section("FILES", *(f".TP\n.I {_escaped(name)}\n{_FILES[name]}\n" for name in names))
+    return _section("FILES", *(f".TP\n.I {escape(name)}\n{_FILES[name]}\n" for name in names))
 
 
 _FILES = {
@@ -191,18 +191,18 @@ def _sentence(text: str) -> str:
 
 def _usage(command: argparse.ArgumentParser) -> str:
     words = " ".join(command.format_usage().removeprefix("usage: ").split())
-    return f".B {_escaped(words)}\n.PP\n"
+    return f".B {escape(words)}\n.PP\n"
 
 
 def _term(name: str, text: str) -> str:
-    return f".TP\n.B {_escaped(name)}\n{_escaped(text)}\n"
+    return f".TP\n.B {escape(name)}\n{escape(text)}\n"
 
 
 def _text(text: str) -> str:
-    return f"{_escaped(text)}\n.PP\n"
+    return f"{escape(text)}\n.PP\n"
 
 
-def _escaped(text: str) -> str:
+def escape(text: str) -> str:
     """As roff prints it: no line of text is a request, and a minus is one that can be copied."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text

@@ -37,22 +37,22 @@ def check(cloud: Cloud) -> str:
     Raises:
         Failure: of the first that does not hold.
     """
-    _machine(os.geteuid())
-    _same(cloud)
-    _reach(cloud)
-    _space(cloud)
+    check_machine(os.geteuid())
+    check_settings(cloud)
+    check_broker(cloud)
+    check_space(cloud)
     running = cloud.supervisor() is not None
     if not running:
-        _ports(cloud)
-    _rights(cloud)
+        check_ports(cloud)
+    check_abilities(cloud)
     external = cloud.underlay.external
     notes = [
         f"{external} leads into this cloud from now on, instead of: {route}"
-        for route in (_routes(external) if cloud.has_networks and cloud.has_guests else [])
+        for route in (find_routes(external) if cloud.has_networks and cloud.has_guests else [])
     ]
     if running:
         notes.append("this cloud runs already")
-    notes += _neighbours(cloud)
+    notes += find_neighbours(cloud)
     if not Path("/run/systemd/system").is_dir():
         notes.append("no systemd here, which is fine")
     if any(
@@ -63,7 +63,7 @@ def check(cloud: Cloud) -> str:
     return "\n        ".join(notes)
 
 
-def _machine(user: int) -> None:
+def check_machine(user: int) -> None:
     if user != 0:
         raise Failure(
             "This must run as root: it installs packages and drives libvirt.", "Run it with sudo."
@@ -74,7 +74,7 @@ def _machine(user: int) -> None:
         raise Failure("There is no apt-get here.", "Use Debian 12 or 13.")
 
 
-def _reach(cloud: Cloud) -> None:
+def check_broker(cloud: Cloud) -> None:
     if cloud.is_joined and cloud.broker_url is not None:
         raise Failure(
             "Several hosts on this machine do not reach a broker of yours from their networks.",
@@ -82,7 +82,7 @@ def _reach(cloud: Cloud) -> None:
         )
 
 
-def _space(cloud: Cloud) -> None:
+def check_space(cloud: Cloud) -> None:
     if len(str(cloud.home)) > LONGEST_HOME:
         raise Failure(
             f"KILONOVA_HOME has {len(str(cloud.home))} letters; sockets below it allow {LONGEST_HOME}.",
@@ -106,7 +106,7 @@ def _space(cloud: Cloud) -> None:
         )
 
 
-def _same(cloud: Cloud) -> None:
+def check_settings(cloud: Cloud) -> None:
     """A cloud that runs keeps its settings."""
     then = settings.changed(cloud)
     if then:
@@ -116,7 +116,7 @@ def _same(cloud: Cloud) -> None:
         )
 
 
-def _rights(cloud: Cloud) -> None:
+def check_abilities(cloud: Cloud) -> None:
     """What the cloud needs is tried; of a cloud on paper nothing is needed. A lab has no other
     settings."""
     for abilities, instead in WITHOUT[: 1 + cloud.has_networks] if cloud.has_guests else ():
@@ -127,7 +127,7 @@ def _rights(cloud: Cloud) -> None:
             )
 
 
-def _routes(external: IPv4Network) -> list[str]:
+def find_routes(external: IPv4Network) -> list[str]:
     """Those of other networks that these addresses belong to now."""
     if shutil.which("ip") is None:
         return []
@@ -141,7 +141,7 @@ def _routes(external: IPv4Network) -> list[str]:
     ]
 
 
-def _ports(cloud: Cloud) -> None:
+def check_ports(cloud: Cloud) -> None:
     taken = {
         name: port
         for name, port in cloud.ports.taken().items()
@@ -157,7 +157,7 @@ def _ports(cloud: Cloud) -> None:
         )
 
 
-def _neighbours(cloud: Cloud) -> list[str]:
+def find_neighbours(cloud: Cloud) -> list[str]:
     found = [name for port, name in FOREIGN if answers(port)]
     if Path("/run/libvirt/libvirt-sock").exists() and _runs("libvirtd"):
         found.append("libvirtd")

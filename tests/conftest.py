@@ -22,7 +22,8 @@ settings.register_profile(
     "rings",
     deadline=None,
     database=None,
-    derandomize=True,
+    derandomize=True,  # more examples would be the same ones in each run
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(

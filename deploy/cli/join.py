@@ -91,7 +91,7 @@ def join(options: argparse.Namespace) -> int:
         if options.no_start:
             print(f"{path} is written. Start kilonova-agent with it")
         else:
-            _start(client)
+            start_agent(client)
     print(f"Then, on the controller: kilonova host prove {token.host}")
     return 0
 
@@ -267,7 +267,7 @@ def _folder(path: Path, owner: Owner) -> None:
             os.chown(path, owner.uid, owner.gid)
 
 
-def _start(client: HostJoinsClient) -> None:
+def start_agent(client: HostJoinsClient) -> None:
     """Start the unit, and wait until conductors hear it."""
     for words in (("enable", join_checks.UNIT), ("restart", join_checks.UNIT)):
         if complaint := join_checks.systemctl(*words):

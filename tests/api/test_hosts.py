@@ -595,5 +595,5 @@ def test_operations_of_extensions_are_written_as_routes() -> None:
         "os-volumes",
     }
     assert {
-        alias for alias, wanted in extensions._OPERATIONS.items() if wanted not in there
+        alias for alias, wanted in extensions.OPERATIONS.items() if wanted not in there
     } <= absent

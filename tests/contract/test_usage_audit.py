@@ -31,7 +31,7 @@ def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(usage_audit, "moment", lambda tx: MARCH[1] + 5 * SECOND)
     monkeypatch.setattr(usage_audit, "AT_ONCE", 2)
     monkeypatch.setattr(usage_audit, "LOOKED_AT", 3)
-    monkeypatch.setattr(usage_audit, "_NEXT", usage_audit._NEXT.limit(3))
+    monkeypatch.setattr(usage_audit, "NEXT", usage_audit.NEXT.limit(3))
     return store
 
 

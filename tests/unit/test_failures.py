@@ -4,6 +4,7 @@ else."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_of_much():
 """
 
 
-def pytest_says(folder: Path, *arguments: str) -> str:
+def pytest_says(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
     """What it prints of the ring, run with the plugin."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_ring.py").write_text(RING)
@@ -126,6 +127,7 @@ def pytest_says(folder: Path, *arguments: str) -> str:
         text=True,
         check=False,
         timeout=120,
+        env={**os.environ, **(env or {})},
     )
     assert done.returncode == 1, done
     return done.stdout
@@ -138,7 +140,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> str:
-    return pytest_says(folder, f"--junitxml={folder / 'junit.xml'}")
+    junit = f"--junitxml={folder / 'junit.xml'}"
+    return pytest_says(folder, junit, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
 def of(said: str, *test: str) -> str:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house's rules that a machine can check: who may import what, how long things are, what is
-forbidden.
+"""Rules for the source that ruff and import-linter cannot check.
 
-import-linter (setup.cfg) holds the floors between our own packages; this walks every source file
-for the rest. An exception stands in a table here with its reason, and fails the test once it is no
-longer needed.
+Each rule is one test over all files. Its failure lists every file and line that breaks the rule.
+An exception to a rule is in a table here, with its reason. The test also fails when an exception
+is no longer needed.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar, cast
 
-import pytest
-
+Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
-LONGEST_FILE, LONGEST_FUNCTION = 600, 70  # lines as ruff format writes them
 
 #: imported package -> where it may be imported
 PLACES = {
@@ -41,9 +39,6 @@ PLACES = {
     "numpy": ("scheduler/",),
     "prometheus_client": ("common/metrics.py", "conductor/gauges.py"),
     "pycdlib": ("compute_agent/config_drive.py",),
-    "eventlet": (),
-    "gevent": (),
-    "mock": (),
 }
 PURE = (
     *(
@@ -193,88 +188,95 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-EVERY = pytest.mark.parametrize("path", sources(*PACKAGES, "tests"), ids=name_of)
-OURS = pytest.mark.parametrize("path", sources(*PACKAGES), ids=name_of)
-
-
 @cache
-def parsed(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
 @cache
-def nodes(path: Path) -> list[ast.AST]:
-    """All of a file's: to go through its tree costs more than what a rule looks for."""
-    return list(ast.walk(parsed(path)))
+def nodes_by_type(path: Path) -> dict[type, list[ast.AST]]:
+    """Walk a file once for all rules, because the walk costs more than the rules."""
+    nodes: dict[type, list[ast.AST]] = {}
+    for node in ast.walk(parse(path)):
+        nodes.setdefault(type(node), []).append(node)
+    return nodes
+
+
+def find(path: Path, kind: type[Node]) -> list[Node]:
+    """Return the nodes of one type in a file."""
+    return cast("list[Node]", nodes_by_type(path).get(kind, []))
 
 
 def last_name(function: ast.expr) -> str:
-    """Of what is called: "b" of ``a.b``."""
+    """Return "b" for a call of ``a.b`` or of ``b``."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Dotted names of absolute imports with their lines."""
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+    """Yield the dotted names of absolute imports with their lines."""
+    for node in find(path, ast.Import):
+        yield from ((alias.name, node.lineno) for alias in node.names)
+    for source in find(path, ast.ImportFrom):
+        if source.level == 0 and source.module:
+            yield from ((f"{source.module}.{alias.name}", source.lineno) for alias in source.names)
 
 
-@EVERY
-def test_file_says_its_licence_and_what_it_is(path: Path) -> None:
-    if not path.read_text():
-        return  # an empty __init__.py
-    lines = path.read_text().splitlines()
-    assert "# SPDX-License-Identifier: Apache-2.0" in lines[:2]
-    assert ast.get_docstring(parsed(path)), "no module docstring"
-    assert path.name not in ("utils.py", "helpers.py", "manager.py", "base.py"), (
-        "name it after its noun"
-    )
+def breaches(rule: Callable[[Path], list[str]], exceptions: Collection[str] = ()) -> list[str]:
+    """Apply a rule to the whole product.
 
-
-@EVERY
-def test_nothing_is_too_long(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    long = {
-        node.name: node.end_lineno - node.lineno + 1
-        for node in nodes(path)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION
-    }
-    if "upgrades/versions" not in name_of(path):  # written once, as long as its tables are
-        assert len(lines) <= LONGEST_FILE
-        assert long == {}
-
-
-@OURS
-def test_packages_are_imported_only_where_they_belong(path: Path) -> None:
-    name = name_of(path)
-    wrong = [
-        (line, module)
-        for module, line in imports(path)
-        if not name.startswith(PLACES.get(module.split(".")[0], (name,)))
+    Returns:
+        A line for each breach in a file without an exception, and for each file that no longer
+        needs its exception.
+    """
+    places = {name_of(path): rule(path) for path in sources(*PACKAGES)}
+    return [
+        *(
+            f"{name}: {place}"
+            for name, found in places.items()
+            if name not in exceptions
+            for place in found
+        ),
+        *(f"{name}: needs no exception" for name in exceptions if not places.get(name)),
     ]
-    assert wrong == []
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_ground_floor_is_pure_python(name: str) -> None:
-    foreign = {
-        module
-        for module, _ in imports(ROOT / name)
-        if module.split(".")[0] not in {*sys.stdlib_module_names, "common"}
-    }
-    assert foreign == set()
+def test_source_files_have_licence_header() -> None:
+    header = "# SPDX-License-Identifier: Apache-2.0"
+    texts = {path: path.read_text() for path in sources(*PACKAGES, "tests")}
+    assert [
+        name_of(path)
+        for path, text in texts.items()
+        if text and header not in text.split("\n", 2)[:2]
+    ] == []
 
 
-@pytest.mark.parametrize("command", ["up", "down", "lab", "test"])
-def test_commands_begin_where_nothing_is_installed(command: str) -> None:
-    """They install what the rest needs; -S leaves installed packages out."""
-    begun = subprocess.run(
-        [sys.executable, "-S", "-c", f"import deploy.commands.{command}"],
+def test_libraries_are_imported_only_in_their_places() -> None:
+    def misplaced(path: Path) -> list[str]:
+        name = name_of(path)
+        return [
+            f"{line} {module}"
+            for module, line in imports(path)
+            if not name.startswith(PLACES.get(module.split(".")[0], (name,)))
+        ]
+
+    assert breaches(misplaced) == []
+
+
+def test_common_domain_modules_import_no_library() -> None:
+    allowed = {*sys.stdlib_module_names, "common"}
+    assert [
+        f"{name}:{line} {module}"
+        for name in PURE
+        for module, line in imports(ROOT / name)
+        if module.split(".")[0] not in allowed
+    ] == []
+
+
+def test_bootstrap_commands_import_without_installed_packages() -> None:
+    """They install the packages; ``-S`` leaves installed packages out."""
+    command = "from deploy.commands import down, lab, test, up"
+    process = subprocess.run(
+        [sys.executable, "-S", "-c", command],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -282,103 +284,65 @@ def test_commands_begin_where_nothing_is_installed(command: str) -> None:
         timeout=60,
         env={"PATH": os.environ["PATH"]},
     )
-    assert begun.returncode == 0, begun.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def test_commands_and_services_do_without_alembic() -> None:
-    """It is slow to import, and only for those who upgrade."""
-    code = (
-        "import importlib, sys; from deploy.cli.commands import COMMANDS\n"
-        "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
-        "import compute_api.compute.service, conductor.service, scheduler.service; print('alembic' in sys.modules)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert said.stdout.strip() == "False"
+def test_threads_and_sleeps_are_only_in_services() -> None:
+    def starters(path: Path) -> list[str]:
+        if path.name == "service.py" or name_of(path).startswith(COMMANDS):
+            return []
+        return [
+            f"{node.lineno} {ast.unparse(node.func)}"
+            for node in find(path, ast.Call)
+            if last_name(node.func) in STARTERS
+        ]
+
+    assert breaches(starters, THREADS) == []
 
 
-@OURS
-def test_threads_and_sleeps_are_in_the_service_of_a_process(path: Path) -> None:
-    name = name_of(path)
-    if path.name == "service.py" or name.startswith(COMMANDS):
-        return
-    found = [
-        f"{ast.unparse(node.func)} in line {node.lineno}"
-        for node in nodes(path)
-        if isinstance(node, ast.Call) and last_name(node.func) in STARTERS
-    ]
-    assert bool(found) == (name in THREADS), found or f"{name} no longer needs its exception"
-
-
-@OURS
-def test_no_shell_and_no_swallowed_error(path: Path) -> None:
-    wrong = []
-    for node in nodes(path):
-        if isinstance(node, ast.keyword) and node.arg == "shell":
-            wrong.append(f"shell= in line {node.value.lineno}")
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in ("system", "popen")
-            and ast.unparse(node.value) == "os"
-        ):
-            wrong.append(f"os.{node.attr} in line {node.lineno}")
-        if isinstance(node, ast.ExceptHandler):
-            broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
-            if broad and all(isinstance(part, (ast.Pass, ast.Continue)) for part in node.body):
-                wrong.append(f"swallowed error in line {node.lineno}")
-    assert wrong == []
-
-
-def mounting(within: Sequence[ast.AST]) -> list[str]:
-    """Where a program or function of ``MOUNTING`` is named, outside of docstrings."""
-    said = {id(node.value) for node in within if isinstance(node, ast.Expr)}
-    found = []
-    for node in within:
-        words: set[str] = set()
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+def find_mounting(nodes: dict[type, list[ast.AST]]) -> list[str]:
+    """List where a program or function of ``MOUNTING`` is named, outside of docstrings."""
+    docstrings = {id(node.value) for node in nodes.get(ast.Expr, []) if isinstance(node, ast.Expr)}
+    names: list[tuple[int, set[str]]] = []
+    for node in nodes.get(ast.Constant, []):
+        assert isinstance(node, ast.Constant)
+        if isinstance(node.value, str) and id(node) not in docstrings:
             first, *rest = node.value.split() or [""]
-            words = (
-                {Path(word).name for word in ([first, *rest] if first in LAUNCHERS else [first])}
-                if len(rest) < 12
-                else set()
-            )
-        elif isinstance(node, ast.Attribute):
-            words = {node.attr}
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            words = {part for alias in node.names for part in alias.name.split(".")}
-        found += [f"{word} in line {node.lineno}" for word in words & MOUNTING]
-    return found
+            if len(rest) < 12:
+                words = [first, *rest] if first in LAUNCHERS else [first]
+                names.append((node.lineno, {Path(word).name for word in words}))
+    for node in nodes.get(ast.Attribute, []):
+        assert isinstance(node, ast.Attribute)
+        names.append((node.lineno, {node.attr}))
+    for node in (*nodes.get(ast.Import, []), *nodes.get(ast.ImportFrom, [])):
+        assert isinstance(node, (ast.Import, ast.ImportFrom))
+        parts = {part for alias in node.names for part in alias.name.split(".")}
+        names.append((node.lineno, parts))
+    return [f"{line} {word}" for line, words in names for word in words & MOUNTING]
 
 
-@OURS
-def test_no_file_system_of_a_guest_is_mounted(path: Path) -> None:
-    found, name = mounting(nodes(path)), name_of(path)
-    assert bool(found) == (name in MOUNTS), found or f"{name} no longer needs its exception"
+def test_guest_file_systems_are_never_mounted() -> None:
+    assert breaches(lambda path: find_mounting(nodes_by_type(path)), MOUNTS) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_mounting_rule_finds_each_form_of_mount() -> None:
+    texts = [
         "run(['mount', '-o', 'loop', disk, folder])",
         "run('/usr/bin/guestmount', '-a', disk)",
         "libc.mount(a, b)",
         "import guestfs",
         "subprocess.run('sudo mount /dev/nbd0 /mnt'.split())",
         "bounded('qemu-nbd', '-c', device)",
-    ],
-)
-def test_what_mounts_is_seen(text: str) -> None:
-    assert len(mounting([*ast.walk(ast.parse(text))])) == 1
+    ]
+    for text in texts:
+        nodes: dict[type, list[ast.AST]] = {}
+        for node in ast.walk(ast.parse(text)):
+            nodes.setdefault(type(node), []).append(node)
+        assert len(find_mounting(nodes)) == 1, text
 
 
 def is_any(annotation: ast.expr | None) -> bool:
-    """Does it say ``Any``, in quotes or without?"""
+    """True if the annotation contains ``Any``, in quotes or without."""
     return annotation is not None and any(
         (isinstance(node, ast.Name) and node.id == "Any")
         or (isinstance(node, ast.Constant) and re.search(r"\bAny\b", str(node.value)) is not None)
@@ -386,19 +350,19 @@ def is_any(annotation: ast.expr | None) -> bool:
     )
 
 
-def untyped(body: Sequence[ast.stmt], within: str = "") -> Iterator[str]:
-    """What others see, and may be of any type: public functions, methods and fields of public
-    classes, and names for ``Any`` itself."""
+def find_untyped(body: Sequence[ast.stmt], within: str = "") -> Iterator[str]:
+    """Yield public functions, methods and fields that accept or return any type, and names for
+    ``Any`` itself."""
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            given = node.args
-            every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-            annotations = [node.returns, *(one.annotation for one in every if one is not None)]
+            args = node.args
+            every = (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg)
+            annotations = [node.returns, *(arg.annotation for arg in every if arg is not None)]
             is_public = not node.name.startswith("_") or node.name.endswith("__")
             if is_public and any(map(is_any, annotations)):
                 yield within + node.name
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from untyped(node.body, f"{within}{node.name}.")
+            yield from find_untyped(node.body, f"{within}{node.name}.")
         elif isinstance(node, ast.AnnAssign) and within and is_any(node.annotation):
             if not (name := ast.unparse(node.target)).startswith("_"):
                 yield within + name
@@ -406,121 +370,97 @@ def untyped(body: Sequence[ast.stmt], within: str = "") -> Iterator[str]:
             yield within + ast.unparse(node.targets[0])
 
 
-def test_what_others_see_has_types() -> None:
-    """Names that are not in the table are new; a name in the table that is not found has got a
-    type: take it out."""
-    found = {
+def test_public_names_have_types() -> None:
+    """A name that only the first set has is new. A name that only ANY has needs no exception."""
+    untyped = {
         f"{name_of(path)}: {name}"
         for path in sources(*PACKAGES)
-        for name in untyped(parsed(path).body)
+        if "Any" in path.read_text()
+        for name in find_untyped(parse(path).body)
     }
-    assert found == set(ANY)
+    assert untyped == set(ANY)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_type_rule_finds_any_in_public_names_only() -> None:
+    untyped = [
         "def f(a: Any): ...",
         "def f(*a: Any, **b: int): ...",
         "def f() -> list[Any]: ...",
         "class A:\n    def __init__(self, a: 'Any'): ...",
         "class A:\n    a: dict[str, Any]",
         "Handle = Any",
-    ],
-)
-def test_what_may_be_of_any_type_is_seen(text: str) -> None:
-    assert list(untyped(ast.parse(text).body))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    typed = [
         "def _f(a: Any): ...",
         "def f(a: AnyRun): ...",
         "class _A:\n    a: Any",
         "def f(a: object): ...",
-    ],
-)
-def test_what_has_a_type_or_is_nobody_elses_is_not(text: str) -> None:
-    assert not list(untyped(ast.parse(text).body))
+    ]
+    assert [text for text in untyped if not list(find_untyped(ast.parse(text).body))] == []
+    assert [text for text in typed if list(find_untyped(ast.parse(text).body))] == []
 
 
-def is_of_the_source(pattern: ast.expr) -> bool:
-    """Is it a constant, or made of constants alone?"""
+def is_constant(pattern: ast.expr) -> bool:
+    """True if a pattern is a constant of the source, or consists of such constants."""
     if isinstance(pattern, ast.JoinedStr):
-        return all(is_of_the_source(part) for part in pattern.values)
+        return all(is_constant(part) for part in pattern.values)
     if isinstance(pattern, ast.FormattedValue):
-        return is_of_the_source(pattern.value)
+        return is_constant(pattern.value)
     if isinstance(pattern, ast.Call):  # "|".join(NAMES)
         return (
             isinstance(pattern.func, ast.Attribute)
             and pattern.func.attr == "join"
-            and all(is_of_the_source(part) for part in (pattern.func.value, *pattern.args))
+            and all(is_constant(part) for part in (pattern.func.value, *pattern.args))
         )
     return isinstance(pattern, ast.Constant) or ast.unparse(pattern).split(".")[-1].isupper()
 
 
-@OURS
-def test_python_is_given_no_pattern_of_a_user(path: Path) -> None:
-    """Its engine goes back, and holds the interpreter's lock meanwhile; users' patterns are
-    ``common.patterns``."""
-    name = name_of(path)
-    asked = [
-        node
-        for node in nodes(path)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and ast.unparse(node.func.value) == "re"
-    ]
-    variable = [
-        f"{ast.unparse(node)} in line {node.lineno}"
-        for node in asked
-        if not is_of_the_source(node.args[0])
-    ]
-    assert bool(variable) == (name in PATTERNS), variable or f"{name} no longer needs its exception"
-    assert not {"sre_parse", "sre_compile"} & {module.split(".")[0] for module, _ in imports(path)}
-    private = [
-        node.lineno
-        for node in nodes(path)
-        if isinstance(node, ast.Attribute)
-        and node.attr in ("_parser", "_compiler")
-        and ast.unparse(node.value) == "re"
-    ]
-    matched = [
-        node.lineno
-        for node in nodes(path)
-        if isinstance(node, ast.Attribute)
-        and node.attr in ("regexp_match", "regexp_replace")
-        and name != "common/store/regular_expressions.py"
-    ]
-    assert (private, matched) == ([], [])
+def test_python_re_gets_no_user_pattern() -> None:
+    """Because its engine backtracks and holds the interpreter's lock meanwhile. Patterns of users
+    go through ``common.patterns``."""
+
+    def variable_patterns(path: Path) -> list[str]:
+        return [
+            f"{node.lineno} {ast.unparse(node)}"
+            for node in find(path, ast.Call)
+            if isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "re"
+            and not is_constant(node.args[0])
+        ]
+
+    assert breaches(variable_patterns, PATTERNS) == []
 
 
-@pytest.mark.parametrize("path", sources("tests"), ids=name_of)
-def test_tests_use_the_real_thing(path: Path) -> None:
-    assert [
-        module
-        for module, _ in imports(path)
-        if module.split(".")[0] == "mock" or "unittest.mock" in module
-    ] == []
+def test_database_gets_no_user_pattern() -> None:
+    def matches(path: Path) -> list[str]:
+        return [
+            f"{node.lineno} {node.attr}"
+            for node in find(path, ast.Attribute)
+            if node.attr in ("regexp_match", "regexp_replace")
+        ]
+
+    assert breaches(matches, ("common/store/regular_expressions.py",)) == []
 
 
-@pytest.mark.parametrize("path", sources("tests"), ids=name_of)
-def test_a_sleep_of_a_test_says_why_it_must_be(path: Path) -> None:
-    """In a comment on its line or on the one before; loops that ask are ``tests.waiting``."""
-    slept = {
-        node.lineno
-        for node in nodes(path)
-        if isinstance(node, ast.Call)
-        and last_name(node.func) == "sleep"
-        and ast.unparse(node.func) in ("time.sleep", "sleep")
-    }
-    if not slept:
-        return
-    with path.open("rb") as file:
-        said = {
-            token.start[0]
-            for token in tokenize.tokenize(file.readline)
-            if token.type == tokenize.COMMENT
-        }
-    assert [line for line in sorted(slept) if not {line, line - 1} & said] == []
+def test_sleeps_in_tests_have_a_comment() -> None:
+    """The comment is on the line of the sleep or above it. Tests poll with ``tests.waiting``."""
+    unexplained = []
+    for path in sources("tests"):
+        if "sleep(" not in path.read_text():
+            continue
+        sleeps = [
+            node.lineno
+            for node in find(path, ast.Call)
+            if ast.unparse(node.func) in ("time.sleep", "sleep")
+        ]
+        with path.open("rb") as file:
+            comments = {
+                token.start[0]
+                for token in tokenize.tokenize(file.readline)
+                if token.type == tokenize.COMMENT
+            }
+        unexplained += [
+            f"{name_of(path)}:{line}" for line in sleeps if not {line, line - 1} & comments
+        ]
+    assert unexplained == []

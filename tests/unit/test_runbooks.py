@@ -4,8 +4,6 @@ test that is named (tests/runbooks.py)."""
 
 from __future__ import annotations
 
-import pytest
-
 from tests.runbooks import (
     BACKUP,
     DOCS,
@@ -18,33 +16,32 @@ from tests.runbooks import (
 )
 
 ROOT = DOCS.parent
+COMMANDS = [(page, *command) for page in (OPERATE, HOSTS) for command in every_command(page)]
 
 
-@pytest.mark.parametrize("page", [OPERATE, HOSTS])
-def test_every_command_of_a_page_is_run(page: str) -> None:
-    missing = [
-        f"{heading}: {command}"
-        for heading, command in every_command(page)
+def test_documented_commands_have_a_test() -> None:
+    assert [
+        f"{page}, {heading}: {command}"
+        for page, heading, command in COMMANDS
         if (page, heading) not in TYPED and not is_elsewhere(command)
-    ]
-    assert missing == []
+    ] == []
 
 
-def test_headings_that_are_typed_are_there() -> None:
-    assert {
-        (page, heading) for page in (OPERATE, HOSTS) for heading, _ in every_command(page)
-    } >= TYPED
+def test_typed_headings_exist() -> None:
+    assert {(page, heading) for page, heading, _ in COMMANDS} >= TYPED
 
 
-def test_commands_of_backups_are_read_by_their_own_test() -> None:
+def test_backup_commands_are_read_by_the_failover_test() -> None:
     assert "docs/backup.md" in (ROOT / "tests/e2e/failover.py").read_text()
     assert every_command(BACKUP)
 
 
-@pytest.mark.parametrize("command", ELSEWHERE)
-def test_the_test_that_is_named_gives_it(command: str) -> None:
-    words = [word for word in command.split()[1:] if not word.isupper()]
-    text = (ROOT / ELSEWHERE[command]).read_text()
-    assert all(word.strip("-") in text for word in words), command
-    pages = [one for page in (OPERATE, HOSTS) for _, one in every_command(page)]
-    assert any(one.startswith(command) for one in pages), "no page has it any more"
+def test_tests_named_for_commands_run_them() -> None:
+    missing = []
+    for command, test in ELSEWHERE.items():
+        words = [word.strip("-") for word in command.split()[1:] if not word.isupper()]
+        text = (ROOT / test).read_text()
+        missing += [f"{test} has no {word} of {command}" for word in words if word not in text]
+        if not any(documented.startswith(command) for _, _, documented in COMMANDS):
+            missing.append(f"no page has {command}")
+    assert missing == []

@@ -35,7 +35,7 @@ Picture = RowMapping | Mapping[str, object]
 _S = servers.c
 _KEY = (keypairs.c.user_id == _S.user_id, keypairs.c.name == _S.key_name)
 #: What payloads say of a server. Never what is secret: user data, passwords.
-_PICTURE = sa.select(
+PICTURE = sa.select(
     _S.id,
     _S.project_id,
     _S.user_id,
@@ -92,7 +92,7 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
         return
     ids = sorted({notice.key for notice in notices if notice.of_server})
     pictures = (
-        {row["id"]: dict(row) for row in tx.execute(_PICTURE, {"ids": ids}).mappings()}
+        {row["id"]: dict(row) for row in tx.execute(PICTURE, {"ids": ids}).mappings()}
         if ids
         else {}
     )

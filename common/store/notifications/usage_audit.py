@@ -26,7 +26,7 @@ _S = servers.c
 #: Servers that one step looks at: after years most were deleted long before the period.
 LOOKED_AT = 1000
 #: One that has left its host without being deleted used none.
-_NEXT = (
+NEXT = (
     sa.select(
         _S.id,
         sa.and_(
@@ -56,7 +56,7 @@ def step(tx: Connection, periods: Periods) -> bool:
     if row.owner == DONE and row.until >= end:
         return False
     after = "" if row.owner == DONE else row.owner
-    looked_at = tx.execute(_NEXT, {"after": after, "begin": begin, "end": end}).all()
+    looked_at = tx.execute(NEXT, {"after": after, "begin": begin, "end": end}).all()
     ids = [row.id for row in looked_at if row.ran][:AT_ONCE]
     outbox.add(
         tx, [Notice("instance.exists", server, about={"period": [begin, end]}) for server in ids]

@@ -120,14 +120,14 @@ def _inspect(
     try:
         if ended.status != 0:
             raise ValueError(ended.reason)
-        return _checked_report(json.loads(ended.output))
+        return check_report(json.loads(ended.output))
     except (ValueError, TypeError, KeyError) as problem:
         raise VerbFailed(
             "The image could not be inspected.", details=f"{path}: {problem}", retryable=True
         ) from problem
 
 
-def _checked_report(report: JsonObject) -> JsonObject:
+def check_report(report: JsonObject) -> JsonObject:
     formats, reason, size = (
         report.get("formats", []),
         report["unsafe"],

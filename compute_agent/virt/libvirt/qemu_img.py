@@ -55,7 +55,11 @@ def rebase(disk: Path, base: Path, base_format: str) -> None:
 def resize(disk: Disk, size: int) -> None:
     """The disk, which is not in use, has so many bytes."""
     files = {disk.path: True, **({disk.base: False} if disk.base else {})}
-    _do(["resize", "-q", _chain(disk), str(size)], files, disk.path.stat().st_size + _written(size))
+    _do(
+        ["resize", "-q", describe_chain(disk), str(size)],
+        files,
+        disk.path.stat().st_size + _written(size),
+    )
 
 
 def fill(target: Path, raw: Path) -> None:
@@ -85,7 +89,15 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
             file=_written(size),
         )
         ended = client.helpers().execute(
-            [_program(), "convert", "-p", "-O", "qcow2", _chain(disk), client.name(len(files))],
+            [
+                _program(),
+                "convert",
+                "-p",
+                "-O",
+                "qcow2",
+                describe_chain(disk),
+                client.name(len(files)),
+            ],
             {**files, _empty(target): True},
             limits,
             context,
@@ -192,7 +204,7 @@ def _empty(path: Path) -> Path:
     return path
 
 
-def _chain(disk: Disk) -> str:
+def describe_chain(disk: Disk) -> str:
     """The disk as its helper finds it, first its own file, then its base, in QEMU's words: every
     file with its format, so that no header decides what is opened."""
     base = _layer(1, disk.base_format, None) if disk.base else None

@@ -24,7 +24,7 @@ _PATHS = """
 """
 #: Those that are one operation, or one action of a server. All others are attributes of answers and
 #: requests.
-_OPERATIONS = {
+OPERATIONS = {
     "NMN": "addFixedIp",
     "os-admin-actions": "os-resetState",
     "os-admin-password": "changePassword",
@@ -119,7 +119,7 @@ def announced(operations: Collection[str]) -> dict[str, str]:
         alias: name
         for alias, name in _NAMES.items()
         if (alias not in needed or alias in paths)
-        and (alias not in _OPERATIONS or _OPERATIONS[alias] in operations)
+        and (alias not in OPERATIONS or OPERATIONS[alias] in operations)
     }
 
 

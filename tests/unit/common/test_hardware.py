@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common import errors
@@ -498,7 +498,6 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     specs=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
     image=st.dictionaries(

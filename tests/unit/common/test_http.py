@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each status of a neighbour means, in every call of every client: not now, or refused for
-good."""
+"""What each status of an external service means, in every call of every client."""
 
 from __future__ import annotations
 
-import math
+import io
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import requests
-from keystoneauth1 import session
-from requests.adapters import HTTPAdapter
+from keystoneauth1.session import TCPKeepAliveAdapter
 
 from common import errors
 from common.clients import http
@@ -21,9 +19,9 @@ from common.clients.network import EXTENSIONS_KEPT_SECONDS
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
 
-NOT_NOW = (408, 423, 425, 429, 500, 501, 502, 503, 504, 599)
+TRANSIENT = (408, 423, 425, 429, 500, 501, 502, 503, 504, 599)
 #: Statuses that are in no table, and some that are.
-FOR_GOOD = {
+DEFINITE = {
     402: errors.Conflict,
     405: errors.Conflict,
     409: errors.Conflict,
@@ -33,117 +31,129 @@ FOR_GOOD = {
     401: errors.Unauthorized,
     413: errors.TooLarge,
 }
+IMAGES, NETWORKS = "http://images", "http://networks"
 
 
-@dataclass
-class Answer:
-    """What a neighbour answers, whatever it was asked."""
+class Service:
+    """An external service that gives every request the same answer, but lists its extensions."""
 
-    status_code: int
-    headers: dict[str, str] = field(default_factory=dict)
-    text: str = "<p>No.</p>"
-    content: bytes = b"No."
+    def __init__(self) -> None:
+        self.status, self.body, self.headers = 200, b"<p>No.</p>", dict[str, str]()
+        self.extensions = [ALIAS]
+        self.methods: list[str] = []
+        self.listings = 0
+        self.is_lost = False
 
-    def json(self) -> Any:
-        raise ValueError("no JSON")
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Session:
-    """A way to a neighbour that always gives this answer."""
-
-    def __init__(self, status: int, **headers: str) -> None:
-        self.answer, self.asked = Answer(status, headers), 0
-
-    def request(self, url: str, method: str, **more: Any) -> Answer:
-        self.asked += 1
-        return self.answer
-
-
-def images(status: int) -> Images:
-    client = Images("http://images")
-    client._http._session = Session(status)
-    return client
+    def answer(self, request: requests.PreparedRequest) -> requests.Response:
+        answer = requests.Response()
+        answer.request, answer.url = request, str(request.url)
+        if answer.url.endswith("/extensions"):
+            self.listings += 1
+            extensions = [{"alias": alias} for alias in self.extensions]
+            answer.status_code, body = 200, json.dumps({"extensions": extensions}).encode()
+        else:
+            self.methods.append(str(request.method))
+            if self.is_lost:
+                raise requests.ConnectionError("the answer is lost")
+            answer.status_code, body = self.status, self.body
+            answer.headers.update(self.headers)
+        answer.raw = io.BytesIO(body)
+        return answer
 
 
-def networks(status: int, kind: type[Any] = Bindings) -> Any:
-    client = kind("http://networks")
-    client._http._session, client._extensions = Session(status), (math.inf, frozenset({ALIAS}))
-    return client
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A service that answers at every address."""
+    service = Service()
+    monkeypatch.setattr(
+        TCPKeepAliveAdapter, "send", lambda adapter, request, **options: service.answer(request)
+    )
+    return service
 
 
-CALLS: dict[str, Callable[[int], Any]] = {
-    "image create": lambda status: images(status).create({"id": "i"}, "t"),
-    "image delete": lambda status: images(status).delete("i", "t"),
-    "image upload": lambda status: images(status).upload("i", "t", [b"x"]),
-    "image download": lambda status: list(images(status).download("i", "t")),
-    "image show": lambda status: images(status).show("i", "t"),
-    "image look": lambda status: images(status).look("i", "t"),
-    "image find": lambda status: images(status).find({}, "t"),
-    "ports": lambda status: networks(status).ports("t", device_id="s"),
-    "port": lambda status: networks(status).port("t", "p"),
-    "create ports": lambda status: networks(status).create_ports("t", [{}]),
-    "update port": lambda status: networks(status).update_port("t", "p", {}),
-    "delete port": lambda status: networks(status).delete_port("t", "p"),
-    "bindings": lambda status: networks(status).bindings("t", "p"),
-    "bind also": lambda status: networks(status).bind_also("t", {"id": "p"}, "h"),
-    "activate": lambda status: networks(status).activate("t", "p", "h"),
-    "unbind at": lambda status: networks(status).unbind_at("t", "p", "h"),
-    "record": lambda status: networks(status, Records).update("t", "security-groups", "g", {}),
+CALLS: dict[str, Callable[[], Any]] = {
+    "image create": lambda: Images(IMAGES).create({"id": "i"}, "t"),
+    "image delete": lambda: Images(IMAGES).delete("i", "t"),
+    "image upload": lambda: Images(IMAGES).upload("i", "t", [b"x"]),
+    "image download": lambda: list(Images(IMAGES).download("i", "t")),
+    "image show": lambda: Images(IMAGES).show("i", "t"),
+    "image look": lambda: Images(IMAGES).look("i", "t"),
+    "image find": lambda: Images(IMAGES).find({}, "t"),
+    "ports": lambda: Bindings(NETWORKS).ports("t", device_id="s"),
+    "port": lambda: Bindings(NETWORKS).port("t", "p"),
+    "create ports": lambda: Bindings(NETWORKS).create_ports("t", [{}]),
+    "update port": lambda: Bindings(NETWORKS).update_port("t", "p", {}),
+    "delete port": lambda: Bindings(NETWORKS).delete_port("t", "p"),
+    "bindings": lambda: Bindings(NETWORKS).bindings("t", "p"),
+    "bind also": lambda: Bindings(NETWORKS).bind_also("t", {"id": "p"}, "h"),
+    "activate": lambda: Bindings(NETWORKS).activate("t", "p", "h"),
+    "unbind at": lambda: Bindings(NETWORKS).unbind_at("t", "p", "h"),
+    "record": lambda: Records(NETWORKS).update("t", "security-groups", "g", {}),
 }
 
-#: Those that read what is answered.
+#: Calls that read the body of the answer.
 READING = [
     *("image show", "image look", "image find", "ports", "port", "create ports", "update port"),
     *("bindings", "bind also", "unbind at", "record"),
 ]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("status", NOT_NOW)
-def test_not_now_is_tried_again_later(call: str, status: int) -> None:
-    with pytest.raises(errors.Unavailable, match=str(status)):
-        CALLS[call](status)
+def problem_of(call: Callable[[], Any]) -> errors.Problem | None:
+    """Return the problem that a call raises."""
+    try:
+        call()
+    except errors.Problem as problem:
+        return problem
+    return None
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("status", FOR_GOOD)
-def test_other_refusals_are_definite(call: str, status: int) -> None:
-    with pytest.raises(errors.Problem) as raised:
-        CALLS[call](status)
-    assert type(raised.value) is FOR_GOOD[status]
+def test_transient_status_raises_unavailable_with_the_status(service: Service) -> None:
+    wrong = []
+    for name, call in CALLS.items():
+        for service.status in TRANSIENT:
+            problem = problem_of(call)
+            if not isinstance(problem, errors.Unavailable) or str(service.status) not in str(
+                problem
+            ):
+                wrong.append((name, service.status, problem))
+    assert wrong == []
 
 
-@pytest.mark.parametrize("body", ["no JSON", [], 7, None, {}, {"other": 1}], ids=repr)
-@pytest.mark.parametrize("call", READING)
-def test_half_an_answer_is_none(call: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It broke off, or another program answers at the neighbour's address."""
-    if body != "no JSON":
-        monkeypatch.setattr(Answer, "json", lambda answer: body)
-    with pytest.raises(errors.Unavailable, match="who answers at its address"):
-        CALLS[call](200)
+def test_other_refusals_raise_the_problem_of_their_status(service: Service) -> None:
+    wrong = []
+    for name, call in CALLS.items():
+        for service.status, kind in DEFINITE.items():
+            if type(problem := problem_of(call)) is not kind:
+                wrong.append((name, service.status, problem))
+    assert wrong == []
 
 
-def test_an_answer_without_a_body_says_nothing() -> None:
-    client = networks(200)
-    client._http._session.answer.content = b""
-    client.delete_port("t", "p")
-    with pytest.raises(errors.Unavailable, match="without ports"):
-        client.ports("t")
+def test_unreadable_answer_raises_unavailable(service: Service) -> None:
+    """The answer broke off, or another program answers at the service's address."""
+    wrong = []
+    for name in READING:
+        for service.body in (b"no JSON", b"[]", b"7", b"null", b"{}", b'{"other": 1}'):
+            if not isinstance(problem := problem_of(CALLS[name]), errors.Unavailable):
+                wrong.append((name, service.body, problem))
+    assert wrong == []
 
 
-def test_an_image_that_is_gone_is_no_missing_role() -> None:
+def test_answer_without_body_is_success_unless_the_call_reads_it(service: Service) -> None:
+    service.body = b""
+    CALLS["delete port"]()
+    with pytest.raises(errors.Unavailable):
+        CALLS["ports"]()
+
+
+def test_missing_image_is_not_found_and_not_forbidden(service: Service) -> None:
     for call in ("image look", "image download"):
-        with pytest.raises(errors.NotFound, match="could not be found"):
-            CALLS[call](404)
-        with pytest.raises(errors.Forbidden, match="check its roles"):
-            CALLS[call](403)
+        for service.status, kind in ((404, errors.NotFound), (403, errors.Forbidden)):
+            with pytest.raises(kind):
+                CALLS[call]()
 
 
 @pytest.mark.parametrize(
-    ("told", "wait"),
+    ("retry_after", "wait"),
     [
         ("3", 3.0),
         ("0", 0.0),
@@ -154,62 +164,45 @@ def test_an_image_that_is_gone_is_no_missing_role() -> None:
         ("²", 0.0),
     ],
 )
-def test_a_neighbour_may_say_how_long_to_wait(told: str, wait: float) -> None:
-    client = networks(429)
-    client._http._session.answer.headers["Retry-After"] = told
+def test_retry_after_is_the_wait_within_bounds(
+    service: Service, retry_after: str, wait: float
+) -> None:
+    service.status, service.headers = 429, {"Retry-After": retry_after}
     with pytest.raises(errors.Unavailable) as raised:
-        client.ports("t")
+        CALLS["ports"]()
     assert raised.value.wait == wait
 
 
-def test_who_answers_too_many_requests_is_not_dead() -> None:
-    busy, dead = networks(429), networks(503)
-    for client in (busy, dead):
-        for _ in range(http.FAILURES + 2):
-            with pytest.raises(errors.Unavailable):
-                client.ports("t")
-    assert busy._http._session.asked == http.FAILURES + 2
-    assert dead._http._session.asked == http.FAILURES
-
-
-def test_what_a_service_can_do_after_its_upgrade_is_seen_in_minutes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("status", "requests"), [(429, http.FAILURES + 2), (503, http.FAILURES)])
+def test_breaker_opens_for_failures_but_not_for_too_many_requests(
+    service: Service, status: int, requests: int
 ) -> None:
-    clock, known, asked = [0.0], ["agent"], []
-    client = Bindings("http://networks", monotonic=lambda: clock[0])
+    service.status = status
+    client = Bindings(NETWORKS)
+    for _ in range(http.FAILURES + 2):
+        with pytest.raises(errors.Unavailable):
+            client.ports("t")
+    assert len(service.methods) == requests
 
-    def listed(method: str, path: str, token: str) -> dict[str, Any]:
-        asked.append(path)
-        return {"extensions": [{"alias": alias} for alias in known]}
 
-    monkeypatch.setattr(client, "_json", listed)
+def test_extensions_are_read_again_after_minutes(service: Service) -> None:
+    clock = [0.0]
+    client = Bindings(NETWORKS, monotonic=lambda: clock[0])
+    service.extensions = ["agent"]
     assert [client.extensions("t") for _ in range(3)] == [{"agent"}] * 3
-    known.append(ALIAS)
+    service.extensions = ["agent", ALIAS]
     clock[0] = EXTENSIONS_KEPT_SECONDS - 1
     assert client.extensions("t") == {"agent"}
     clock[0] = EXTENSIONS_KEPT_SECONDS
     assert client.extensions("t") == {"agent", ALIAS}
-    assert asked == ["/extensions"] * 2
-
-
-class Deaf(HTTPAdapter):
-    """A neighbour that hears what it is asked, and whose answers are lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
-
-    def send(self, request: Any, *arguments: Any, **more: Any) -> Any:
-        self.heard.append(request.method)
-        raise requests.ConnectionError("the answer is lost")
+    assert service.listings == 2
 
 
 @pytest.mark.parametrize(("method", "times"), [("POST", 1), ("GET", 2)])
-def test_what_makes_a_thing_is_not_asked_for_twice(method, times) -> None:
-    neighbour, deaf = http.Http("image service", "http://images"), Deaf()
-    made = requests.Session()
-    made.mount("http://", deaf)
-    neighbour._session = session.Session(session=made)
+def test_lost_answer_repeats_a_get_but_not_a_post(
+    service: Service, method: str, times: int
+) -> None:
+    service.is_lost = True
     with pytest.raises(errors.Unavailable):
-        neighbour.send(method, "http://images/v2", "t")
-    assert deaf.heard == [method] * times
+        http.Http("image service", IMAGES).send(method, f"{IMAGES}/v2", "t")
+    assert service.methods == [method] * times

@@ -156,10 +156,15 @@ def test_what_is_no_trouble_is_never_held_back(kept: Log) -> None:
     assert len(kept.lines) == 3
 
 
-def test_few_troubles_are_remembered(kept: Log) -> None:
+def test_repeated_error_is_logged_again_once_it_is_forgotten(kept: Log) -> None:
+    """Only the newest errors are remembered, so memory is bounded."""
     for number in range(MAX_TROUBLES + 5):
         kept.logger.error("host h%d is gone", number)
-    assert len(kept.handler._repeats._troubles) == MAX_TROUBLES + 1
+    first_lines = len(kept.lines)
+    kept.logger.error("host h%d is gone", MAX_TROUBLES + 4)
+    assert len(kept.lines) == first_lines
+    kept.logger.error("host h%d is gone", 0)
+    assert len(kept.lines) == first_lines + 1
 
 
 def test_what_an_operator_mends_has_no_traceback(kept: Log) -> None:

@@ -293,7 +293,7 @@ def test_no_host_says_what_was_asked_for() -> None:
 
 
 def test_a_picture_has_nothing_secret() -> None:
-    columns = {column.name for column in outbox._PICTURE.selected_columns}
+    columns = {column.name for column in outbox.PICTURE.selected_columns}
     assert columns & {"user_data", "password", "secrets", "fault"} == set()
     assert set(SERVER) == columns, "this file's server is what the store takes a picture of"
 

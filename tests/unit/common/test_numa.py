@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.hardware import DeviceRequest, Hardware, NumaNodeRequest
@@ -448,7 +448,6 @@ def check(
     assert len(pins_of_all) == len(set(pins_of_all))
 
 
-@settings(max_examples=400, deadline=None)
 @given(host=hosts(), requests=st.lists(guests(), min_size=1, max_size=4))
 def test_what_fits_is_found_and_nothing_is_given_twice(
     host: tuple[list[NumaNode], list[Device]], requests: list[Hardware]

@@ -75,7 +75,7 @@ def test_every_record_is_tried() -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(data=strategies.data())
 def test_each_record_survives_json(kind: type[Any], data: strategies.DataObject) -> None:
     record = data.draw(of(kind))

@@ -28,9 +28,9 @@ GOOD = {"formats": ["raw"], "unsafe": "", "virtual_size": 5}
     ids=str,
 )
 def test_an_answer_that_is_none_is_refused(said: dict[str, object]) -> None:
-    assert inspection._checked_report(dict(GOOD)) == GOOD
+    assert inspection.check_report(dict(GOOD)) == GOOD
     with pytest.raises(ValueError):
-        inspection._checked_report({**GOOD, **said})
+        inspection.check_report({**GOOD, **said})
 
 
 @pytest.mark.parametrize(

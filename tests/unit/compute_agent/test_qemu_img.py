@@ -12,8 +12,13 @@ DOOR = "compute_agent/virt/libvirt/qemu_img.py"
 RAW = "driver=raw"
 PROGRAMS = ("qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon")
 #: Each subcommand, and what says the format of what it opens; what it makes has -f or -O.
-SAYS = {"create": {"-f", "-F"}, "rebase": {"-f", "-F"}, "resize": {"_chain"}, "info": {"-f"}}
-CONVERTS = [{"-f", "-O"}, {"_chain", "-O"}]
+SAYS = {
+    "create": {"-f", "-F"},
+    "rebase": {"-f", "-F"},
+    "resize": {"describe_chain"},
+    "info": {"-f"},
+}
+CONVERTS = [{"-f", "-O"}, {"describe_chain", "-O"}]
 
 
 def parsed(path: Path) -> ast.Module:
@@ -48,7 +53,7 @@ def commands() -> list[tuple[str, set[str]]]:
                     for one in ast.walk(made)
                     if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)
                 }
-                found.append((words[0], said | (called & {"_chain"})))
+                found.append((words[0], said | (called & {"describe_chain"})))
     return found
 
 
@@ -76,7 +81,7 @@ def test_each_layer_of_a_chain_has_a_driver_and_says_what_is_below() -> None:
     from compute_agent.virt.libvirt.domain_xml import Disk
 
     def told(disk: Disk) -> dict[str, object]:
-        return dict(json.loads(qemu_img._chain(disk).removeprefix("json:")))
+        return dict(json.loads(qemu_img.describe_chain(disk).removeprefix("json:")))
 
     own, below = ({"driver": "file", "filename": f"/dev/fd/{number}"} for number in (3, 4))
     disk = Path("/d/disk")

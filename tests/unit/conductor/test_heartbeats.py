@@ -27,7 +27,9 @@ def cloud() -> Cloud:
     time = Time()
     cloud = Cloud(memory_store(time), time)
     cloud.store.write(lambda tx: services.enrol(tx, "c1", services.CONDUCTOR))
-    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
+    pass_by(cloud, 5)
+    cloud.time.pass_by(2 * COMPARE_SOON_SECONDS)
+    pass_by(cloud, 15)
     return cloud
 
 
@@ -171,12 +173,17 @@ def test_a_host_that_knows_what_the_database_has_lost_makes_all_tell(cloud: Clou
     one, other = (cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2"))
     cloud.settle()
     pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
-    cloud.hosts["h1"].agent._fences[one] = 9
+    for key in ("os-stop", "os-start", "os-stop", "os-start"):
+        cloud.ask(one, key)
+        cloud.settle()
     cloud.store.write(
-        lambda tx: tx.execute(
-            sa.update(schema.servers)
-            .where(schema.servers.c.id == other)
-            .values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)
+        lambda tx: (
+            tx.execute(sa.update(schema.servers).values(fence=1)),
+            tx.execute(
+                sa.update(schema.servers)
+                .where(schema.servers.c.id == other)
+                .values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)
+            ),
         )
     )
     cloud.ask(one, "os-stop")

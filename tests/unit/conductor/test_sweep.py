@@ -19,7 +19,7 @@ class Rig:
         self.cloud = Cloud(memory_store(self.time), self.time, hosts=6)
         for host in self.cloud.hosts.values():
             self.cloud.sync(host)
-        self.rounds(40, list(self.cloud.hosts))
+        self.rounds(10, list(self.cloud.hosts), seconds=4)
 
     def rounds(
         self, count: int, heard: list[str], hears_itself: bool = True, seconds: int = 1

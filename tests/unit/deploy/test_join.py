@@ -257,7 +257,7 @@ def test_the_agent_is_started_until_it_is_heard(
     given: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = Asked()
-    join._start(asked)  # type: ignore[arg-type]  # all that it asks
+    join.start_agent(asked)  # type: ignore[arg-type]  # all that it asks
     assert given == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
     assert asked.looks == 3 and "the cloud hears it" in capsys.readouterr().out
 
@@ -267,10 +267,10 @@ def test_an_agent_that_is_not_heard_is_told(
 ) -> None:
     monkeypatch.setattr(join, "HEARD_SECONDS", 0.1)
     with pytest.raises(ConfigError, match="has not heard it .*journalctl -u kilonova-agent"):
-        join._start(Asked(hears=False))  # type: ignore[arg-type]  # all that it asks
+        join.start_agent(Asked(hears=False))  # type: ignore[arg-type]  # all that it asks
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: "Unit is masked.")
     with pytest.raises(ConfigError, match="systemctl enable kilonova-agent: Unit is masked"):
-        join._start(Asked())  # type: ignore[arg-type]  # all that it asks
+        join.start_agent(Asked())  # type: ignore[arg-type]  # all that it asks
 
 
 def test_where_it_cannot_be_started_nothing_is_begun(

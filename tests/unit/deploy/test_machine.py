@@ -63,10 +63,10 @@ def test_up_names_the_settings_that_work_where_something_is_lacking(
     tmp_path: Path, allowed: set[Ability], lacking: Ability, works: list[str], does_not: str
 ) -> None:
     cloud = Cloud(tmp_path)
-    preflight._rights(cloud)
+    preflight.check_abilities(cloud)
     allowed.remove(lacking)
     with pytest.raises(Failure, match=f"No {lacking.name}.") as caught:
-        preflight._rights(cloud)
+        preflight.check_abilities(cloud)
     assert [word for word in works if word not in caught.value.todo] == []
     assert not does_not or does_not not in caught.value.todo
     settings = {
@@ -74,13 +74,13 @@ def test_up_names_the_settings_that_work_where_something_is_lacking(
         "KILONOVA_NETWORKS=no": replace(cloud, networks=False),
     }
     for setting in works:
-        preflight._rights(settings[setting])
+        preflight.check_abilities(settings[setting])
 
 
 def test_lab_has_no_setting_that_would_do_without(tmp_path: Path, allowed: set[Ability]) -> None:
     allowed.remove(Ability.BRIDGES)
     with pytest.raises(Failure) as caught:
-        preflight._rights(Cloud(tmp_path, hosts=("a", "b"), apart=True))
+        preflight.check_abilities(Cloud(tmp_path, hosts=("a", "b"), apart=True))
     assert caught.value.todo == "Get it."
 
 
@@ -110,6 +110,7 @@ def without_privileges(command: Sequence[str]) -> list[str]:
     ]
 
 
+@pytest.mark.slice("operations")
 def test_unprivileged_machine_skips_with_its_reason_and_fails_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     done = subprocess.run(

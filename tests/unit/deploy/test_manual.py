@@ -61,7 +61,7 @@ def test_every_service_has_a_page() -> None:
 
 @pytest.mark.parametrize("text", [".so /etc/passwd", "'br", "a\\fBb"])
 def test_text_is_never_a_request(text: str) -> None:
-    line = manual._escaped(text)
+    line = manual.escape(text)
     assert not line.startswith((".", "'"))
     assert "\\f" not in line
 

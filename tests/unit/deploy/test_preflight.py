@@ -35,26 +35,26 @@ def test_taken_port_is_named_with_what_it_is_for(cloud: Cloud) -> None:
         other.bind(("127.0.0.1", cloud.ports.image))
         other.listen()
         with pytest.raises(Failure, match=rf"needed: {cloud.ports.image} \(image\)") as caught:
-            preflight._ports(cloud)
+            preflight.check_ports(cloud)
     assert "KILONOVA_PORT_BASE" in caught.value.todo
-    preflight._ports(cloud)
+    preflight.check_ports(cloud)
 
 
 def test_home_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="sockets below it allow"):
-        preflight._space(Cloud(tmp_path / ("x" * 60)))
+        preflight.check_space(Cloud(tmp_path / ("x" * 60)))
 
 
 def test_only_root_may_go_on() -> None:
     with pytest.raises(Failure, match="must run as root"):
-        preflight._machine(1000)
+        preflight.check_machine(1000)
 
 
 def test_nothing_is_made_by_looking(cloud: Cloud) -> None:
     home = Path(f"/tmp/kn-looking-{os.getpid()}")
-    preflight._space(replace(cloud, home=home))
-    preflight._ports(cloud)
-    preflight._neighbours(cloud)
+    preflight.check_space(replace(cloud, home=home))
+    preflight.check_ports(cloud)
+    preflight.find_neighbours(cloud)
     assert not home.exists() and not cloud.home.exists()
 
 
@@ -110,14 +110,14 @@ def test_packages_of_the_image_are_read_from_its_build() -> None:
 def test_broker_that_hosts_in_namespaces_do_not_reach_is_refused(tmp_path: Path) -> None:
     url = "rabbit://guest:guest@127.0.0.1:1/"
     with pytest.raises(Failure, match="do not reach a broker of yours") as caught:
-        preflight._reach(Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url))
+        preflight.check_broker(Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url))
     assert "KILONOVA_TRANSPORT_URL" in caught.value.todo
     for fine in (
         Cloud(tmp_path, hosts=("h1",), broker_url=url),
         Cloud(tmp_path, hosts=("h1", "h2")),
         Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False),
     ):
-        preflight._reach(fine)
+        preflight.check_broker(fine)
 
 
 def test_ports_are_given_once_and_seen_at_every_address() -> None:

@@ -34,19 +34,9 @@ def load(tmp_path: Path) -> Iterator[object]:
     config.CONF.clear()
 
 
-@pytest.mark.parametrize(("name", "most"), [("controller.conf", 12), ("agent.conf", 3)])
-def test_an_operator_writes_few_lines(name: str, most: int) -> None:
-    written = [
-        line
-        for line in (SAMPLES / name).read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
-    assert 0 < len(written) <= most
-
-
 def test_processes_of_a_controller_take_theirs(load) -> None:
     conf = load("controller.conf", "conductor", KEYSTONE="keystone.example")
-    conductor.service._check(conf)
+    conductor.service.check_options(conf)
     scheduler.service.options(conf)
     api.settings(conf)
     image_tickets.configured(conf)

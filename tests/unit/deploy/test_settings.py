@@ -54,7 +54,7 @@ def test_each_variable_that_differs_is_told_by_name(running: Cloud) -> None:
     for told, other in others(running).items():
         assert settings.changed(other) == [told]
         with pytest.raises(Failure) as caught:
-            preflight._same(other)
+            preflight.check_settings(other)
         assert told in caught.value.what and "./deploy/down" in caught.value.todo
     assert settings.of(running).keys() == {told.partition("=")[0] for told in others(running)}
 
@@ -62,18 +62,18 @@ def test_each_variable_that_differs_is_told_by_name(running: Cloud) -> None:
 def test_same_settings_and_other_facts_of_the_cloud_are_fine(running: Cloud) -> None:
     other = (("DEFAULT", "shelved_offload_time", 5),)
     for same in (running, replace(running, networks=True), replace(running, options=other)):
-        preflight._same(same)
+        preflight.check_settings(same)
 
 
 def test_stopped_cloud_takes_any_settings(cloud: Cloud) -> None:
     for other in others(cloud).values():
-        preflight._same(other)
+        preflight.check_settings(other)
 
 
 def test_cloud_started_before_settings_were_remembered_is_let_be(running: Cloud) -> None:
     (running.run / settings.FILE).unlink()
     for other in others(running).values():
-        preflight._same(other)
+        preflight.check_settings(other)
 
 
 def test_password_in_a_url_is_not_written(cloud: Cloud) -> None:

@@ -235,7 +235,10 @@ def _run_file(folder: Path, text: str) -> Result:
     (folder / "test_cases.py").write_text(text)
     options = ["-q", "-p", "no:cacheprovider", "-o", REPORT_FORMAT, "--rootdir", str(folder)]
     code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
-    code = f"import os; os.chdir({str(folder)!r}); {code}"
+    code = (
+        f"import os; os.chdir({str(folder)!r}); os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'; "
+        + code
+    )
     return results(running(folder, {"mixed": code}), "mixed")["mixed"]
 
 

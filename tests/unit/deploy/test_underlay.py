@@ -66,7 +66,7 @@ def test_route_that_would_be_hidden_is_told(
     )
     (folder / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    assert preflight._routes(Underlay(tmp_path, 5000).external) == [
+    assert preflight.find_routes(Underlay(tmp_path, 5000).external) == [
         "172.16.0.0/12 dev lan scope link"
     ]
 
@@ -257,12 +257,12 @@ def test_cloud_that_would_have_another_one_s_addresses_is_refused(
     wire.make(2)
     second = Cloud(tmp_path / "second", Ports.from_base(wire.port + 7), hosts=("h1", "h2"))
     assert second.address == str(wire.machine)
-    preflight._ports(second)
+    preflight.check_ports(second)
     with (
         listening(second.address, Ports.from_base(wire.port).metadata),
         pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)"),
     ):
-        preflight._ports(second)
+        preflight.check_ports(second)
 
 
 def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Underlay) -> None:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_each_filter_says_of_each_host_what_its_reference_says(
     assert found == {name: expected(name, spec, world) for name in reference.REFERENCE}
 
 
+@pytest.mark.slice("operations")  # checks the generator of worlds, which rarely changes
 def test_the_comparison_sees_each_filter_let_in_and_keep_out() -> None:
     seen: dict[str, set[bool]] = defaultdict(set)
 
