@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them,
 clean up; ``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients
-[SUITE ...]``: with the clients' own functional suites.
+[SUITE ...]``: with the clients' own functional suites; ``./deploy/test newcomer [FORM ...]``: both
+commands of the README on an empty Debian.
 
 Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that
 the commit draws, which is what ``.ci/run`` calls. What is in which set, and which tests share a
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names, more = list(arguments[:at]), list(arguments[at + 1 :])
-    if names[:1] in ([plan.TEMPEST.name], [plan.CLIENTS.name]):
+    if names[:1] in ([plan.TEMPEST.name], [plan.CLIENTS.name], [plan.NEWCOMER.name]):
         return names[:1], names[1:] + more
     sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
     if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
@@ -148,6 +149,8 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     if plan.INSTALL.ring in rings:
         machines = packages.for_deb() + packages.MACHINES
         needs.append(("machines to install on", lambda: packages.install(machines, log)))
+    if plan.NEWCOMER.ring in rings:
+        needs.append(("containers", lambda: packages.install(packages.MACHINES, log)))
     if plan.CINDER.ring in rings:
         needs.append(("Cinder", lambda: environment.make_cinder(log)))
     if plan.CLIENTS.ring in rings:
@@ -213,6 +216,9 @@ def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, fo
             reasons[case.skipped] = reasons.get(case.skipped, 0) + 1
     for reason, count in sorted(reasons.items(), key=lambda one: -one[1]):
         say(f"{count:8} skipped: {reason}")
+    if path := os.environ.get("KILONOVA_TEST_SKIPPED"):
+        skips = [f"{case.name}\t{case.skipped}\n" for case in cases if case.skipped is not None]
+        Path(path).write_text("".join(sorted(skips)))
     limit = LIMITS_MINUTES.get(names[0] if names else Slice.DEFAULT)
     allowed = f", of {limit} that it may take" if limit else ""
     say(f"\n{seconds / 60:.1f} minutes{allowed}; {work_of_children() / 60:.1f} of a processor's")

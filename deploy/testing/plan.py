@@ -101,6 +101,7 @@ CLIENTS = Job("clients", "clients", module="tests.clients")
 INSTALL = Job("install", "install")
 CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 FAULTS = Job("faults", "faults", module="tests.fault_matrix")
+NEWCOMER = Job("newcomer", "newcomer", module="tests.newcomer")
 #: Run only when they are named, and start servers of their own.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
@@ -111,6 +112,7 @@ ALONE = (
     INSTALL,
     CINDER,
     FAULTS,
+    NEWCOMER,
 )
 RINGS = (
     "lint",
@@ -128,6 +130,7 @@ RINGS = (
     "install",
     "cinder",
     "faults",
+    "newcomer",
 )
 
 
