@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,8 +36,9 @@ def make_tree(tree: Path, release: str, *options: str) -> None:
     part = tree.with_suffix(".new")
     shutil.rmtree(part, ignore_errors=True)
     tree.parent.mkdir(parents=True, exist_ok=True)
-    command = ["mmdebstrap", "--variant=minbase", *options, release, part, *mirrors(release)]
-    run(command, ADVICE, log=tree.with_suffix(".log"))
+    # Mounts in a namespace of their own vanish even if this process is killed.
+    command = ["unshare", "--mount", "mmdebstrap", "--variant=minbase", *options, release]
+    run([*command, part, *mirrors(release)], ADVICE, log=tree.with_suffix(".log"))
     part.chmod(0o755)
     part.rename(tree)
 

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from deploy.packages import ROOT
 from deploy.progress import Failure, main, run, say
@@ -30,8 +29,6 @@ COUNTS = re.compile(r"^\d+ passed, .*\d+ skipped$", re.MULTILINE)
 REASONS = re.compile(r"^ *\d+ skipped: .*$", re.MULTILINE)
 #: The file in the container that gets the skipped tests.
 SKIPPED = "/root/skipped"
-#: Tests that an archive may skip although a clone runs them.
-ALLOWED = Path(__file__).with_name("only_in_a_clone.txt")
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def _compare(release: str, visit: Visit, skipped: Sequence[str]) -> list[str]:
     """Compare an archive's skipped tests with those of the last clone.
 
     Returns:
-        a sentence for each test that only the archive skips and that ``ALLOWED`` does not list.
+        a sentence for each test that only the archive skips and that the list does not list.
     """
     name = "-".join(["skipped", release, *visit.tests]).replace("/", "_")
     clone = BUILD / f"{name}-clone"
@@ -136,8 +133,8 @@ def _compare(release: str, visit: Visit, skipped: Sequence[str]) -> list[str]:
     if not clone.exists():
         say("newcomer: run the form clone, too, to compare the skipped tests")
         return []
-    names = [forms.tests_of(lines) for lines in (skipped, clone.read_text().splitlines())]
-    surplus = forms.only_archive(*names, forms.tests_of(ALLOWED.read_text().splitlines()))
+    names = [forms.names_of(lines) for lines in (skipped, clone.read_text().splitlines())]
+    surplus = forms.only_archive(*names, forms.names_of(forms.ALLOWED.read_text().splitlines()))
     return [f"an archive skips {test}, which a clone runs" for test in surplus]
 
 

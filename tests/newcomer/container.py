@@ -131,9 +131,13 @@ def _connect(leader: int) -> None:
     """Give the container its address with this machine's ip, because its own is not installed."""
     enter = ["nsenter", f"--target={leader}", "--net"]
     await_true(
-        lambda: not subprocess.run(
-            [*enter, "ip", "link", "set", "host0", "name", "eth0"], check=False, capture_output=True
-        ).returncode,
+        lambda: (
+            not subprocess.run(
+                [*enter, "ip", "link", "set", "host0", "name", "eth0"],
+                check=False,
+                capture_output=True,
+            ).returncode
+        ),
         START_SECONDS,
         "the container has no interface",
     )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
+from pathlib import Path
 
 
 class Form(StrEnum):
@@ -33,6 +34,8 @@ EXPLANATIONS = {
     Form.BESIDE: "the tests run beside a running ./deploy/up",
     Form.TWICE: "each command a second time",
 }
+#: The list of the tests that an archive may skip although a clone runs them.
+ALLOWED = Path(__file__).with_name("only_in_a_clone.txt")
 FOLDER, FOLDER_WITH_SPACE = "/root/kilonova", "/root/my cloud/kilonova"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BARE_ENVIRONMENT = {"PATH": PATH, "HOME": "/root"}
@@ -115,7 +118,7 @@ def visit(words: Collection[str], tests: Sequence[str] = ()) -> Visit:
     return Visit(frozenset(chain(forms, source)), tuple(tests))
 
 
-def tests_of(lines: Iterable[str]) -> set[str]:
+def names_of(lines: Iterable[str]) -> set[str]:
     """Return the tests of a list with one test, a tab and its reason in each line."""
     return {line.split("\t")[0] for line in lines if line.strip() and not line.startswith("#")}
 
