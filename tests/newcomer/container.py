@@ -39,6 +39,8 @@ NETWORK_FILES = (
     "etc/ssl/certs/ca-certificates.crt",
     "usr/local/share/ca-certificates",
 )
+#: Debian's container images install without waiting for the disk, too.
+DPKG = "force-unsafe-io\n"
 #: Let the container write to /proc/sys and /sys, and keep /tmp on its disk, as in Docker.
 NSPAWN_ENVIRONMENT = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
 
@@ -103,6 +105,7 @@ def container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator
     with containers.network(BRIDGE, PREFIX), containers.layer(tree, folder) as root:
         containers.write_names(root, NAME, {NAME: ADDRESS})
         _let_reach_registries(root)
+        (root / "etc/dpkg/dpkg.cfg.d/container").write_text(DPKG)
         options = [f"--bind={place}:{path}" for place, path in binds.items()]
         command = containers.nspawn(root, NAME, BRIDGE, *options, "--as-pid2", "sleep", "infinity")
         with (folder / "console.log").open("wb") as log:
