@@ -99,11 +99,15 @@ def _passes(command: list[str | Path]) -> bool:
 
 
 def _units(folder: Path) -> list[str | Path]:
-    """Copies whose programs exist here: systemd checks that a unit's program can be executed."""
+    """Copy the units into ``folder``, with programs that exist: systemd checks them.
+
+    The programs are named through a link, because the path of .venv may contain a space.
+    """
     copies: list[str | Path] = []
+    (folder / "bin").symlink_to(VENV / "bin")
     for unit in sorted((ROOT / "deploy/systemd").glob("*.*")):
         copy = folder / unit.name
-        copy.write_text(unit.read_text().replace(INSTALLED, f"{VENV}/bin/"))
+        copy.write_text(unit.read_text().replace(INSTALLED, f"{folder}/bin/"))
         copies.append(copy)
     return copies
 

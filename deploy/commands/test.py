@@ -4,7 +4,7 @@ dependencies, run the tests, clean up.
 
 Without arguments: the default set. ``all`` runs every test, and ``.ci/run`` calls this. A slice is
 a part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
-their own: ``./deploy/test tempest [GROUP ...]``, ``./deploy/test clients [SUITE ...]``.
+their own: ``./deploy/test tempest [GROUP ...]``, ``clients [SUITE ...]``, ``newcomer [FORM ...]``.
 deploy/testing/plan.py has the sets, the jobs and their budgets. Each job gets the private servers
 that the table names. The servers end with the command. With arguments of pytest, the rings run one
 after the other in the foreground.
@@ -35,7 +35,7 @@ from deploy.testing.plan import JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Set, S
 
 ENVIRON = {"KILONOVA_TEST": "1"}
 #: Rings whose arguments need no ``--`` before them.
-WITH_ARGUMENTS = (plan.TEMPEST.name, plan.CLIENTS.name)
+WITH_ARGUMENTS = (plan.TEMPEST.name, plan.CLIENTS.name, plan.NEWCOMER.name)
 
 
 class Environment(ExitStack):
@@ -132,6 +132,8 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     if plan.INSTALL.ring in rings:
         machines = packages.for_deb() + packages.MACHINES
         needs.append(("machines to install on", lambda: packages.install(machines, log)))
+    if plan.NEWCOMER.ring in rings:
+        needs.append(("containers", lambda: packages.install(packages.MACHINES, log)))
     if plan.CINDER.ring in rings:
         needs.append(("Cinder", lambda: environment.make_cinder(log)))
     if plan.CLIENTS.ring in rings:
@@ -201,6 +203,8 @@ def summarize(
         say(line)
     for line in ("", *summary.skip_lines(results), ""):
         say(line)
+    if path := os.environ.get("KILONOVA_TEST_SKIPPED"):
+        Path(path).write_text("".join(sorted(summary.skipped_tests(results))))
     servers_cpu = cpu_seconds - sum(result.cpu_seconds for result in results)
     for line in summary.budget_lines(results, servers_cpu, chosen, scale):
         say(line)

@@ -9,6 +9,7 @@ What to set in the environment is said by ``Cloud.from_environment``. Nothing is
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -77,10 +78,12 @@ def go_on(cloud: Cloud) -> str:
     ]
     steps(table, first=4, total=TOTAL)
     screen = "\n  openstack console url show first" if cloud.has_guests else ""
+    clouds_yaml, config = shlex.quote(str(cloud.clouds_yaml)), shlex.quote(str(cloud.config()))
+    programs = shlex.quote(f"{VENV}/bin")
     return f"""
 It works. How to go on:
-  export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
-  export PATH=$PATH:{VENV}/bin NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={cloud.config()}
+  export OS_CLIENT_CONFIG_FILE={clouds_yaml}
+  export PATH=$PATH:{programs} NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={config}
   openstack server list
   openstack server create --image tiny --flavor m1.nano {reach.options} vm1{screen}
   openstack --os-cloud kilonova-admin compute service list

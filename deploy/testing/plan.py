@@ -134,6 +134,7 @@ CLIENTS = Job("clients", "clients", module="tests.clients")
 INSTALL = Job("install", "install")
 CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 FAULTS = Job("faults", "faults", module="tests.fault_matrix")
+NEWCOMER = Job("newcomer", "newcomer", module="tests.newcomer")
 #: Jobs that run only by name.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
@@ -144,6 +145,7 @@ ALONE = (
     INSTALL,
     CINDER,
     FAULTS,
+    NEWCOMER,
 )
 RINGS = (
     "lint",
@@ -161,6 +163,7 @@ RINGS = (
     "install",
     "cinder",
     "faults",
+    "newcomer",
 )
 
 

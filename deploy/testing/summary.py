@@ -53,3 +53,10 @@ def skip_lines(results: Sequence[Result]) -> Iterator[str]:
     reasons = Counter(case.skipped for result in results for case in result.skipped)
     for reason, count in reasons.most_common():
         yield f"{count:8} skipped: {reason}"
+
+
+def skipped_tests(results: Sequence[Result]) -> Iterator[str]:
+    """Yield one line for each skipped test: its id, a tab, and the reason."""
+    for result in results:
+        for case in result.skipped:
+            yield f"{case.id}\t{case.skipped}\n"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from common import config
 from deploy.connectivity import QUICK, SSH
 from tests.attacks.target import DEMO, Outcome, Target
+from tests.other_users import PYTHON_OF_ALL_USERS
 
 GATEWAY = "10.20.0.1"  # of the network that ./deploy/up makes
 NOBODY, READ_AT_MOST = 65534, 1 << 20
@@ -53,7 +53,7 @@ def local_users(target: Target) -> Iterator[Outcome]:
     for folder in target.folders:
         paths = [str(folder), *(str(path) for path in folder.rglob("*"))]
         done = subprocess.run(
-            [sys.executable, "-I", "-c", OPENS],
+            [PYTHON_OF_ALL_USERS, "-I", "-c", OPENS],
             input=json.dumps(paths),
             capture_output=True,
             text=True,

@@ -9,17 +9,16 @@ a machine runs in all namespaces of its systemd; nothing of this machine's envir
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.packages import ROOT, release
 from deploy.progress import run
+from tests import containers
 from tests.waiting import await_true
 
 RELEASE = release()["VERSION_CODENAME"]  #: the packages are built for it
@@ -38,16 +37,12 @@ PACKAGES = (
     "ca-certificates",
 )
 BRIDGE, NETWORK = "kn-install", "172.31.77"
-MULTICAST = (
-    "224.0.0.0/4"  #: of Neutron's tunnels; the kernel shows bridged packets to the rules too
-)
 #: Every machine's address; each finds the others by name, as DNS would tell it.
 ADDRESSES = {
     name: f"{NETWORK}.{number}"
     for number, name in enumerate(("cloud", "controller", "second", "node1", "node2", "debian"), 10)
 }
 BOOT_SECONDS, INSTALL_SECONDS = 120, 1800
-ADVICE = "Check the network and /etc/apt/sources.list, then run this again."
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -109,123 +104,52 @@ class Machine:
         Path(f"/proc/{self.leader}/root{path}").write_text(text)
 
 
-@contextmanager
-def network() -> Iterator[None]:
-    """The machines' bridge; what leaves it has this machine's address."""
-    _remove_network()
-    run(["ip", "link", "add", BRIDGE, "type", "bridge"], ADVICE)
-    try:
-        run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", BRIDGE], ADVICE)
-        run(["ip", "link", "set", BRIDGE, "up"], ADVICE)
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        rules = (
-            f"table ip {BRIDGE} {{ chain post {{ type nat hook postrouting priority 100; "
-            f"ip saddr {NETWORK}.0/24 ip daddr != {{ {NETWORK}.0/24, {MULTICAST} }} masquerade; }}; }}"
-        )
-        run(["nft", rules], ADVICE)
-        yield
-    finally:
-        _remove_network()
+def network() -> AbstractContextManager[None]:
+    """Make the machines' bridge."""
+    return containers.network(BRIDGE, NETWORK)
 
 
-def _remove_network() -> None:
-    subprocess.run(["nft", "delete", "table", "ip", BRIDGE], check=False, capture_output=True)
-    subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+def make_tree() -> None:
+    """Make the root that all machines share, unless it exists."""
+    containers.make_tree(TREE, RELEASE, f"--include={','.join(PACKAGES)}")
 
 
 @contextmanager
 def machine(folder: Path, name: str) -> Iterator[Machine]:
     """Boot one with a layer in this folder, and end it as a power cut would."""
     make_tree()
-    root = folder / "root"
-    for part in ("upper", "work", "root"):
-        (folder / part).mkdir(parents=True)
-    layers = f"lowerdir={TREE},upperdir={folder}/upper,workdir={folder}/work"
-    run(["mount", "-t", "overlay", "overlay", "-o", layers, root], ADVICE)
-    _configure(root, name)
-    console = folder / "console.log"
-    with console.open("wb") as log:
-        process = subprocess.Popen(
-            _nspawn(root, name), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
+    with containers.layer(TREE, folder) as root:
+        _configure(root, name)
+        console = folder / "console.log"
+        command = containers.nspawn(root, name, BRIDGE, "--boot")
+        with console.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
 
-    def story() -> str:
-        return console.read_text(errors="replace")[-2000:]
+        def story() -> str:
+            return console.read_text(errors="replace")[-2000:]
 
-    try:
-        leader = await_true(lambda: _leader(process), BOOT_SECONDS, story)
-        booted = Machine(name, ADDRESSES[name], root, leader)
-        await_true(lambda: _is_up(booted), BOOT_SECONDS, story)
-        yield booted
-    finally:
-        if leader := _leader(process):
-            os.kill(leader, signal.SIGKILL)
-        process.wait(BOOT_SECONDS)
-        subprocess.run(["umount", root], check=False, capture_output=True)
-
-
-def make_tree() -> None:
-    """The small system below all machines, where it is not made yet."""
-    if TREE.exists():
-        return
-    made = TREE.with_suffix(".new")
-    shutil.rmtree(made, ignore_errors=True)
-    TREE.parent.mkdir(parents=True, exist_ok=True)
-    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
-    run([*command, RELEASE, made, *_mirrors()], ADVICE, log=TREE.with_suffix(".log"))
-    made.rename(TREE)
-
-
-def _mirrors() -> list[str]:
-    """This machine's sources of the release; none: mmdebstrap's default."""
-    targets = run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"], ADVICE
-    )
-    lines = [line.split() for line in targets.splitlines()]
-    return list(
-        dict.fromkeys(
-            f"deb {uri} {release} main"
-            for uri, release, component in lines
-            if component == "main" and re.fullmatch(f"{RELEASE}(-updates|-security)?", release)
-        )
-    )
-
-
-def _nspawn(root: Path, name: str) -> list[str]:
-    """Everything that a hypervisor needs is let in: the machine is no border."""
-    devices = [path for path in ("/dev/net/tun", "/dev/kvm") if Path(path).exists()]
-    return [
-        *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit"),
-        *("--resolv-conf=off", f"--network-bridge={BRIDGE}", "--capability=all"),
-        *("--system-call-filter=@known", f"--directory={root}", f"--machine={name}"),
-        *(f"--bind={path}" for path in devices),
-    ]
+        try:
+            leader = await_true(lambda: containers.leader(process), BOOT_SECONDS, story)
+            booted = Machine(name, ADDRESSES[name], root, leader)
+            await_true(lambda: _is_up(booted), BOOT_SECONDS, story)
+            yield booted
+        finally:
+            if leader := containers.leader(process):
+                os.kill(leader, signal.SIGKILL)
+            process.wait(BOOT_SECONDS)
 
 
 def _configure(root: Path, name: str) -> None:
-    (root / "etc/hostname").write_text(f"{name}\n")
-    known = {"localhost": "127.0.0.1", **ADDRESSES}
-    (root / "etc/hosts").write_text("".join(f"{known[one]}\t{one}\n" for one in known))
-    (root / "etc/resolv.conf").unlink(missing_ok=True)
-    shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+    containers.write_names(root, name, ADDRESSES)
     link = root / "etc/systemd/network/10-host0.network"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.write_text(
         f"[Match]\nName=host0\n[Network]\nAddress={ADDRESSES[name]}/24\nGateway={NETWORK}.1\n"
         "LinkLocalAddressing=no\n"
     )
-    run(["systemctl", f"--root={root}", "enable", "-q", "systemd-networkd"], ADVICE)
-
-
-def _leader(process: subprocess.Popen[bytes]) -> int:
-    """The child of systemd-nspawn that is the machine's first process; 0: there is none."""
-    with suppress(FileNotFoundError):
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            status = Path(f"/proc/{child}/status").read_text()
-            if re.search(r"^NSpid:\s+\d+\s+1$", status, re.MULTILINE):
-                return int(child)
-    assert process.poll() is None, f"systemd-nspawn ended with status {process.returncode}"
-    return 0
+    run(["systemctl", f"--root={root}", "enable", "-q", "systemd-networkd"], containers.ADVICE)
 
 
 def _is_up(booted: Machine) -> bool:

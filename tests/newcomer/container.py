@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The container of the ring newcomer: a plain, empty Debian that reaches package registries as this
+machine does.
+
+The container gets this machine's package sources, proxies, indexes and certificate authorities.
+Downloads are kept between runs in a cache; nothing that is installed is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.progress import run, say
+from tests import containers
+from tests.newcomer.forms import Command, Visit
+from tests.waiting import await_true
+
+BRIDGE, PREFIX = "kn-newcomer", "172.31.78"
+NAME, ADDRESS = "newcomer", f"{PREFIX}.10"
+START_SECONDS = 60
+#: Variables that name proxies and package indexes.
+NETWORK_VARIABLES = re.compile(
+    "(https?|ftp|all|no)_proxy|(pip|uv)_.*(index|host|proxy|timeout).*", re.IGNORECASE
+)
+#: Files and folders of this machine that say how registries are reached and trusted.
+NETWORK_FILES = (
+    "etc/pip.conf",
+    "etc/xdg/pip",
+    "etc/uv",
+    "etc/ssl/certs/ca-certificates.crt",
+    "usr/local/share/ca-certificates",
+)
+#: Debian's container images install without waiting for the disk, too.
+DPKG = "force-unsafe-io\n"
+#: Let the container write to /proc/sys and /sys, and keep /tmp on its disk, as in Docker.
+NSPAWN_ENVIRONMENT = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+
+
+@dataclass
+class Container:
+    """A running container. ``leader`` is its first process, as this machine counts."""
+
+    visit: Visit
+    folder: Path
+    leader: int
+
+    def path(self, path: str) -> Path:
+        """Return a file of the container as a path of this machine."""
+        return Path(f"/proc/{self.leader}/root{path}")
+
+    def read(self, path: str) -> str:
+        """Return a file's text, or an empty one if the file does not exist."""
+        return self.path(path).read_text() if self.path(path).exists() else ""
+
+    def do(self, command: Command, folder: str, **variables: str) -> int:
+        """Run a command as the newcomer, print and log its output, and return its status."""
+        script = 'umask "$1"; cd "$2"; shift 2; exec "$@"'
+        words = ["sh", "-c", script, "sh", f"{self.visit.umask:o}", folder, *command.words]
+        if self.visit.has_terminal:
+            words = ["script", "--quiet", "--return", "--command", shlex.join(words), "/dev/null"]
+        process = subprocess.Popen(
+            ["nsenter", f"--target={self.leader}", "--all", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**self.visit.environment, **_network_variables(), **variables},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with (self.folder / f"{command.log}.log").open("ab") as log:
+            for line in process.stdout:
+                log.write(line.replace(b"\r\n", b"\n"))
+                log.flush()
+                say(f"  | {line.decode(errors='replace').rstrip()}")
+        return process.wait()
+
+
+@contextmanager
+def container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator[Container]:
+    """Start an empty container whose changes are kept below ``folder``, and end it.
+
+    Args:
+        build: the folder of the roots and of the cache of downloads.
+    """
+    tree = build / release
+    if not tree.exists():
+        say(f"newcomer: making an empty {release} …")
+    containers.make_tree(tree, release)
+    folder.mkdir(parents=True)
+    # A file that was downloaded with another umask would have another mode.
+    cache = build / f"cache-{release}-{visit.umask:03o}"
+    binds = {cache / "home": "/root/.cache", cache / "apt": "/var/cache/apt/archives"}
+    for place in binds:
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o755)
+    with containers.network(BRIDGE, PREFIX), containers.layer(tree, folder) as root:
+        containers.write_names(root, NAME, {NAME: ADDRESS})
+        _let_reach_registries(root)
+        (root / "etc/dpkg/dpkg.cfg.d/container").write_text(DPKG)
+        options = [f"--bind={place}:{path}" for place, path in binds.items()]
+        command = containers.nspawn(root, NAME, BRIDGE, *options, "--as-pid2", "sleep", "infinity")
+        with (folder / "console.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **NSPAWN_ENVIRONMENT},
+            )
+        try:
+            leader = await_true(
+                lambda: containers.leader(process),
+                START_SECONDS,
+                lambda: (folder / "console.log").read_text(errors="replace"),
+            )
+            _connect(leader)
+            yield Container(visit, folder, leader)
+        finally:
+            if leader := containers.leader(process):
+                os.kill(leader, signal.SIGKILL)
+            process.wait(START_SECONDS)
+
+
+def _connect(leader: int) -> None:
+    """Give the container its address with this machine's ip, because its own is not installed."""
+    enter = ["nsenter", f"--target={leader}", "--net"]
+    await_true(
+        lambda: (
+            not subprocess.run(
+                [*enter, "ip", "link", "set", "host0", "name", "eth0"],
+                check=False,
+                capture_output=True,
+            ).returncode
+        ),
+        START_SECONDS,
+        "the container has no interface",
+    )
+    for words in (
+        ("address", "add", f"{ADDRESS}/24", "dev", "eth0"),
+        ("link", "set", "eth0", "up"),
+        ("link", "set", "lo", "up"),
+        ("route", "add", "default", "via", f"{PREFIX}.1"),
+    ):
+        run([*enter, "ip", *words], containers.ADVICE)
+
+
+def _let_reach_registries(root: Path) -> None:
+    """Copy this machine's settings of proxies, indexes and certificate authorities."""
+    for name in NETWORK_FILES:
+        source, target = Path("/") / name, root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copyfile(source, target)
+            target.chmod(0o644)
+    settings = run(["apt-config", "dump", "Acquire", "--format", '%F "%v";%n'], containers.ADVICE)
+    kept = [line for line in settings.splitlines() if re.search(r"(?i)::(proxy|cainfo)\b", line)]
+    (root / "etc/apt/apt.conf.d/90host").write_text("".join(f"{line}\n" for line in kept))
+    (root / "etc/apt/apt.conf.d/90host").chmod(0o644)
+
+
+def _network_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if NETWORK_VARIABLES.fullmatch(name)}

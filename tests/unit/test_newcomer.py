@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each form of the ring newcomer changes the visit as its explanation promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.newcomer import forms
+from tests.newcomer.forms import EXPLANATIONS, Form, Visit, names_of, only_archive, visit
+
+
+def logs(of: Visit) -> list[str]:
+    return [command.log for command in of.commands]
+
+
+def test_visit_without_forms_is_a_clone_with_terminal() -> None:
+    plain = visit([])
+    assert plain.has_git and plain.has_terminal and plain.umask == 0o022
+    assert plain.folder.startswith("/root/") and " " not in plain.folder
+    assert plain.environment["LANG"] == "C.UTF-8"
+    assert [command.words for command in plain.commands] == [
+        ("./deploy/up",),
+        ("./deploy/down",),
+        ("./deploy/test",),
+    ]
+    assert plain == visit(["clone"])
+
+
+def test_combined_forms_change_the_place_and_the_caller() -> None:
+    combined = visit(["archive", "space", "umask", "bare"])
+    assert not combined.has_git and not combined.has_terminal and combined.umask == 0o077
+    assert combined.folder.startswith("/root/") and " " in combined.folder
+    assert set(combined.environment) == {"PATH", "HOME"}
+    assert combined.name == "archive-space-umask-bare"
+
+
+def test_beside_form_keeps_the_cloud_running_during_the_tests() -> None:
+    assert logs(visit(["beside"])) == ["up", "test"]
+
+
+def test_twice_form_repeats_each_command() -> None:
+    assert logs(visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
+    assert logs(visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
+
+
+def test_arguments_reach_the_inner_test_command() -> None:
+    [*_, last] = visit(["archive"], ["unit", "--", "-k", "x"]).commands
+    assert last.words == ("./deploy/test", "unit", "--", "-k", "x")
+
+
+@pytest.mark.parametrize("words", [["clone", "archive"], ["naked"], ["archive", "Bare"]])
+def test_visit_refuses_contradictions_and_unknown_forms(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"not both|not forms"):
+        visit(words)
+
+
+def test_every_form_has_an_explanation() -> None:
+    assert set(EXPLANATIONS) == set(Form)
+
+
+def test_skipped_tests_of_an_archive_are_compared_with_list_and_clone() -> None:
+    clone = names_of(["a::x\tno KVM"])
+    archive = names_of(["a::x\tno KVM", "b::y\tno git", "c::z\tno git"])
+    allowed = names_of(["# test, tab, reason", "", "c::z\treads the history"])
+    assert only_archive(archive, clone, allowed) == ["b::y"]
+
+
+def test_list_of_tests_only_in_a_clone_is_short_and_has_reasons() -> None:
+    lines = forms.ALLOWED.read_text().splitlines()
+    entries = [line for line in lines if line and not line.startswith("#")]
+    assert len(entries) <= 10
+    assert all(len(line.split("\t")) == 2 for line in entries)
