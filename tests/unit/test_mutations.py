@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.mutations import ROOT, Mutation, OutOfDate, every
+from tests.mutations.__main__ import copy_tree
 
 MUTATIONS = {one.id: one for one in every()}
 
@@ -40,3 +42,12 @@ def test_one_that_is_out_of_date_says_so() -> None:
     for text in ("", "x = 1\nx = 1\n"):
         with pytest.raises(OutOfDate, match="mend tests/mutations"):
             one.applied(text)
+
+
+def test_copy_of_tree_has_files_of_every_mutation_and_no_environment(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    for one in MUTATIONS.values():
+        assert (tmp_path / one.file).read_text() == (ROOT / one.file).read_text()
+        assert all((tmp_path / test.split("::")[0]).exists() for test in one.tests), one.id
+    assert not (tmp_path / ".venv").exists() and not (tmp_path / ".git").exists()
+    assert not list(tmp_path.rglob("__pycache__"))
