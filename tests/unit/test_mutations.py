@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations import ROOT, Mutation, OutOfDate, every
+from tests.mutations.__main__ import copy_tree
 
 
 def test_mutations_apply_and_name_existing_tests() -> None:
@@ -58,3 +59,12 @@ def test_mutation_raises_when_text_is_not_found_once() -> None:
     for text in ("", "x = 1\nx = 1\n"):
         with pytest.raises(OutOfDate):
             mutation.applied(text)
+
+
+def test_copy_of_tree_has_files_of_every_mutation_and_no_environment(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    for mutation in every():
+        assert (tmp_path / mutation.file).read_text() == (ROOT / mutation.file).read_text()
+        assert all((tmp_path / test.split("::")[0]).exists() for test in mutation.tests)
+    assert not (tmp_path / ".venv").exists() and not (tmp_path / ".git").exists()
+    assert not list(tmp_path.rglob("__pycache__"))
