@@ -72,7 +72,7 @@ def test_a_debt_that_outlived_its_delete_is_paid(cloud: Cloud, server: str) -> N
 @pytest.mark.parametrize("registration", [True, False], ids=["registration", "report"])
 def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, registration: bool) -> None:
     """So that what it says of the server counts again."""
-    known = cloud.hosts["h1"].agent._fences[server]
+    known = cloud.show(server).fence + LOST
     if registration:
         cloud.hosts["h1"].restart()
     cloud.idle(65)

@@ -330,16 +330,3 @@ def test_a_verb_that_a_host_never_learns_is_stuck(
     cloud.time.pass_by(5)
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.RESCUED, [])
-
-
-def test_a_host_that_knows_a_later_fence_is_asked_again_under_a_later_one(cloud: Cloud) -> None:
-    """The database was restored from a backup: it has forgotten what the host knows. Nothing is
-    stuck by that."""
-    [server] = cloud.create(host="h1", forced=True, networks=[])
-    cloud.settle()
-    cloud.hosts["h1"].agent._fences[server] = 9
-    cloud.ask(server, "os-stop")
-    cloud.settle()
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.action, shown.fence > 9) == (states.STOPPED, None, True)
-    assert cloud.findings() == []
