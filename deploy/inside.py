@@ -33,8 +33,10 @@ def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
     socket.sethostname(host)
     # What is unmounted outside is unmounted here too: else this process would keep namespaces that
     # were removed.
+    subprocess.run(["mount", "--make-rslave", "/"], check=True)
+    # systemd-nspawn mounts a deleted file there, over which nothing else can be mounted.
+    subprocess.run(["umount", BOOT_ID], check=False, stderr=subprocess.DEVNULL)
     for arguments in (
-        ["--make-rslave", "/"],
         ["--bind", str(boot_id), BOOT_ID],
         *(["-t", "tmpfs", "-o", "ro", "none", folder] for folder in hidden),
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from compute_agent.sandbox import client, landlock
 from compute_agent.sandbox.client import HelperResult, Helpers, SandboxSettings
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.virt.driver import Cancelled, VerbContext
+from tests.other_users import PYTHON_OF_ALL_USERS
 from tests.unit.compute_agent.sandbox_functions import status_of
 from tests.waiting import await_true
 
@@ -284,12 +284,8 @@ def test_file_that_was_lent_when_the_agent_died_comes_back(tmp_path: Path) -> No
 
 def test_a_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o644)
-    python = shutil.which("python3", path=os.defpath)
-    if python is None:
-        pytest.skip("no python3 that any user can run")
-    ended = executed(
-        helpers, tmp_path / "file", False, python, "-Ic", "import socket; socket.socket()"
-    )
+    code = "import socket; socket.socket()"
+    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
     assert "PermissionError: [Errno 1]" in ended.reason
 
 
