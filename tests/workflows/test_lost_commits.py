@@ -139,7 +139,7 @@ def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
     cloud.settle()
     assert running(cloud, server) == ["h2"]
     set_back()
-    cloud.idle(65)
+    cloud.idle(80)
     assert running(cloud, server) == []
     assert "h2" in cloud.domains(server)
     [found] = [one for one in cloud.findings() if one.invariant == "domain-known"]
