@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     configuration(debian)
     for package, units in HELPERS.items():
         for unit in units:
-            write(debian / package / "lib/systemd/system" / unit, unit_text(unit))
+            write(debian / f"{package}.{unit}", unit_text(unit))
     for package in packages(debian):
         write(debian / f"{package}.lintian-overrides", overrides(package))
     return 0

@@ -288,6 +288,8 @@ class Servers:
                 "--max-connections=300",
                 "--skip-log-bin",
                 "--skip-name-resolve=1",
+                # From 11.4 on MariaDB offers TLS by itself, with a certificate that it makes.
+                *(["--skip-ssl"] if self._proof is None else []),
                 *(
                     f"--ssl-{what}={path}"
                     for what, path in self._own_proof(folder, "mysql").items()

@@ -58,7 +58,8 @@ class Process:
     def answers(self) -> bool:
         try:
             return requests.get(f"http://127.0.0.1:{self.port}/", timeout=5).status_code < 600
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.ReadTimeout):
+            # The master listens before its worker has started.
             return False
 
 
