@@ -344,18 +344,22 @@ def test_a_real_guest_has_two_cells(rig: Rig) -> None:
         *(
             pytest.param(properties, marks=pytest.mark.slice("guests"))
             for properties in (
-                {"hw_machine_type": "q35", "hw_disk_bus": "sata"},
-                {"hw_disk_bus": "scsi"},
-                {"hw_disk_bus": "scsi", "hw_scsi_model": "lsilogic"},
-                {"hw_disk_bus": "ide"},
-                {"hw_disk_bus": "sata", "hw_cdrom_bus": "sata"},
-                {"hw_video_model": "qxl"},
-                {"hw_video_model": "virtio"},
-                {"hw_video_model": "bochs"},
-                {"hw_qemu_guest_agent": "no"},
-                {"os_type": "windows"},
+                {
+                    "hw_machine_type": "q35",
+                    "hw_disk_bus": "sata",
+                    "hw_video_model": "qxl",
+                    "hw_vif_model": "vmxnet3",
+                },
+                {"hw_disk_bus": "scsi", "hw_video_model": "virtio", "hw_vif_model": "rtl8139"},
+                {
+                    "hw_disk_bus": "scsi",
+                    "hw_scsi_model": "lsilogic",
+                    "hw_video_model": "bochs",
+                    "hw_vif_model": "ne2k_pci",
+                },
+                {"hw_disk_bus": "ide", "hw_qemu_guest_agent": "no", "hw_vif_model": "pcnet"},
+                {"hw_disk_bus": "sata", "hw_cdrom_bus": "sata", "os_type": "windows"},
                 {"hw_pmu": "no", "img_hide_hypervisor_id": "yes"},
-                *({"hw_vif_model": model} for model in ("rtl8139", "ne2k_pci", "pcnet", "vmxnet3")),
             )
         ),
     ],
