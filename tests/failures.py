@@ -209,7 +209,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: pytest.TestReport = yield
     if report.failed and not item.stash.get(_TOLD, False):
         item.stash[_TOLD] = True
-        if not _here.told:
+        if not _here.told and not _is_repeated(call):
             _here.ask(_here.torn if call.when == "teardown" else _here.of(item))
         add = getattr(
             report.longrepr, "addsection", lambda *section: report.sections.append(section)
@@ -220,4 +220,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def _is_repeated(call: pytest.CallInfo[None]) -> bool:
+    """True if another test of this run has failed with the same exception object.
+
+    pytest raises the exception of a shared fixture again for each test that uses the fixture. The
+    clouds were asked at the first failure. Asking a cloud that is gone takes minutes.
+    """
+    problem = call.excinfo.value if call.excinfo else None
+    if any(problem is other for other in _setup_problems):
+        return True
+    if problem is not None and call.when == "setup":
+        _setup_problems.append(problem)
+    return False
+
+
 _TOLD = pytest.StashKey[bool]()
+_setup_problems: list[BaseException] = []

@@ -72,6 +72,17 @@ def doomed():
     finally:
         home.log.unlink()
 
+@pytest.fixture(scope="session")
+def broken_cloud():
+    home = Home("cloud", hint=lambda: ["see the log"])
+    yield pytest.fail("no guest", pytrace=False)
+
+def test_first_of_broken_cloud(broken_cloud):
+    pass
+
+def test_second_of_broken_cloud(broken_cloud):
+    pass
+
 def test_that_passes(used, other):
     used.say("of the test before")
 
@@ -164,7 +175,7 @@ def test_failure_tells_what_its_own_cloud_did_meanwhile(said: str) -> None:
     assert (
         "log of other" not in said
         and "the reason" in told
-        and "4 failed, 2 passed, 3 errors" in said
+        and "4 failed, 2 passed, 5 errors" in said
     )
 
 
@@ -187,6 +198,15 @@ def test_cloud_that_does_not_come_up_tells_before_removal(said: str) -> None:
         "  2026-01-01 does not come up",
     ]
     assert "no broker" in told
+
+
+def test_cloud_of_failed_fixture_is_asked_once(said: str) -> None:
+    first, second = (
+        of(said, "ERROR at setup of", f"test_{name}_of_broken_cloud")
+        for name in ("first", "second")
+    )
+    assert section(first, "hint") == ["see the log"]
+    assert "no guest" in second and "hint" not in second
 
 
 def test_teardown_that_fails_tells_unless_the_test_did(said: str) -> None:
