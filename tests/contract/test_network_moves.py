@@ -341,6 +341,7 @@ def _is_silent(heard: Path) -> bool:
     return heard.stat().st_size == so_far
 
 
+@pytest.mark.slice("operations")
 def test_nobody_gets_in_through_the_middle_of_a_connection(cloud: Cloud) -> None:
     network, m2 = cloud.network(), cloud.lab.machines["m2"]
     guest = cloud.guest(network, "m1", security_groups=[cloud.group("egress")])

@@ -219,6 +219,7 @@ def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]
     return seen, wrong
 
 
+@pytest.mark.slice("operations")
 def test_what_servers_tell_is_as_in_the_samples(samples: Path) -> None:
     seen, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
     own = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in seen)

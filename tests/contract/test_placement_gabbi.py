@@ -142,6 +142,7 @@ def test_what_passes_is_what_we_say(
     assert total > 1000
 
 
+@pytest.mark.slice("operations")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_other_databases_do_as_well(
     gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]

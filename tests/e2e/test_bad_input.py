@@ -181,6 +181,7 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
     assert found[2]
 
 
+@pytest.mark.slice("guests")  # tests/api asks each of these without a real cloud
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case) -> None:
     sent = None if case.change is None else {"server": body(case.change), **case.more}

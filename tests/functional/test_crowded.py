@@ -24,6 +24,10 @@ from tests.functional.cloud import FLAVOR, Cloud
 
 HOSTS, THERE, ASKED, IN_GROUP, THREADS = 10, 1, 80, 30, 8
 PROCESSES = {"sqlite": 1, "postgresql": 2, "mariadb": 2}
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.slice("default" if kind == "mariadb" else "operations"))
+    for kind in PROCESSES
+]
 ROOMS = [
     3 + number % 5 for number in range(HOSTS)
 ]  #: servers that fit on each host beside those there
@@ -115,7 +119,7 @@ def placed(cloud: Cloud, servers: list[str]) -> tuple[Counter[str], Counter[str]
     )
 
 
-@pytest.mark.parametrize("kind", PROCESSES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_fits_is_placed_and_the_rest_are_told_why(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
@@ -140,7 +144,7 @@ def test_what_fits_is_placed_and_the_rest_are_told_why(
     assert cloud.findings() == []
 
 
-@pytest.mark.parametrize("kind", PROCESSES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["anti-affinity", "affinity"])
 def test_a_hard_group_holds(new_cloud: Callable[..., Cloud], kind: str, policy: str) -> None:
     cloud = start(new_cloud, kind)

@@ -29,6 +29,7 @@ def servers_of_our_own() -> Iterator[Servers]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slice("operations")
 def test_everything_reaches_its_state_although_the_broker_was_wiped(
     servers_of_our_own: Servers, new_cloud: Callable[..., Cloud], caplog: pytest.LogCaptureFixture
 ) -> None:
