@@ -13,14 +13,9 @@ EVERY = cells()
 DEFAULT = default_cells(EVERY)
 
 
-def test_default_cells_have_every_step_of_every_workflow() -> None:
-    steps = {
-        (workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
-    }
-    assert steps <= {(cell.workflow, cell.step) for cell in EVERY}
-    assert {(cell.workflow, cell.step) for cell in EVERY} == {
-        (cell.workflow, cell.step) for cell in DEFAULT
-    }
+def test_default_cells_have_every_workflow() -> None:
+    assert {*WORKFLOWS} < {cell.workflow for cell in EVERY}
+    assert {cell.workflow for cell in EVERY} == {cell.workflow for cell in DEFAULT}
 
 
 def test_default_cells_have_every_fault_of_each_kind() -> None:
@@ -29,22 +24,20 @@ def test_default_cells_have_every_fault_of_each_kind() -> None:
             assert {cell.fault for cell in DEFAULT if cell.kind is kind} == {*faults}, kind
 
 
-def test_default_cells_have_every_action_first_and_second_in_pair() -> None:
-    pairs = [cell for cell in DEFAULT if cell.kind is Kind.PAIR]
-    assert {cell.workflow for cell in pairs} == {*WORKFLOWS}
-    assert {cell.fault for cell in pairs} == {*ASKED}
+def test_default_cells_have_every_action_second_in_pair() -> None:
+    assert {cell.fault for cell in DEFAULT if cell.kind is Kind.PAIR} == {*ASKED}
 
 
 def test_default_cells_have_each_cell_that_found_defect() -> None:
     assert {*FOUND} <= {cell.id for cell in DEFAULT}
-    assert len(DEFAULT) == len({cell.id for cell in DEFAULT}) < len(EVERY) / 15
+    assert len(DEFAULT) == len({cell.id for cell in DEFAULT}) < len(EVERY) / 25
 
 
-def test_new_step_adds_its_cell_and_moves_few_others() -> None:
-    step = [Cell("stop", "new_step", Kind.COMMAND, fault) for fault in FAULTS[Kind.COMMAND]]
-    added = {cell.id for cell in default_cells([*EVERY, *step])}
-    assert any(cell.id in added for cell in step)
-    assert len({cell.id for cell in DEFAULT} - added) <= len(step)
+def test_new_workflow_adds_its_cell_and_moves_few_others() -> None:
+    new = [Cell("new", "step", Kind.COMMAND, fault) for fault in FAULTS[Kind.COMMAND]]
+    added = {cell.id for cell in default_cells([*EVERY, *new])}
+    assert any(cell.id in added for cell in new)
+    assert len({cell.id for cell in DEFAULT} - added) <= len(new)
 
 
 def test_order_of_registry_does_not_change_default_cells() -> None:
