@@ -124,6 +124,7 @@ def test_openstackclient_works_with_application_credential(cloud: Cloud, admin: 
     assert access.application_credential["restricted"] is True
 
 
+@pytest.mark.slice("operations")
 def test_openstackclient_administers_limits(cloud: Cloud) -> None:
     def called(rows: Any, name: str) -> list[Any]:
         return [row for row in rows if row["Resource Name"] == name]
