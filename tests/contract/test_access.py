@@ -75,7 +75,9 @@ def ended_in_one_line(done: subprocess.CompletedProcess[str], *words: str) -> No
 
 
 @pytest.mark.parametrize("module", OF_DATABASE)
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize(
+    "kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slice("operations"))]
+)
 def test_a_wrong_database_password(
     tmp_path: Path, upgraded_database: Callable[[str], str], kind: str, module: str
 ) -> None:
