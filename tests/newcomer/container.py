@@ -57,9 +57,9 @@ class Container:
         """Return a file of the container as a path of this machine."""
         return Path(f"/proc/{self.leader}/root{path}")
 
-    def read(self, path: str) -> str:
-        """Return a file's text, or an empty one if the file does not exist."""
-        return self.path(path).read_text() if self.path(path).exists() else ""
+    def read(self, path: str) -> str | None:
+        """Return a file's text, or None if the file does not exist."""
+        return self.path(path).read_text() if self.path(path).exists() else None
 
     def do(self, command: Command, folder: str, **variables: str) -> int:
         """Run a command as the newcomer, print and log its output, and return its status."""
