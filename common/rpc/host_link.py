@@ -203,6 +203,14 @@ class _Side(ABC):
                 self._listener = Listener(self._connect, self._thread, self._declare)
             return self._listener
 
+    def wait_until_ready(self, timeout: float) -> bool:
+        """Start listening, and return True once the queues are declared and read.
+
+        Args:
+            timeout: Seconds to wait. After that the method returns False.
+        """
+        return self._listening().is_ready.wait(timeout)
+
     def _asked(
         self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]
     ) -> JsonValue:
@@ -211,7 +219,7 @@ class _Side(ABC):
         until, (header, body) = time.monotonic() + timeout, message
         future = self._questions.put(header)
         try:
-            if self._listening().is_ready.wait(timeout) and send(body):
+            if self.wait_until_ready(timeout) and send(body):
                 return result(future.result(max(0.0, until - time.monotonic())))
         except TimeoutError:
             pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from common.store import schema
 from common.store.servers import actions, servers
 from compute_api.compute.creation import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
+from tests.waiting import await_true
 
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
 
@@ -378,17 +380,24 @@ def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
             answers[name] = original.create(creation(name, **columns))
         except Exception as problem:  # noqa: BLE001  # looked at below
             answers[name] = problem
-    with cloud.store.begin():                                  # the first waits for the lock, the others for the first
-        threads = [threading.Thread(target=create, args=("first",))]
-        threads[0].start()
-        while not original._led:
-            threading.Event().wait(0.01)
-        threads += [threading.Thread(target=create, args=("good",)),
-                    threading.Thread(target=create, args=("bad",), kwargs=broken)]
-        for thread in threads[1:]:
-            thread.start()
-        while original.waiting < 2:
-            threading.Event().wait(0.01)
+    # The first create commits only when the others wait, so that these share the next transaction.
+    is_leading, is_released = threading.Event(), threading.Event()
+    leader = creation("first")
+
+    def leader_rows(count: int) -> Any:
+        is_leading.set()
+        assert is_released.wait(30)
+        return leader.rows(count)
+
+    threads = [threading.Thread(target=original.create, args=(replace(leader, rows=leader_rows),))]
+    threads[0].start()
+    assert is_leading.wait(30)
+    threads += [threading.Thread(target=create, args=("good",)),
+                threading.Thread(target=create, args=("bad",), kwargs=broken)]
+    for thread in threads[1:]:
+        thread.start()
+    await_true(lambda: original.waiting == 2)
+    is_released.set()
     for thread in threads:
         thread.join(30)
     assert isinstance(answers["bad"], Exception)

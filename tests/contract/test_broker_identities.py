@@ -55,8 +55,9 @@ def broker() -> Iterator[Broker]:
             servers.start("rabbitmq")
             assert servers.broker is not None
             known = replace(servers.broker, hosts=("h1", "h2"))
-            known._write("definitions.json", definitions(known))
-            (known.folder / "definitions.json").chmod(0o644)
+            definitions_file = known.folder / "definitions.json"
+            definitions_file.write_text(definitions(known))
+            definitions_file.chmod(0o644)
             known.learn_users()
             yield known
 
@@ -159,7 +160,7 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     told, here, conf = Told(HeartbeatAnswer(True)), Told({"x": 1}), world.conf
     conductor_link = world.control(broker.role_url(CONDUCTOR))
     conductor.listen(conductor_link, told)
-    assert conductor_link._listening().is_ready.wait(5)
+    assert conductor_link.wait_until_ready(5)
     link = world.serving("h1", here, broker.host_url("h1"))
     opened = {
         role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)

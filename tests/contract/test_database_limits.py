@@ -18,7 +18,7 @@ from common import errors
 from common.store import schema
 from common.store.engine import ConnectionLimits, Store, for_update, insert_ignore
 from common.store.tenants import quotas
-from compute_api.compute.creation import Creator
+from compute_api.compute.creation import Creation, Creator
 from conductor import reports, runner
 from tests.contract.test_store import Realtime
 from tests.contract.test_store_servers import LIMITS, creation
@@ -158,27 +158,37 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
     store = stores()
     add(store, "held")
     creator, ended = Creator(store, LIMITS), {}
-    creator._led = True
+    leader, is_leading, is_released = (
+        creation(project="leader"),
+        threading.Event(),
+        threading.Event(),
+    )
 
-    def post(project: str) -> None:
-        ended[project] = creator.create(creation(project=project))
+    def rows(count: int) -> Any:
+        is_leading.set()
+        assert is_released.wait(30)
+        return leader.rows(count)
 
-    posts = [threading.Thread(target=post, args=(project,)) for project in ("free", "held")]
-    for one in posts:
-        one.start()
-    await_true(lambda: creator.waiting == 2)
-    with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(1) as pool:
+    def projects() -> set[str]:
+        return set(store.read(lambda tx: tx.scalars(sa.select(schema.servers.c.project_id)).all()))
+
+    def post(request: Creation) -> None:
+        ended[request.project_id] = creator.create(request)
+
+    with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(3) as pool:
+        # The first create holds the turn until both others wait, so that they share the next
+        # transaction.
+        posts = [pool.submit(post, replace(leader, rows=rows))]
+        assert is_leading.wait(30)
+        posts += [pool.submit(post, creation(project=project)) for project in ("free", "held")]
+        await_true(lambda: creator.waiting == 2)
         quotas.lock(other, "held")
-        pool.submit(creator._lead)
-        await_true(
-            lambda: (
-                store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.project_id))) == "free"
-            )
-        )
+        is_released.set()
+        await_true(lambda: projects() == {"leader", "free"})
         other.commit()
-    for one in posts:
-        one.join(10)
-    assert sorted(ended) == ["free", "held"]
+        for future in posts:
+            future.result(10)
+    assert sorted(ended) == ["free", "held", "leader"]
 
 
 def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) -> None:

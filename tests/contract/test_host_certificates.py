@@ -46,7 +46,7 @@ class Site:
         self.signer = Signer.opened(str(self.authority.path), str(self.authority.key_path))
         link = world.control()
         conductor.listen(link, Told(), None, HostCertificates(self.signer))
-        assert link._listening().is_ready.wait(5)
+        assert link.wait_until_ready(5)
         self.refusals = link.refusals
         self._links: dict[str, HostCertificatesClient] = {}
 
@@ -169,8 +169,8 @@ def test_a_host_that_was_removed_is_not_heard(site: Site, monkeypatch: pytest.Mo
 def test_a_token_of_one_who_joins_gets_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.rpc.host_certificates.ANSWER_SECONDS", 0.5)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
-    link = site.world.host("h1")
-    link._keys, link._purpose = JoinToken("h1", 1, key.secret.hex(), ""), Purpose.JOIN
+    token = JoinToken("h1", 1, key.secret.hex(), "")
+    link = site.world.host("h1", keys=token, purpose=Purpose.JOIN)
     present, asked = (
         Certificate.read(str(site.file().path)),
         request(ec.generate_private_key(ec.SECP256R1())),

@@ -18,7 +18,6 @@ from common.host_joins import Envelope, JoinToken
 from common.host_keys import AllKeys, Purpose, derive
 from common.models import HostInventory
 from common.rpc import conductor
-from common.rpc.broker import opener
 from common.rpc.host_joins import HostJoinsClient
 from common.rpc.host_link import HostSide
 from common.store import schema
@@ -134,7 +133,7 @@ class Rig:
         world.keys = lambda secrets=SECRETS: self.keys  # type: ignore[method-assign]
         link = world.control()
         conductor.listen(link, Told(), HostJoins(store, self.keys, signer))
-        assert link._listening().is_ready.wait(5)
+        assert link.wait_until_ready(5)
         self.refusals = link.refusals
 
     def token(self, host: str = "h1", generation: int = 0) -> JoinToken:
@@ -142,16 +141,11 @@ class Rig:
         key = derive(SECRETS[Purpose.COMMAND], host, number, Purpose.JOIN)
         return JoinToken(host, number, key.secret.hex(), "")
 
+    def link(self, token: JoinToken) -> HostSide:
+        return self.world.host(token.host, keys=token, purpose=Purpose.JOIN)
+
     def client(self, token: JoinToken) -> HostJoinsClient:
-        link = HostSide(
-            opener(self.world.conf, self.world.url),
-            token,
-            token.host,
-            self.world.prefix,
-            Purpose.JOIN,
-        )
-        self.world._opened.append(link)
-        return HostJoinsClient(link)
+        return HostJoinsClient(self.link(token))
 
 
 @pytest.fixture
@@ -169,7 +163,8 @@ def rig(world: World, one_store: Store) -> Rig:
 
 def test_who_has_the_token_gets_the_identity_once(rig: Rig) -> None:
     token = rig.token()
-    client = rig.client(token)
+    link = rig.link(token)
+    client = HostJoinsClient(link)
     looked = client.look()
     assert (looked["state"], looked["signs"], looked["is_heard"]) == ("open", False, False)
     got = client.join()
@@ -178,7 +173,8 @@ def test_who_has_the_token_gets_the_identity_once(rig: Rig) -> None:
     assert got["certificate"] == ""
     assert client.look()["state"] == "used"
     assert client.join() == got, "its answer was lost, and it asks again"
-    client._link.close()  # one of both would get the other's answers: that is all they could do
+    # Two links with one token read the same queue, and each would take answers of the other.
+    link.close()
     thief = rig.client(token)
     with pytest.raises(errors.Conflict, match="was used at .*kilonova host remove h1"):
         thief.join()
@@ -195,11 +191,12 @@ def test_its_key_opens_nothing_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     """Nor does a host's own key join, or another host's, or a guessed one."""
     monkeypatch.setattr("common.rpc.host_joins.ANSWER_SECONDS", 0.5)
     token = rig.token()
-    client = rig.client(token)
+    link = rig.link(token)
+    client = HostJoinsClient(link)
     with pytest.raises(errors.NoAnswer):
-        client._link.ask("reports", "sync", {"request": {"host": "h1"}}, 0.5)
+        link.ask("reports", "sync", {"request": {"host": "h1"}}, 0.5)
     with pytest.raises(errors.NoAnswer):
-        client._link.ask("heartbeats", "join_look", {}, 0.5)
+        link.ask("heartbeats", "join_look", {}, 0.5)
     agent = rig.world.host("h1", keys=rig.keys.for_host("h1"))
     with pytest.raises(errors.NoAnswer):
         agent.ask("reports", "join", {"public": Envelope().public, "request": ""}, 0.5)
@@ -207,10 +204,10 @@ def test_its_key_opens_nothing_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     other = JoinToken("h1", token.generation, rig.token("h2").secret, "")
     agent.close()
     for wrong in (guessed, other):
-        asker = rig.client(wrong)
+        wrong_link = rig.link(wrong)
         with pytest.raises(errors.NoAnswer):
-            asker.join()
-        asker._link.close()
+            HostJoinsClient(wrong_link).join()
+        wrong_link.close()
     assert rig.refusals.counted["h1"] == 5
     assert client.look()["state"] == "open"
 
@@ -219,7 +216,7 @@ def test_a_token_that_was_replaced_is_refused(rig: Rig) -> None:
     older = rig.token()
     rig.token()
     with pytest.raises(errors.NoAnswer):
-        rig.client(older)._link.ask("reports", "join_look", {}, 0.5)
+        rig.link(older).ask("reports", "join_look", {}, 0.5)
 
 
 def test_a_certificate_comes_with_the_identity(

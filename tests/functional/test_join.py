@@ -103,7 +103,7 @@ class Site:
         self.link = ControlSide(opener(conf), self.keys)
         self.joins = host_joins.HostJoins(self.store, self.keys, host_joins.signer(conf))
         conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
-        assert self.link._listening().is_ready.wait(10)
+        assert self.link.wait_until_ready(10)
 
     def gives(self, conf: Path, *words: str) -> int:
         config.CONF.clear()
