@@ -2,8 +2,8 @@
 """``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: install the tests'
 dependencies, run the tests, clean up.
 
-Without arguments: the default set. ``all`` runs every test, and ``.ci/run`` calls this. A slice is
-a part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
+Without arguments: the default set, which ``.ci/run`` calls. ``all`` runs every test. A slice is a
+part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
 their own: ``./deploy/test tempest [GROUP ...]``, ``clients [SUITE ...]``, ``newcomer [FORM ...]``.
 deploy/testing/plan.py has the sets, the jobs and their budgets. Each job gets the private servers
 that the table names. The servers end with the command. With arguments of pytest, the rings run one
