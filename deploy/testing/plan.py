@@ -95,15 +95,15 @@ class Job:
 
 
 #: CPU time of the private database and message servers.
-SERVERS = Budget(60, 120)
+SERVERS = Budget(165, 300)
 SQL = ("postgresql", "mariadb")
 #: A test belongs to the first job that has it.
 JOBS = (
     Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380, budget=Budget(0, 60)),
-    Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(40, 250)),
-    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(70, 350)),
+    Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(35, 150)),
+    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(60, 350)),
     Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290, budget=Budget(0, 60)),
-    Job("e2e", "e2e-memory", seconds=960, budget=Budget(110, 350)),
+    Job("e2e", "e2e-memory", seconds=960, budget=Budget(35, 200)),
     Job(
         "contract",
         "contract-moves",
@@ -112,34 +112,34 @@ JOBS = (
         seconds=660,
         budget=Budget(0, 250),
     ),
-    Job("workflows", "workflows-1", part=(1, 2), seconds=130, budget=Budget(90, 150)),
-    Job("workflows", "workflows-2", part=(2, 2), seconds=420, budget=Budget(90, 150)),
-    Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=710, budget=Budget(50, 250)),
+    Job("workflows", "workflows-1", part=(1, 2), seconds=560, budget=Budget(300, 400)),
+    Job("workflows", "workflows-2", part=(2, 2), seconds=380, budget=Budget(220, 300)),
+    Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=710, budget=Budget(65, 300)),
     Job(
         "contract",
         "contract-databases",
         frozenset({"servers"}),
         servers=("rabbitmq", *SQL),
-        seconds=240,
-        budget=Budget(120, 150),
+        seconds=670,
+        budget=Budget(255, 400),
     ),
     Job(
-        "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(80, 120)
+        "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(80, 130)
     ),
     Job(
         "contract",
         "contract-networks",
         frozenset({"network_hosts"}),
-        seconds=50,
-        budget=Budget(20, 30),
+        seconds=120,
+        budget=Budget(55, 60),
     ),
     Job(
-        "contract", "contract-services", servers=("rabbitmq",), seconds=360, budget=Budget(90, 130)
+        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(285, 370)
     ),
-    Job("api", "api", seconds=130, budget=Budget(80, 110)),
+    Job("api", "api", seconds=520, budget=Budget(235, 280)),
     # One process, so that the ring is imported once.
-    Job("unit", "unit", seconds=150, budget=Budget(150, 160)),
-    Job("lint", "lint", module="deploy.lint", seconds=20, budget=Budget(30, 30)),
+    Job("unit", "unit", seconds=500, budget=Budget(230, 250)),
+    Job("lint", "lint", module="deploy.lint", seconds=110, budget=Budget(70, 70)),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
