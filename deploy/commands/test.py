@@ -113,7 +113,7 @@ def _jobs(names: Sequence[str]) -> list[Job]:
 
 
 def _set_of(names: Sequence[str]) -> Set | None:
-    """Return the set whose budgets apply: a ring runs whole, as in ``all``; a slice has none."""
+    """Return the set whose budgets apply. A ring has those of ``all``, and a slice has none."""
     name = names[0] if names else Set.DEFAULT
     return None if name in SLICES else Set.DEFAULT if name == Set.DEFAULT else Set.ALL
 

@@ -57,7 +57,7 @@ EXTRAS = {
     "conductor": (("common", "conductor", "scheduler"), ()),
     "api": (("common", "compute_api"), ()),
 }
-#: A lock -> the extras that it is made from; "": what all processes need.
+#: Lock file -> the extras in the file. The extra "" stands for install_requires.
 CONTROL = ("", "api", "conductor", "postgresql", "mysql", "unified-limits")
 EVERY = (*CONTROL, "agent", "tracing", "debian", "standalone")
 LOCKS = {
@@ -144,7 +144,7 @@ def setup() -> configparser.ConfigParser:
 
 
 def dependencies(*names: str) -> Iterator[Requirement]:
-    """Yield the requirements of these extras; "": what all processes need."""
+    """Yield the requirements of these extras. The extra "" stands for install_requires."""
     options = setup()
     for name in names:
         lines = (

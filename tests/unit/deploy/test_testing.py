@@ -175,7 +175,7 @@ def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
     assert found["bad"].failed_tests() == [FailedTest("bad (status 1: no)", "./deploy/test unit")]
 
 
-def test_job_cpu_time_is_that_of_its_process(tmp_path: Path) -> None:
+def test_job_cpu_seconds_include_its_process(tmp_path: Path) -> None:
     code = "import time\nwhile time.process_time() < 0.5: pass"
     busy = results(running(tmp_path, {"busy": code}), "busy")["busy"]
     assert 0.5 <= busy.cpu_seconds < 2
@@ -217,7 +217,7 @@ def test_report_lists_each_failed_test_with_its_command(tmp_path: Path) -> None:
     assert failures.startswith("=") and "assert 1 == 2" in failures and "OSError: gone" in failures
 
 
-def test_report_lists_a_file_that_cannot_be_collected_as_failed(tmp_path: Path) -> None:
+def test_report_lists_uncollectable_file_as_failed(tmp_path: Path) -> None:
     broken = _run_file(tmp_path, "import nowhere_to_be_found")
     assert not broken.is_well
     assert broken.failed_tests() == [
