@@ -99,13 +99,18 @@ def _copy_tree(machine: Container) -> None:
     visit, target = machine.visit, machine.path(machine.visit.folder)
     script = 'mkdir -p "$2" && git -C "$1" archive HEAD | tar -x --no-same-permissions -C "$2"'
     if visit.has_git:
-        script = 'git clone --quiet --no-local "$1" "$2"'
+        # git follows the link /proc/PID/root to this machine's own root, so it clones outside.
+        script = (
+            'git clone --quiet --no-local "$1" "$3" && mkdir -p "$2" '
+            '&& tar -c -C "$3" . | tar -x -C "$2" && rm -r "$3"'
+        )
         for words in (("update", "-q"), ("install", "-qy", "--no-install-recommends", "git")):
             if machine.do(Command("git", ("apt-get", *words)), "/root") != 0:
                 raise Failure("git cannot be installed in the container.", ADVICE)
     target.parent.mkdir(parents=True, exist_ok=True)
     script = f"umask {visit.umask:o}\n{script}"
-    run(["bash", "-euo", "pipefail", "-c", script, "copy", ROOT, target], "Run this in a clone.")
+    copy = ["bash", "-euo", "pipefail", "-c", script, "copy", ROOT, target, machine.folder / "tree"]
+    run(copy, "Run this in a clone.")
     if run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"], ""):
         say("newcomer: uncommitted changes of this tree are left out")
 
