@@ -30,7 +30,7 @@ from compute_api.compute.routes import Route
 from compute_api.compute.schemas.common import NOTHING
 from compute_api.edge import request_data
 from compute_api.edge.faults import answered_with
-from compute_api.edge.middleware import Authentication, BodySizes, RequestIds
+from compute_api.edge.middleware import Authentication, BodySizes, RequestIds, require_caller
 from compute_api.edge.policy import Policy
 from compute_api.edge.response import JSON_TYPE, send
 from compute_api.edge.routing import Endpoint, by_path
@@ -87,6 +87,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
     def serve(self, req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
         """Called by falcon."""
         state = req.context
+        require_caller(state.caller)
         route = self.row(req.method, state.version)
         if route is None:
             raise microversions.unsupported(state.version)

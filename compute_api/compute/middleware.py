@@ -8,12 +8,17 @@ knows an operation.
 
 from __future__ import annotations
 
+import re
+
 import falcon
 
 from common import errors
 from compute_api.compute import microversions, routes
 from compute_api.edge.microversions import HEADER
 from compute_api.edge.middleware import HttpRequest, RequestState
+
+#: The paths of the version documents. Any other path of the API needs a token.
+VERSION_DOCUMENTS = re.compile(r"/v2|/v2\.1(/versions(/[^/]+)?)?")
 
 
 class ComputeState(RequestState):
@@ -50,14 +55,16 @@ class ApiRoots:
         state = req.context
         state.base = self._public or (req.prefix.rstrip("/"))
         root, *parts = [part for part in req.path.split("/") if part] or [""]
-        state.is_public = root not in ("v2.1", "v2") or not parts or parts[0] == "versions"
         if root not in ("v2.1", "v2"):
+            state.is_public = True  # the list of versions, or nothing
             return
         state.shown_version, state.is_legacy = root, root == "v2"
         if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
             state.url_project = parts.pop(0)
         state.ends_with_slash = bool(parts) and req.path.endswith("/")
         req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
+        # Decided on the path that is served, not on the one that was asked for.
+        state.is_public = VERSION_DOCUMENTS.fullmatch(req.path) is not None
 
     def process_resource(
         self,
@@ -77,7 +84,7 @@ class UrlProjects:
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
         """Called by falcon."""
         given, caller = req.context.url_project, req.context.caller
-        if given and not req.context.is_public and given != caller.project_id:
+        if given and given != caller.project_id:
             raise errors.BadRequest(
                 f"Malformed request URL: URL's project_id '{given[:64]}' doesn't match "
                 f"Context's project_id '{caller.project_id}'"

@@ -17,6 +17,7 @@ from common.context import RequestContext
 from common.json_types import JsonMapping
 from compute_api.edge import access_log, request_data
 
+UNAUTHENTICATED = "The request you have made requires authentication."
 #: Who asks for what needs no token.
 ANONYMOUS = RequestContext(user_id="", project_id="", roles=(), request_id="")
 
@@ -88,6 +89,16 @@ class Authentication(Generic[RequestT]):
             )
 
 
+def require_caller(caller: RequestContext) -> None:
+    """Let an endpoint refuse an anonymous caller itself, whatever the middleware let pass.
+
+    Raises:
+        Unauthorized: no token was checked for this request.
+    """
+    if not caller.user_id:
+        raise errors.Unauthorized(UNAUTHENTICATED)
+
+
 def authenticated_context(
     environ: JsonMapping, request_id: str, remote_address: str | None
 ) -> RequestContext:
@@ -99,7 +110,7 @@ def authenticated_context(
     user, project = environ.get("HTTP_X_USER_ID", ""), environ.get("HTTP_X_PROJECT_ID", "")
     given = environ.get("HTTP_X_OPENSTACK_REQUEST_ID", "")
     if environ.get("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
-        raise errors.Unauthorized("The request you have made requires authentication.")
+        raise errors.Unauthorized(UNAUTHENTICATED)
     if not project:
         raise errors.Forbidden("The token has no project scope; ask for one with a project.")
     return RequestContext(

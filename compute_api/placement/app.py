@@ -22,7 +22,7 @@ from common.store.placement import providers
 from compute_api.edge import request_data
 from compute_api.edge.faults import answered_with
 from compute_api.edge.microversions import HEADER, Range
-from compute_api.edge.middleware import Authentication, HttpRequest, RequestIds
+from compute_api.edge.middleware import Authentication, HttpRequest, RequestIds, require_caller
 from compute_api.edge.policy import Policy
 from compute_api.edge.response import JSON_TYPE, send
 from compute_api.edge.routing import Endpoint, by_path
@@ -84,6 +84,8 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         """Called by falcon."""
         version = req.context.version
         route = self._known_row(req.method, version)
+        if not route.is_public:
+            require_caller(req.context.caller)
         request_data.check_path(params.values())
         request = PlacementRequest(
             context=req.context.caller,

@@ -47,6 +47,7 @@ class PlacementRoute(ApiRoute):
     body: schemas.PlacementSchema | None = None
     query: schemas.PlacementSchema = schemas.NOTHING
     cached: bool = True  #: its answers say when what they show last changed
+    is_public: bool = False  #: no token is needed
 
 
 _P, _RP = "placement:", "/resource_providers/{provider_uuid}"
@@ -73,7 +74,7 @@ def _refused(method: str, path: str, rule: str, since: str = "1.0") -> Placement
 
 
 ROUTES: tuple[PlacementRoute, ...] = (
-    PlacementRoute("GET", "/", _versions, "", query=schemas.ANYTHING),
+    PlacementRoute("GET", "/", _versions, "", query=schemas.ANYTHING, is_public=True),
     PlacementRoute(
         "GET",
         "/resource_providers",

@@ -33,6 +33,7 @@ ATTACKS: dict[str, Attack] = {
     "guests": machine.guests_are_confined,
     "listeners": machine.listeners,
     "forged-headers": doors.forged_headers,
+    "disguised-paths": doors.disguised_paths,
     "metadata": doors.metadata,
     "raw": doors.raw_requests,
     "bodies": doors.bodies,

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import chain
 from urllib.parse import quote
 
 from tests.attacks.target import ADMIN, DEMO, Door, Outcome, Target
 from tests.fuzz import raw
+from tests.surface.disguises import disguises
 
 WITHIN, ROUNDS, ASKED = (
     1.0,
@@ -210,6 +212,28 @@ def forged_headers(target: Target) -> Iterator[Outcome]:
             yield Outcome(
                 f"{service}: forged identity headers", "" if status == 401 else f"answered {status}"
             )
+
+
+def disguised_paths(target: Target) -> Iterator[Outcome]:
+    """However a path is written, nothing is answered without a token.
+
+    Paths go out as they stand here, because a client library would clean them.
+    """
+    doors = {
+        "api": ("/v2.1/flavors", "/v2.1/os-keypairs", "/v2.1/os-availability-zone"),
+        "placement": ("/resource_providers", "/traits"),
+        "image-gateway": ("/v2/images/0",),
+        "metadata": ("/latest/user-data",),
+    }
+    for name, paths in doors.items():
+        found = []
+        for path in chain.from_iterable(map(disguises, paths)):
+            said = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            came = target.doors[name].ask(said.encode())[0]
+            status = came.split(b"\r\n")[0].split(b" ")[1:2]
+            if status != [b"300"] and not (status and status[0].startswith(b"4")):
+                found.append(f"GET {path}: {came[:200]!r}")
+        yield Outcome(f"{name}: disguised paths without a token", "; ".join(found))
 
 
 def metadata(target: Target) -> Iterator[Outcome]:

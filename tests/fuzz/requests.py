@@ -148,12 +148,9 @@ def _path(operation: Operation, site: Site, chance: Random) -> str:
 
     path = PARAMETER.sub(one, operation.path)
     if operation.service == "compute":
-        path = (
-            chance.choices(
-                ("/v2.1", "/v2", f"/v2.1/{site.ids['own']['os-quota-sets']}"), (90, 7, 3)
-            )[0]
-            + path
-        )
+        project = site.ids["own"]["os-quota-sets"]
+        roots = ("/v2.1", "/v2", f"/v2.1/{project}", "/v2.1/versions")
+        path = chance.choices(roots, (88, 7, 3, 2))[0] + path
     return path + ("/" if chance.random() < 0.01 else "")
 
 

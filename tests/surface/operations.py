@@ -197,11 +197,11 @@ def placement() -> Iterator[Operation]:
         )
 
 
-def standalone(site: Site, application: Any) -> Iterator[Operation]:
+def standalone(service: str, application: Any) -> Iterator[Operation]:
     """What falcon's own list of an application's routes says."""
     for route in inspect.inspect_routes(application):
         for method in route.methods:
             if not method.internal:
                 yield Operation(
-                    site.name, method.method, route.path, fields=FIELDS.get(route.path, ())
+                    service, method.method, route.path, fields=FIELDS.get(route.path, ())
                 )

@@ -43,7 +43,7 @@ class World:
             *(
                 found
                 for name, application in self._standalone.applications.items()
-                for found in operations.standalone(self.sites[name], application)
+                for found in operations.standalone(name, application)
             ),
         ]
         self.signed = list(signed.operations())

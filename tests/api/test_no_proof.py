@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without a proof (token, ticket, signature), every operation of every service is refused, however
+its path is written.
+
+The console has no operations: tests/functional/test_console_service.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import falcon
+import pytest
+from falcon.testing import Result, TestClient
+
+from compute_api.compute import faults, microversions
+from compute_api.compute.app import ComputeEndpoint
+from compute_api.compute.middleware import ComputeHttpRequest
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.compute.routes import ROUTES
+from compute_api.edge.faults import answered_with
+from compute_api.edge.policy import Policy
+from compute_api.edge.routing import by_path
+from deploy.standalone.volume import app as volume_app
+from tests.surface.disguises import disguises
+from tests.surface.operations import Operation, standalone
+from tests.surface.site import MISSING, Site
+from tests.surface.world import World
+
+#: Service, method and path -> why no proof is needed.
+PUBLIC = {
+    "placement GET /": "the version document",
+    "identity GET /": "the version document",
+    "identity GET /v3": "the version document",
+    "identity POST /v3/auth/tokens": "the proof is in the body",
+    "identity POST /v3/users/{key}/password": "the proof is in the body",
+    "image GET /": "the version document",
+    "image GET /v2": "the version document",
+    "image GET /versions": "the version document",
+    "network GET /": "the version document",
+    "network GET /v2.0": "the version document",
+    "volume GET /": "the version document",
+    "volume GET /v3": "the version document",
+}
+
+
+def ask(client: TestClient, operation: Operation, path: str, site: Site | None) -> Result:
+    """Send what would make the operation succeed, but no proof."""
+    path, _, query = path.partition("?")
+    headers, body = {"Content-Type": "application/json"}, None
+    if site is not None:
+        headers |= operation.headers(site)
+        body = operation.body(site)
+    return client.simulate_request(
+        operation.method,
+        path,
+        query_string=query,
+        headers=headers,
+        body=body if body is None or isinstance(body, bytes) else json.dumps(body),
+    )
+
+
+def answers(world: World) -> Iterator[tuple[Operation, str, Result]]:
+    """Ask for every operation in every disguise of its path."""
+    # Versions and actions of one path share its endpoint.
+    paths = {(one.service, one.method, one.path): one for one in world.operations + world.signed}
+    for operation in paths.values():
+        site = world.sites[operation.service]
+        for path in dict.fromkeys(disguises(operation.url(site, "own"))):
+            yield operation, path, ask(site.client, operation, path, site)
+    client = TestClient(volume_app.build(None))  # a request that is let in is a 500
+    for operation in standalone("volume", client.app):
+        path = re.sub(r"{\w+}", MISSING, operation.path)
+        for disguise in dict.fromkeys(disguises(path)):
+            yield operation, disguise, ask(client, operation, disguise, None)
+
+
+def is_public(operation: Operation, path: str) -> bool:
+    """True if PUBLIC has the path that the answer is for."""
+    plain = re.sub("/+", "/", unquote(path)).rstrip("/") or "/"
+    plain = re.sub("/users/[0-9a-f]{32}/", "/users/{key}/", plain)
+    return f"{operation.service} {operation.method} {plain}" in PUBLIC
+
+
+def test_request_without_proof_in_any_disguise_is_refused(world: World) -> None:
+    before = {name: site.database.content() for name, site in world.sites.items()}
+    asked, wrong = 0, []
+    for operation, path, answer in answers(world):
+        asked += 1
+        # 300 is the list of versions.
+        is_refused = answer.status_code == 300 or 400 <= answer.status_code < 500
+        if not is_refused and not is_public(operation, path):
+            wrong.append(f"{operation.service} {operation.method} {path}: {answer.status}")
+    assert not wrong, f"{len(wrong)} of {asked}:\n" + "\n".join(wrong[:100])
+    assert asked > 8_000
+    changed = [name for name in before if before[name] != world.sites[name].database.content()]
+    assert changed == ["identity"], "only the identity service makes something of a password"
+
+
+@pytest.mark.parametrize("path", ["/flavors", "/os-keypairs"])
+def test_endpoint_without_caller_refuses_what_middleware_let_pass(path: str) -> None:
+    class NoAuthentication:
+        def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
+            req.context.version = microversions.MAX
+
+    app = falcon.App(request_type=ComputeHttpRequest, middleware=[NoAuthentication()])
+    answered_with(app, faults.handle)
+    nothing: Any = None
+    app.add_route(path, ComputeEndpoint(by_path(ROUTES)[path], "", nothing, Policy(COMPUTE_RULES)))
+    assert TestClient(app).simulate_get(path).status_code == 401
