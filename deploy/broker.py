@@ -72,6 +72,8 @@ class Broker:
             "RABBITMQ_NODENAME": "kilonova@localhost",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            # Without it the node also reads /etc/rabbitmq/conf.d.
+            "RABBITMQ_CONFIG_FILES": str(self.folder / "none/*.conf"),
             "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "none"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
             "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
