@@ -382,6 +382,24 @@ def test_hypervisors_at_each_version(
         get(cloud, "/os-hypervisors/1", mv, 400)
 
 
+@pytest.mark.parametrize("mv", ["2.53", "2.88", "2.104"])
+def test_hypervisor_id_is_uuid_of_its_resource_provider(cloud: Cloud, mv: str) -> None:
+    cloud.add_host("host2")
+    with cloud.store.begin() as tx:
+        known = {row.host: row.uuid for row in tx.execute(sa.select(schema.providers))}
+        services = {row.host: row.uuid for row in tx.execute(sa.select(schema.services))}
+    for path in ("/os-hypervisors", "/os-hypervisors/detail", "/os-hypervisors?limit=5"):
+        found = get(cloud, path, mv)["hypervisors"]
+        assert [row["id"] for row in found] == [known["host1"], known["host2"]]
+    first, second = found
+    [rest] = get(cloud, f"/os-hypervisors?marker={first['id']}", mv)["hypervisors"]
+    assert rest["id"] == second["id"]
+    shown = get(cloud, f"/os-hypervisors/{second['id']}", mv)["hypervisor"]
+    assert (shown["id"], shown["service"]["id"]) == (known["host2"], services["host2"])
+    for path in ("", "/uptime"):
+        get(cloud, f"/os-hypervisors/{services['host2']}{path}", mv, 404)
+
+
 # fmt: off
 def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
     server = cloud.create()

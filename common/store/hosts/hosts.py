@@ -314,17 +314,18 @@ def list_all(
     name: str | None = None,
     *,
     service_id: int | None = None,
-    service_uuid: str | None = None,
+    provider_uuid: str | None = None,
     pattern: str | None = None,
     after: int | None = None,
     limit: int | None = None,
 ) -> list[JsonObject]:
     """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down,
-    up), their inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures``
-    (builds that failed there in a row) with ``failed_at``; three statements a thousand hosts.
+    up), their resource provider (provider_uuid), their inventory by class (total, reserved, ratio,
+    used), ``running_vms``, and ``failures`` (builds that failed there in a row) with ``failed_at``;
+    three statements a thousand hosts.
 
     Args:
-        name, service_id, service_uuid: the one host that these name.
+        name, service_id, provider_uuid: the one host that these name.
         pattern: part of the hypervisor's hostname.
         after, limit: a page: those behind the one whose service has this number, at most so many.
     """
@@ -358,7 +359,7 @@ def list_all(
     for column, value in (
         (hosts.c.name, name),
         (services_table.c.id, service_id),
-        (services_table.c.uuid, service_uuid),
+        (providers.c.uuid, provider_uuid),
     ):
         if value is not None:
             query = query.where(column == value)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/os-hypervisors: hosts, their capacity and their servers.
 
-The id is the number of the host's service; since 2.53 its UUID. The uptime is read from the hosts
+The id is the number of the host's service; since 2.53 the UUID of the host's resource provider, by
+which Placement knows the host. The uptime is read from the hosts
 themselves; a host that is down or does not answer has none."""
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def detail(request: Request) -> JsonObject:
 
 def index_by_uuid(request: Request) -> JsonObject:
     """GET /os-hypervisors (since 2.53)"""
-    return _list(request, "os-hypervisors", view.NAMES, "service_uuid")
+    return _list(request, "os-hypervisors", view.NAMES, "provider_uuid")
 
 
 def detail_by_uuid(request: Request) -> JsonObject:
     """GET /os-hypervisors/detail (since 2.53)"""
-    return _list(request, "os-hypervisors/detail", view.FIELDS, "service_uuid")
+    return _list(request, "os-hypervisors/detail", view.FIELDS, "provider_uuid")
 
 
 def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> JsonObject:
@@ -108,7 +109,7 @@ def show(request: Request, hypervisor_id: str) -> JsonObject:
 
 def show_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
     """GET /os-hypervisors/{uuid}"""
-    return _show(request, _uuid(hypervisor_id), "service_uuid")
+    return _show(request, _uuid(hypervisor_id), "provider_uuid")
 
 
 def _uuid(text: str) -> str:
@@ -137,7 +138,7 @@ def uptime(request: Request, hypervisor_id: str) -> JsonObject:
 
 def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
     """GET /os-hypervisors/{uuid}/uptime"""
-    return _uptime(request, _one(request, _uuid(hypervisor_id), "service_uuid"))
+    return _uptime(request, _one(request, _uuid(hypervisor_id), "provider_uuid"))
 
 
 def _uptime(request: Request, row: Row) -> JsonObject:

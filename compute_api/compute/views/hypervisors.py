@@ -62,7 +62,7 @@ def _servers_always(row: JsonMapping, view: Any) -> Any:
 
 NAMES: tuple[Field, ...] = (
     Field("id", lambda row, view: row["service_id"], until="2.52"),
-    Field("id", lambda row, view: row["service_uuid"], since="2.53"),
+    Field("id", lambda row, view: row["provider_uuid"], since="2.53"),
     Field("hypervisor_hostname", lambda row, view: row["hypervisor_hostname"]),
     Field("state", lambda row, view: state(row)),
     Field("status", lambda row, view: "disabled" if row["disabled"] else "enabled"),
