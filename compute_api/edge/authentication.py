@@ -28,8 +28,11 @@ from common.clients import http
 CACHE_SECONDS = 60
 MAX_CACHED_TOKENS = 10_000
 _CACHE = "kilonova.tokens"
+#: Seconds for each of the two requests that a request of ours may wait for: where the identity
+#: service is, and whose token this is.
+ANSWER_SECONDS = 4
 _SILENT = (
-    identity_exceptions.ConnectFailure,
+    identity_exceptions.ConnectionError,  # also of a service that accepts and does not answer
     identity_exceptions.DiscoveryFailure,
     identity_exceptions.RequestTimeout,
     middleware_exceptions.ServiceError,
@@ -82,8 +85,8 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
         """Raises Unavailable when the identity service does not answer."""
         try:
             return super().fetch_token(token, **more)
-        except middleware_exceptions.InvalidToken as problem:
-            if not isinstance(problem.__context__, _SILENT):
+        except (middleware_exceptions.InvalidToken, *_SILENT) as problem:
+            if not isinstance(problem, _SILENT) and not isinstance(problem.__context__, _SILENT):
                 raise
             raise errors.Unavailable(
                 "The identity service does not answer; try again later."
@@ -122,7 +125,8 @@ def authenticated(
             "token_cache_time": CACHE_SECONDS,
             "cache": _CACHE,
             "region_name": own.region,
-            "http_connect_timeout": 10,
+            "http_connect_timeout": ANSWER_SECONDS,
+            "http_request_max_retries": 0,
         },
     )
     cache = TokenCache() if cache is None else cache

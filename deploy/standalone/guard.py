@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import falcon
+from keystoneauth1.exceptions import ConnectionError as IdentitySilent
 from keystonemiddleware.auth_token import AuthProtocol
 
 from deploy.standalone.json_types import Body
@@ -18,6 +19,9 @@ from deploy.standalone.web import App, secret
 
 TOKEN_CACHE_SECONDS = 30
 """For how long a revoked token may still work."""
+ANSWER_SECONDS = 4
+"""For how long each of the two requests to the identity service may wait."""
+SILENT = b'{"message": "The identity service does not answer; try again later."}'
 
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,8 @@ def identity_of(options: argparse.Namespace) -> Body:
         "token_cache_time": TOKEN_CACHE_SECONDS,
         "include_service_catalog": False,
         "service_token_roles_required": True,
+        "http_connect_timeout": ANSWER_SECONDS,
+        "http_request_max_retries": 0,
     }
 
 
@@ -56,7 +62,12 @@ def guarded(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApp
 
     def choose(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         inner: WSGIApplication = app if is_open(environ["PATH_INFO"]) else behind
-        return inner(environ, start_response)
+        try:
+            return inner(environ, start_response)
+        except IdentitySilent:
+            headers = [("Content-Type", "application/json"), ("Retry-After", "1")]
+            start_response("503 Service Unavailable", headers)
+            return [SILENT]
 
     return choose
 

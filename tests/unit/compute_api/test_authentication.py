@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of what tokens stand for."""
+"""The cache of what tokens stand for, and an identity service that does not answer."""
 
 from __future__ import annotations
 
+import socket
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from webob import Request
+
+from compute_api.compute import faults
 from compute_api.edge import authentication
 
 
@@ -31,3 +40,25 @@ def test_it_never_grows_beyond_its_bound() -> None:
     for number in range(2 * authentication.MAX_CACHED_TOKENS):
         cache.set(f"more{number}", b"x", time=60)
     assert len(cache) <= authentication.MAX_CACHED_TOKENS
+
+
+@pytest.mark.parametrize("path", ["", "/v3"])
+def test_identity_service_that_hangs_makes_503_within_ten_seconds(path: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        identity = SimpleNamespace(
+            auth_url=f"http://127.0.0.1:{silent.getsockname()[1]}{path}",
+            username="kilonova",
+            password="p",
+            domain="Default",
+            project_name="service",
+            region="RegionOne",
+            allow_plain_text=False,
+        )
+        conf: Any = SimpleNamespace(identity=identity, tls=SimpleNamespace(allow_plain_text=False))
+        nothing: Any = None
+        application = authentication.authenticated(nothing, conf, faults.body)
+        began = time.monotonic()
+        answer = Request.blank("/", headers={"X-Auth-Token": "a"}).get_response(application)
+    assert answer.status_int == 503
+    assert "The identity service does not answer" in answer.text
+    assert time.monotonic() - began < 10
