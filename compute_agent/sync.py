@@ -42,6 +42,7 @@ MAX_BUILDS = 10  #: commands that make disks from an image, at a time
 MAX_COPIES = 10  #: commands that copy whole disks, builds included, at a time
 MAX_MIGRATIONS = 1  #: outgoing live migrations at a time
 MAX_WAITS = 64  #: commands that wait for their guest, at a time
+MAX_RESULTS = 100  #: in one exchange; the next one brings more
 MOST_FILES = 100  #: servers of which a host reports at once that it has files alone
 HANG_SECONDS = 120.0  #: without a sign of life; then a command is reported as hanging
 
@@ -461,7 +462,7 @@ class Agent:
             self._reported_boot_id(),
             ask,
             list(self._work),
-            list(self._results.values()),
+            list(self._results.values())[:MAX_RESULTS],
             None if domains is None else self._settled(domains),
             self._settled(self._changed.values()),
             news,

@@ -32,6 +32,7 @@ from common.wire import from_wire
 from compute_agent.journal import Journal
 from compute_agent.virt.driver import (
     MAX_DETAILS_CHARS,
+    MAX_ERROR_CHARS,
     Cancelled,
     Driver,
     ImageReader,
@@ -437,7 +438,7 @@ def _ended(
         command.fence,
         status,
         data or {},
-        error,
+        error[:MAX_ERROR_CHARS],
         details[:MAX_DETAILS_CHARS],
         retryable,
         reason,

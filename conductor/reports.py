@@ -156,7 +156,7 @@ def _absorb(engine: Engine, reported: Sync, until: float) -> None:
 def _leave(engine: Engine, reported: Sync, problem: Exception) -> None:
     """A thing that cannot be taken in is left out; an action that waits for it comes nearer to
     being stuck."""
-    log.error("host %s told this, which is left out: %s", reported.host, reported)
+    log.error("host %s told this, which is left out: %.500s", reported.host, reported)
     if isinstance(problem, errors.Unavailable):
         retries.set_aside(engine, report_parts.servers_in(reported))
         return
@@ -270,11 +270,13 @@ def _describe(tx: Connection, sync: Sync) -> None:
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
     """Guests without a record are logged as soon as their host reports them."""
-    for server in hosts.note_guests(tx, host, servers):
+    if unknown := hosts.note_guests(tx, host, servers):
         log.warning(
-            "host %s has a guest of %s without a record; see: kilonova doctor, then kilonova host adopt or discard",
+            "host %s has %d guests without a record, as of %.400s; see: kilonova doctor, "
+            "then kilonova host adopt or discard",
             host,
-            server,
+            len(unknown),
+            ", ".join(unknown),
         )
 
 
@@ -282,8 +284,13 @@ def _note_files(
     tx: Connection, host: str, servers: Sequence[str], between: Sequence[str] | None
 ) -> None:
     """So are files without a guest that nothing explains."""
-    for server in host_files.note(tx, host, servers, between):
-        log.warning("host %s has files of %s and no guest; see: kilonova doctor", host, server)
+    if unknown := host_files.note(tx, host, servers, between):
+        log.warning(
+            "host %s has files of %d servers and no guest, as of %.400s; see: kilonova doctor",
+            host,
+            len(unknown),
+            ", ".join(unknown),
+        )
 
 
 def _settle(

@@ -44,7 +44,8 @@ BROKEN = (
 Connection = Any  #: kombu's, which declares no types
 Channel = Any  #: of such a connection
 Connect = Callable[..., Connection]
-Take = Callable[[bytes], None]
+#: Takes in a message: its body, and its routing key.
+Take = Callable[[bytes, str], None]
 
 
 def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
@@ -313,7 +314,8 @@ class Listener:
         """Whatever fails here is a message that was lost."""
         body = message.body
         try:
-            take(body if isinstance(body, bytes) else str(body).encode())
+            text = body if isinstance(body, bytes) else str(body).encode()
+            take(text, str(message.delivery_info["routing_key"]))
         except Exception:
             log.exception("%s: a message could not be taken in", self._name)
 

@@ -28,7 +28,7 @@ from functools import partial
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common import errors
+from common import errors, metrics
 from common.broker_identities import (
     ANSWERS,
     CONDUCTOR,
@@ -42,7 +42,8 @@ from common.broker_identities import (
 )
 from common.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
-from common.rpc.broker import Channel, Connect, Listener, Sender
+from common.rpc import host_bounds
+from common.rpc.broker import Channel, Connect, Listener, Sender, Take
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,11 @@ SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
 STALE_SECONDS = 5.0  #: longer than a host waits for an answer
 Method = Callable[..., object]
+REFUSED = metrics.Metric(
+    metrics.COUNTER,
+    "refused_messages_total",
+    "Messages between hosts and the control plane that were refused; the log names the hosts.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def count(self, host: str, why: object) -> None:
+        REFUSED.add()
         with self._lock:
             if host not in self.counted and len(self.counted) >= REMEMBERED:
                 host = "(others)"  # names may be made up without end
@@ -194,7 +201,7 @@ class _Side(ABC):
         self._listener: Listener | None = None
 
     @abstractmethod
-    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Take]:
         """The queues that it reads, and what takes in their messages."""
 
     def _listening(self) -> Listener:
@@ -276,7 +283,7 @@ class HostSide(_Side):
             ),
         )
 
-    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Take]:
         queue = queue_of(self._prefix, self._host, self._purpose)
         channel.queue_declare(
             queue,
@@ -286,7 +293,7 @@ class HostSide(_Side):
         )
         return {queue: self._take}
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes, key: str) -> None:
         try:
             header, content = unpack(self._keys, body)
             if header.method == ANSWER:
@@ -340,6 +347,7 @@ class ControlSide(_Side):
         super().__init__(connect, keys, prefix, FROM_HOSTS)
         self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
+        self._allowances = host_bounds.Allowances()
         self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
@@ -383,7 +391,7 @@ class ControlSide(_Side):
             lambda body: self._asking.send("", host_queue(self._prefix, host), body, timeout),
         )
 
-    def _declare(self, channel: Channel) -> dict[str, Callable[[bytes], None]]:
+    def _declare(self, channel: Channel) -> dict[str, Take]:
         heard = exchange(self._prefix)
         _ensure_exchange(channel, heard)
         # RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
@@ -392,7 +400,7 @@ class ControlSide(_Side):
         own = answers_queue(self._prefix, self._role, uuid.uuid4().hex)
         channel.queue_declare(own, durable=False, exclusive=True, auto_delete=True)
         channel.queue_bind(own, heard, f"{ANSWERS}.{self._name}.#")
-        takes: dict[str, Callable[[bytes], None]] = {own: self._take_answer}
+        takes: dict[str, Take] = {own: self._take_answer}
         for door in self._doors:
             queue = f"{self._prefix}-{door}"
             channel.queue_declare(queue, durable=True, auto_delete=False)
@@ -400,11 +408,20 @@ class ControlSide(_Side):
             takes[queue] = partial(self._take, door)
         return takes
 
-    def _take_answer(self, body: bytes) -> None:
+    def _take_answer(self, body: bytes, key: str) -> None:
         self._opened(body, lambda header, content: self._questions.answered(header, content))
 
-    def _take(self, door: str, body: bytes) -> None:
+    def _take(self, door: str, body: bytes, key: str) -> None:
+        # The broker holds a host to routing keys that end in its name.
+        sender = key.removeprefix(f"{door}.")
+        try:
+            self._allowances.take(sender, len(body))
+        except NotGenuine as problem:
+            self.refusals.count(sender, problem)
+            return
+
         def take(header: Header, content: JsonObject) -> None:
+            host_bounds.require_bounded(content)
             method = self._asked_there(door, Purpose(header.purpose)).get(header.method)
             if method is None:
                 raise NotGenuine(f"{header.method} is not asked there")

@@ -43,7 +43,7 @@ NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 VNC, SERIAL, SPICE = "vnc", "serial", "spice"
 
 #: Of the details of a failure, that a hypervisor or a guest's agent reports, so much is kept.
-MAX_DETAILS_CHARS = 2000
+MAX_ERROR_CHARS, MAX_DETAILS_CHARS = 1000, 2000
 
 
 class VerbFailed(Exception):

@@ -33,7 +33,7 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from compute_api.edge import health
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
-    from compute_api.metadata.rate_limit import RateLimiter
+    from common.rate_limit import RateLimiter
 
     own = conf.metadata
     store = guarded(Store.opened(conf, pool=own.threads))

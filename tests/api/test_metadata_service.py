@@ -22,8 +22,8 @@ from common.wire import to_wire
 from compute_api.metadata import app
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature
-from compute_api.metadata.rate_limit import MAX_KEYS as MOST_RATES
-from compute_api.metadata.rate_limit import RateLimiter
+from common.rate_limit import MAX_KEYS as MOST_RATES
+from common.rate_limit import RateLimiter
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.test_migrations import add
 from tests.waiting import await_true

@@ -29,7 +29,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.rpc import agent, conductor, host_link
+from common.rpc import agent, conductor, host_bounds, host_link
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, Header, HostSide, pack
 from common.wire import to_wire
@@ -391,6 +391,37 @@ def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
     )
     assert (link.refusals.counted["h1"], here.told) == (len(bad), [("v", {})])
     assert told.told == [(Sync("h2", 3),)]
+
+
+def test_flood_of_one_host_delays_no_report_of_another(world: World) -> None:
+    told = Told((SyncAnswer(3), None))
+    control = world.listening(told)
+    junk, number = b"x" * 300, 3000
+    with opener(world.conf, world.url)() as connection:
+        channel = connection.default_channel
+        for _ in range(number):
+            channel.basic_publish(
+                channel.prepare_message(junk, content_encoding="binary"),
+                exchange=exchange(world.prefix),
+                routing_key=f"{REPORTS}.h1",
+            )
+        link = conductor.ConductorClient(world.host("h2"))
+        assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
+    assert await_true(
+        lambda: sum(control.refusals.counted.values()) == number, 10, control.refusals.counted
+    )
+    assert control.refusals.counted["h1"] > number / 2, "refused before their header was read"
+
+
+def test_report_with_too_many_guests_is_refused_and_the_next_is_taken(world: World) -> None:
+    told = Told((SyncAnswer(3), None))
+    control = world.listening(told)
+    link = conductor.ConductorClient(world.host("h1"))
+    most = host_bounds.MAX_ITEMS
+    domains = [DomainState(f"s{number}", 1, 2) for number in range(most + 1)]
+    no_answer(lambda: link.sync(Sync("h1", 3, domains=domains), 1))()
+    assert (told.told, control.refusals.counted) == ([], {"h1": 1})
+    assert link.sync(Sync("h1", 3, domains=domains[:most]), 5) == (SyncAnswer(3), None)
 
 
 def test_a_command_that_cannot_be_read_holds_up_no_other(

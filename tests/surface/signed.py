@@ -20,7 +20,7 @@ from compute_api.image_gateway import app as gateway
 from compute_api.metadata import app as metadata
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature
-from compute_api.metadata.rate_limit import RateLimiter
+from common.rate_limit import RateLimiter
 from tests.surface.compute import Compute
 from tests.surface.operations import Operation
 from tests.surface.site import Site

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is accepted from a host, whose key may be stolen: how much a message holds, and how many
+messages come in a second.
+
+Checked in this order by ``host_link``: the allowance of the host that the routing key names (the
+broker holds a host to its own name), before anything is read; the length, before the key is tried;
+and the content, before it becomes records. Honest hosts stay far below: an agent waits for the
+answer to each exchange, and reports of 4,096 guests have 400 KB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from common.host_keys import NotGenuine
+from common.rate_limit import RateLimiter
+
+MESSAGES_A_SECOND = 200
+BYTES_A_SECOND = 2 * 1024 * 1024
+MAX_MESSAGE_BYTES = 1024 * 1024
+MAX_ITEMS = 4096  #: of a list or an object
+MAX_TEXT_CHARS = 8192
+MAX_DEPTH = 32
+MAX_NUMBER = 2**63 - 1  #: what a column of the database holds
+
+
+class Allowances:
+    """How much each host may still say."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._messages = RateLimiter(MESSAGES_A_SECOND, monotonic)
+        self._bytes = RateLimiter(BYTES_A_SECOND, monotonic)
+
+    def take(self, host: str, size: int) -> None:
+        """Let a message of ``size`` bytes pass.
+
+        Raises:
+            NotGenuine: the host has used up its allowance, or the message is too long.
+        """
+        if self._messages.take(host)[0]:
+            raise NotGenuine(f"it sends more than {MESSAGES_A_SECOND} messages a second")
+        if size > MAX_MESSAGE_BYTES:
+            raise NotGenuine(f"{size} bytes, at most {MAX_MESSAGE_BYTES}")
+        if self._bytes.take(host, size)[0]:
+            raise NotGenuine(f"it sends more than {BYTES_A_SECOND} bytes a second")
+
+
+def require_bounded(content: object, place: str = "the message", depth: int = 0) -> None:
+    """Check the lengths of all lists, objects, texts and numbers in a message from a host.
+
+    Args:
+        content: what JSON holds.
+        place: where it stands, for the refusal.
+        depth: in how many lists and objects it stands.
+
+    Raises:
+        NotGenuine: something is too long or too large.
+    """
+    if depth > MAX_DEPTH:
+        raise NotGenuine(f"{place}: more than {MAX_DEPTH} levels")
+    match content:
+        case str() if len(content) > MAX_TEXT_CHARS:
+            raise NotGenuine(f"{place}: {len(content)} characters, at most {MAX_TEXT_CHARS}")
+        case int() if abs(content) > MAX_NUMBER:
+            raise NotGenuine(f"{place}: a number beyond 64 bits")
+        case list() | dict() if len(content) > MAX_ITEMS:
+            raise NotGenuine(f"{place}: {len(content)} entries, at most {MAX_ITEMS}")
+        case list():
+            for part in content:
+                require_bounded(part, place, depth + 1)
+        case dict():
+            for name, part in content.items():
+                require_bounded(name, place)
+                require_bounded(part, name[:80], depth + 1)

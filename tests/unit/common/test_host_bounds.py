@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is accepted from a host: sizes, and how much in a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.host_keys import NotGenuine
+from common.rpc import host_bounds
+from common.rpc.host_bounds import Allowances, require_bounded
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"domains": [{"server": "s"}] * host_bounds.MAX_ITEMS},
+        {"details": "x" * host_bounds.MAX_TEXT_CHARS, "inventory": None, "ratio": 1.5},
+        {"number": host_bounds.MAX_NUMBER, "least": -host_bounds.MAX_NUMBER},
+        nested(host_bounds.MAX_DEPTH),
+    ],
+    ids=["list", "text", "number", "depth"],
+)
+def test_content_at_its_bound_is_accepted(content: Any) -> None:
+    require_bounded(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        ({"request": {"domains": [0] * 4097}}, "domains: 4097 entries, at most 4096"),
+        ({"phases": dict.fromkeys(map(str, range(4097)))}, "phases: 4097 entries, at most 4096"),
+        ({"results": [{"error": "x" * 8193}]}, "error: 8193 characters, at most 8192"),
+        ({"x" * 8193: 1}, "the message: 8193 characters, at most 8192"),
+        ({"fence": 2**63}, "fence: a number beyond 64 bits"),
+        ({"cpu_info": nested(33)}, "cpu_info: more than 32 levels"),
+    ],
+)
+def test_content_beyond_a_bound_is_refused_with_its_field(content: Any, refusal: str) -> None:
+    with pytest.raises(NotGenuine) as refused:
+        require_bounded(content)
+    assert str(refused.value) == refusal
+
+
+def test_host_above_its_messages_a_second_is_refused_and_others_are_not() -> None:
+    now = [0.0]
+    allowances = Allowances(lambda: now[0])
+    for _ in range(host_bounds.MESSAGES_A_SECOND):
+        allowances.take("h1", 100)
+    with pytest.raises(NotGenuine):
+        allowances.take("h1", 100)
+    allowances.take("h2", 100)
+    now[0] = 1.0
+    allowances.take("h1", 100)
+
+
+def test_host_above_its_bytes_a_second_is_refused_and_others_are_not() -> None:
+    now = [0.0]
+    allowances = Allowances(lambda: now[0])
+    for _ in range(2):
+        allowances.take("h1", host_bounds.MAX_MESSAGE_BYTES)
+    with pytest.raises(NotGenuine):
+        allowances.take("h1", 1)
+    allowances.take("h2", host_bounds.MAX_MESSAGE_BYTES)
+    now[0] = 0.5
+    allowances.take("h1", host_bounds.MAX_MESSAGE_BYTES)
+
+
+def test_message_above_its_length_is_refused() -> None:
+    with pytest.raises(NotGenuine, match="1048577 bytes"):
+        Allowances().take("h1", host_bounds.MAX_MESSAGE_BYTES + 1)
