@@ -12,14 +12,18 @@ Permissions: https://www.rabbitmq.com/docs/access-control
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.json_types import JsonObject
 
 PREFIX = "kilonova"  #: begins every name at the broker
 REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
 NOTHING = "^$"
+#: What the broker lets a host's user have at a time. An agent has two connections, and two more
+#: while a restarted one takes over. https://www.rabbitmq.com/docs/user-limits
+HOST_LIMITS = {"max-connections": 8, "max-channels": 64}
 API, CONSOLE, SCHEDULER, CONDUCTOR = "api", "console", "scheduler", "conductor"
 ROLES = (API, CONSOLE, SCHEDULER, CONDUCTOR)
 CALLS = "kilonova"  #: the exchange between processes of the control plane; begins the names of their topics
@@ -48,6 +52,7 @@ class Identity:
     write: str
     read: str
     topics: tuple[Topic, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def permissions(self, virtual_host: str = "/") -> JsonObject:
         """As the broker's definitions have them."""
@@ -83,6 +88,7 @@ def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
         f"^{exchange(prefix)}$",
         queue,
         (Topic(exchange(prefix), rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{name}$"),),
+        HOST_LIMITS,
     )
 
 
@@ -92,7 +98,13 @@ def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
     queue = f"^{re.escape(join_queue(prefix, host))}$"
     said = Topic(exchange(prefix), rf"^{REPORTS}\.{re.escape(host)}$")
     return Identity(
-        user_of_join(host, prefix), password, queue, f"^{exchange(prefix)}$", queue, (said,)
+        user_of_join(host, prefix),
+        password,
+        queue,
+        f"^{exchange(prefix)}$",
+        queue,
+        (said,),
+        HOST_LIMITS,
     )
 
 
@@ -181,7 +193,7 @@ def _identity(
     read: list[str],
     *topics: Topic,
 ) -> Identity:
-    may = {
+    may: dict[str, Any] = {
         name: f"^({'|'.join(names)})$"
         for name, names in (("configure", configure), ("write", write), ("read", read))
     }

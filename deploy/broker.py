@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "rabbitmq"
+#: The longest message between the processes, with its header.
+MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Broker:
                     "default_vhost = /",
                     "loopback_users.none = false",
                     "log.console.level = warning",
+                    f"max_message_size = {MAX_MESSAGE_BYTES}",
                     "vm_memory_high_watermark.absolute = 512MB",
                     "disk_free_limit.absolute = 64MB",
                     *([f"load_definitions = {self._users}"] if self.hosts else []),
@@ -255,6 +258,7 @@ def definitions(broker: Broker) -> str:
                         "password_hash": _hashed(one),
                         "tags": [],
                         "hashing_algorithm": "rabbit_password_hashing_sha256",
+                        "limits": dict(one.limits),
                     }
                     for one in (own, *others)
                 ],

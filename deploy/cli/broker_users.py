@@ -7,6 +7,7 @@ API: https://www.rabbitmq.com/docs/management#http-api
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -60,6 +61,8 @@ class Management:
                 f"topic-permissions/{host}/{user}",
                 {name: topic[name] for name in ("exchange", "write", "read")},
             )
+        for name, most in identity.limits.items():
+            self._call("PUT", f"user-limits/{user}/{name}", {"value": most})
         return ""
 
     def disconnect(self, user: str) -> str:
@@ -119,6 +122,11 @@ class ByHand:
                         topic.read,
                     ]
                     for topic in identity.topics
+                ),
+                *(
+                    [["set_user_limits", identity.user, json.dumps(dict(identity.limits))]]
+                    if identity.limits
+                    else []
                 ),
             ]
         ) + (

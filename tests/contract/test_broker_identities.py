@@ -4,19 +4,21 @@ refused there."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp.exceptions import AccessRefused, AMQPError
+from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 from kombu.connection import Connection
 
 from common import broker_identities, errors
@@ -34,7 +36,7 @@ from common.notifications.messages import Message
 from common.rpc import agent, conductor
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
-from deploy.broker import SCRIPTS, USER, Broker, definitions
+from deploy.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
 from deploy.cli.broker_users import Management
 from deploy.servers import Servers, free_ports
 from tests.broker_attempts import attempts
@@ -78,6 +80,32 @@ def test_a_host_does_its_work_with_what_it_may(world: World, broker: Broker) -> 
     assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
     assert agent.AgentClient(control).do("h1", [], None)
     assert here.wait_for(2)
+
+
+def limits_of(broker: Broker, user: str) -> Any:
+    text = broker.control("list_user_limits", "--user", user, "--formatter", "json", "--silent")
+    return json.loads(json.loads(text)["message"])
+
+
+def test_host_with_all_its_connections_gets_no_more_and_others_do(broker: Broker) -> None:
+    url = broker.host_url("h1").replace("rabbit://", "amqp://")
+    with ExitStack() as opened:
+        for _ in range(broker_identities.HOST_LIMITS["max-connections"]):
+            opened.enter_context(Connection(url)).connect()
+        with pytest.raises(AMQPError), Connection(url) as one_more:
+            one_more.connect()
+        with Connection(broker.host_url("h2").replace("rabbit://", "amqp://")) as other:
+            other.connect()
+
+
+def test_message_beyond_the_longest_is_refused_by_the_broker(world: World, broker: Broker) -> None:
+    world.listening(Told())
+    with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as connection:
+        channel = connection.channel()
+        message = channel.prepare_message(b"x" * (MAX_MESSAGE_BYTES + 1), content_encoding="binary")
+        channel.basic_publish(message, exchange(PREFIX), "reports.h1")
+        with pytest.raises(PreconditionFailed, match="larger than configured max size"):
+            connection.drain_events(timeout=10)
 
 
 ATTEMPTS = attempts("h1", "h2")
@@ -320,6 +348,7 @@ def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
 
     await_true(lambda: users.make(identity, "/") == "", 20)
     assert connects(identity.password) and not connects("another")
+    assert limits_of(broker, identity.user) == broker_identities.HOST_LIMITS
     newer = replace(identity, password=secrets.token_hex(8))
     open_still = Connection(
         f"amqp://{identity.user}:{identity.password}@127.0.0.1:{broker.port}//"

@@ -73,6 +73,7 @@ def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(
     assert operator.file.stat().st_mode & 0o777 == 0o600
     assert store.read(host_keys.generations) == {"h1": Generations(number)}
     assert "rabbitmqctl add_user kilonova-host-h1" in operator.complained
+    assert "rabbitmqctl set_user_limits kilonova-host-h1" in operator.complained
     assert all(
         secret not in operator.said + operator.complained
         for secret in (own.transport_url.split(":")[2].split("@")[0], *own.secrets.values())
