@@ -369,7 +369,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.Opt("public_url", type=_url(("http://", "https://")), default="http://127.0.0.1:6080",
                 help="URL under which browsers reach it."),
         cfg.ListOpt("allowed_origins", default=[],
-                    help="Origins of pages that may open a console, besides public_url: https://cloud.example."),
+                    help="Origins of pages that may open a console or show one in a frame, besides public_url, for "
+                         "example that of a dashboard (Horizon): https://cloud.example."),
         cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="How long a console's URL can be used, once."),
         cfg.IntOpt("sessions", default=200, min=1, help="Open consoles in all."),
         cfg.IntOpt("sessions_per_server", default=10, min=1, help="Open consoles of one server."),

@@ -8,6 +8,11 @@ letter by letter with what was configured and never with what a request says of 
 without Origin is let in: every browser sends one, so it comes from a program, which no foreign page
 can steer, and the token alone decides. Whoever fetches a page for a token is given the cookie that
 makes it his (``browser_cookies``).
+
+A browser shows a page in a frame of our own pages and of ``allowed_origins`` only. In the frame of
+another page it would show nothing, so that page gets ``framed.html``, which names the option.
+Browsers say over https alone that a page goes into a frame. Over http the page that links to ours
+gets ``framed.html`` too, whose script goes on to the console unless it stands in a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from common.console_types import SPICE_PAGE
-from compute_api.console.browser_cookies import BrowserCookies
+from compute_api.console.browser_cookies import INSIDE, BrowserCookies
 from compute_api.edge.health import Health
 
 log = logging.getLogger(__name__)
@@ -42,6 +47,11 @@ TYPES = {
 }
 MAX_FILE_BYTES = 4 * 1024 * 1024
 OWN_FOLDER = Path(__file__).parent  #: with the page of the serial console
+FRAMED_PAGE = OWN_FOLDER / "framed.html"
+#: The policy of that page: any page may show it in a frame.
+FRAMED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+#: In the query of a page that is known to stand in no frame.
+ALONE = "alone=1"
 SCREEN_PAGE = "vnc_lite.html"  #: the page that URLs of screens name
 WEBSOCKETS = ("/", "/websockify")
 _INSTALL = (
@@ -113,6 +123,10 @@ class PageServer:
             return self._said(
                 HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8"
             )
+        if file.suffix == ".html" and self._is_framed(request):
+            return self._said(
+                HTTPStatus.OK, FRAMED_PAGE.read_bytes(), TYPES[".html"], FRAMED_POLICY
+            )
         answer = self._said(HTTPStatus.OK, content, TYPES[file.suffix])
         cookie = (
             self._browsers.new_cookie(request.path, request.headers)
@@ -122,6 +136,16 @@ class PageServer:
         if cookie is not None:
             answer.headers["Set-Cookie"] = cookie
         return answer
+
+    def _is_framed(self, request: Request) -> bool:
+        """True if a page that is not allowed shows this one in a frame, or may be doing so."""
+        referers = request.headers.get_all("Referer")
+        if not referers or self._origins.issuperset(map(origin, referers)):
+            return False
+        target = request.headers.get_all("Sec-Fetch-Dest")
+        if target:
+            return target[0] in INSIDE
+        return ALONE not in urlsplit(request.path).query.split("&")
 
     def _websocket(self, path: str, headers: Headers) -> Response | None:
         origins = headers.get_all("Origin")
@@ -138,7 +162,7 @@ class PageServer:
             )
         return None
 
-    def _said(self, status: HTTPStatus, content: bytes, kind: str) -> Response:
+    def _said(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "") -> Response:
         """The URL of a page contains a token: it goes to no other site, and the page is not
         kept."""
         headers = Headers(
@@ -151,16 +175,19 @@ class PageServer:
                 else "no-cache",
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
-                "Content-Security-Policy": self._policy,
+                "Content-Security-Policy": policy or self._policy,
             }
         )
         return Response(status.value, status.phrase, headers, content)
 
 
 def origin(url: str) -> str:
-    """What a browser says as Origin for a page of this URL."""
-    parts = urlsplit(url)
-    host, port = (parts.hostname or "").lower(), parts.port
+    """What a browser says as Origin for a page of this URL; empty: it is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        return ""
     if ":" in host:
         host = f"[{host}]"
     usual = {"http": 80, "https": 443}.get(parts.scheme)

@@ -32,12 +32,12 @@ from common.instance_data import (
     find,
     text,
 )
+from common.rate_limit import RateLimiter
 from compute_api.edge import access_log, request_data
 from compute_api.edge.faults import TEXT_TYPE, TextFaults
 from compute_api.edge.response import JSON_TYPE
 from compute_api.metadata.guest_cache import GuestCache, GuestRecord
 from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
-from common.rate_limit import RateLimiter
 
 logger = logging.getLogger(__name__)
 MAX_PASSWORD_BYTES = 4 * 255  # bytes, as guests' agents know it

@@ -27,13 +27,13 @@ _opened = ExitStack()
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     """The WSGI application; call it in the process that will serve it."""
+    from common.rate_limit import RateLimiter
     from common.store.engine import Store
     from common.store.version import guarded
     from common.vault import Vault
     from compute_api.edge import health
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
-    from common.rate_limit import RateLimiter
 
     own = conf.metadata
     store = guarded(Store.opened(conf, pool=own.threads))

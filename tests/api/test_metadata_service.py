@@ -16,14 +16,14 @@ import sqlalchemy as sa
 
 from common import errors
 from common.models import Interface
+from common.rate_limit import MAX_KEYS as MOST_RATES
+from common.rate_limit import RateLimiter
 from common.store import schema
 from common.vault import Vault
 from common.wire import to_wire
 from compute_api.metadata import app
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature
-from common.rate_limit import MAX_KEYS as MOST_RATES
-from common.rate_limit import RateLimiter
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.test_migrations import add
 from tests.waiting import await_true

@@ -443,6 +443,36 @@ def test_pages(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("referer", "target", "query", "is_framed"),
+    [
+        ("https://dashboard.example/project/", "iframe", "", True),
+        ("https://dashboard.example/project/", "document", "", False),
+        ("https://dashboard.example/project/", "", "", True),
+        ("https://dashboard.example/project/", "", "&alone=1", False),
+        ("https://dashboard.example/project/", "iframe", "&alone=1", True),
+        (f"{ALLOWED}/project/", "iframe", "", False),
+        (f"{ALLOWED}/project/", "", "", False),
+        (f"{OURS}/serial.html", "iframe", "", False),
+        ("http://[/", "iframe", "", True),
+        ("", "iframe", "", False),
+        ("", "", "", False),
+    ],
+)
+def test_frame_of_a_page_that_is_not_allowed_names_the_option(
+    world: World, referer: str, target: str, query: str, is_framed: bool
+) -> None:
+    sent = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}
+    status, content, headers = world.get(
+        f"/serial.html?token=abc{query}", {name: value for name, value in sent.items() if value}
+    )
+    assert status == 200
+    assert (b"allowed_origins" in content) == is_framed
+    assert (b"serial console" in content) != is_framed
+    assert ("frame-ancestors" in headers["Content-Security-Policy"]) != is_framed
+    assert "Set-Cookie" not in headers
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/",

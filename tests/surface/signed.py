@@ -15,12 +15,12 @@ from typing import Any
 from common import errors, ids
 from common.image_tickets import LIFETIME, Tickets
 from common.instance_data import DOCUMENTS, EC2_KEYS, VERSIONS
+from common.rate_limit import RateLimiter
 from common.vault import Vault
 from compute_api.image_gateway import app as gateway
 from compute_api.metadata import app as metadata
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature
-from common.rate_limit import RateLimiter
 from tests.surface.compute import Compute
 from tests.surface.operations import Operation
 from tests.surface.site import Site
