@@ -24,6 +24,7 @@ from common import errors
 from common.json_types import JsonObject
 from common.tls import Tls
 from common.tls_socket import TlsSocket
+from common.unproved import Unproved
 from compute_agent import relay
 from compute_agent.direct_consoles import DirectConsoles
 from compute_agent.relay import Side
@@ -79,7 +80,7 @@ class Consoles:
         self._open_console, self._seconds, self._most = open_console, seconds, sessions
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._strangers = threading.BoundedSemaphore(MAX_UNPROVED)
+        self._unproved = Unproved(MAX_UNPROVED)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MAX_UNPROVED)
         self._listener.settimeout(1.0)
@@ -153,7 +154,7 @@ class Consoles:
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
-                peer, _ = self._listener.accept()
+                peer, address = self._listener.accept()
             except TimeoutError:
                 self._expire()
                 continue
@@ -161,11 +162,9 @@ class Consoles:
                 if not self._closed.wait(0.1):  # out of descriptors, say: it passes
                     log.warning("no console connection could be accepted: %s", error)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                peer.close()
-                continue
+            number = self._unproved.add(peer, address)
             threading.Thread(
-                target=self._open_session, args=(peer,), name="console", daemon=True
+                target=self._open_session, args=(peer, number), name="console", daemon=True
             ).start()
 
     def _expire(self) -> None:
@@ -180,7 +179,7 @@ class Consoles:
         for session in ended:
             session.end()
 
-    def _open_session(self, peer: Side) -> None:
+    def _open_session(self, peer: Side, number: int) -> None:
         """The thread of a connection: the secret, then what the peer sends to the guest; a second
         thread has the other direction."""
         try:
@@ -190,7 +189,7 @@ class Consoles:
             log.warning("the console service is not proved: %s", problem)
             session = None
         finally:
-            self._strangers.release()
+            self._unproved.remove(number)
         if session is None:
             peer.close()
             return

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from common import errors
 from common.tls import Tls
+from common.unproved import Unproved
 from compute_agent.transfer.frames import (
     DATA,
     END,
@@ -82,10 +83,7 @@ class TransferService:
         self._request_seconds, self._frame_seconds = request_seconds, frame_seconds
         self._closed = threading.Event()
         self._rate = TransferRateLimit(rate * MEBIBYTE, self._closed)
-        self._readers, self._strangers = (
-            threading.BoundedSemaphore(readers),
-            threading.BoundedSemaphore(strangers),
-        )
+        self._readers, self._unproved = threading.BoundedSemaphore(readers), Unproved(strangers)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -120,20 +118,18 @@ class TransferService:
                 if not self._closed.wait(0.1):  # out of descriptors, say: it passes
                     log.warning("no connection for a transfer could be accepted: %s", error)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
+            number = self._unproved.add(connection, peer)
             threading.Thread(
                 target=self._serve,
-                args=(connection, str(peer[0])),
+                args=(connection, str(peer[0]), number),
                 name="transfer-reader",
                 daemon=True,
             ).start()
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
+    def _serve(self, connection: socket.socket, peer: str, number: int) -> None:
         """The thread of a connection."""
         with contextlib.ExitStack() as stranger:
-            stranger.callback(self._strangers.release)
+            stranger.callback(self._unproved.remove, number)
             try:
                 connection.settimeout(self._request_seconds)
                 connection = self._wrapped(connection)

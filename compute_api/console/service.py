@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,12 @@ from websockets.http11 import Request, Response
 from websockets.sync import server as websockets
 
 from common import access, errors, reload, service, tls
+from common.unproved import origin, to_shed
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.edge.health import Dependency, Health
-from compute_api.edge.limits import origin
 
 log = logging.getLogger(__name__)
 RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = (
@@ -154,10 +153,7 @@ class ConsoleServer:
             waiting = [channel for channel in self._open if channel not in self._sessions_of]
             if len(waiting) < self._most:
                 return
-            each = Counter(self._open[channel] for channel in waiting)
-            late = max(
-                waiting, key=lambda channel: each[self._open[channel]]
-            )  # the first of equals
+            late = to_shed(waiting, self._open)
             del self._open[late]
         try:
             late.shutdown(socket.SHUT_RDWR)  # its thread ends

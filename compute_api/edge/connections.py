@@ -24,7 +24,8 @@ from gunicorn.config import Config
 from gunicorn.http.errors import ParseException
 
 from common.tls_socket import TlsSocket
-from compute_api.edge.limits import ClientLimits, origin
+from common.unproved import origin
+from compute_api.edge.limits import ClientLimits
 from compute_api.edge.request_buffer import RequestBuffer
 from compute_api.edge.response_buffer import FULL_BYTES, ClientSocket, ResponseBuffer
 

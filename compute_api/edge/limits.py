@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 
@@ -23,12 +22,3 @@ class ClientLimits:
     max_streams_per_address: int = 0  #: 0: as many
     max_body_bytes: int = 1024 * 1024  #: of a body that is waited for before a thread begins
     max_held_bytes: int = 128 * 1024 * 1024  #: that all clients together may make us keep
-
-
-def origin(peer: object) -> str:
-    """What counts as one address: the network of an IPv6 address, for who has one has all of it."""
-    host = peer[0] if isinstance(peer, tuple) else str(peer)
-    if ":" not in host:
-        return str(host)
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    return str(address.ipv4_mapped or int(address) >> 64)

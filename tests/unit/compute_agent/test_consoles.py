@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from common import errors
 from common.models import Flavor, GuestSpec
-from compute_agent.consoles import Consoles
+from compute_agent.consoles import MAX_UNPROVED, Consoles
 from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.script import QUIET
@@ -130,6 +131,19 @@ def test_it_ends_with_the_guest(relay: Consoles, driver: MemoryDriver) -> None:
         assert said(console, 12) == b"RFB 003.008\n"
         driver.host.power_off(SERVER)
         assert said(console, 1) == b""
+
+
+def test_silent_connections_keep_no_console_out(relay: Consoles) -> None:
+    offer = relay.offer(SERVER, SERIAL)
+    with contextlib.ExitStack() as stack:
+        first, *_ = [
+            stack.enter_context(socket.create_connection((offer["host"], offer["port"]), 5))
+            for _ in range(MAX_UNPROVED)
+        ]
+        with connect(offer) as console:
+            console.sendall(b"hello")
+            assert said(console, 5) == b"hello"
+        assert first.recv(1) == b""
 
 
 def test_there_are_so_many_and_no_more(driver: MemoryDriver) -> None:

@@ -11,7 +11,7 @@ from gunicorn.http.errors import ParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute_api.edge.limits import origin
+from common.unproved import origin
 from compute_api.edge.request_buffer import MAX_HEAD_BYTES, RequestBuffer
 
 HEAD = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n"

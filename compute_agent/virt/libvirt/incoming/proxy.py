@@ -27,6 +27,7 @@ from pathlib import Path
 
 from common.log import start as start_log
 from common.tls_socket import TlsSocket
+from common.unproved import origin, to_shed
 from compute_agent.virt.libvirt.incoming import rpc
 from compute_agent.virt.libvirt.incoming.filter import MOST, MOST_PLAIN, Filter, Refused
 from compute_agent.virt.libvirt.incoming.records import READY, Arrival, Records, Settings
@@ -114,7 +115,15 @@ class Proxy:
                 continue
             connection = _Connection(self, plain, str(peer[0]))
             with self._lock:
-                if full := len(self._open) >= MOST_CONNECTIONS:
+                full = len(self._open) >= MOST_CONNECTIONS
+                if full and (unproved := [one for one in self._open if not one.is_proved]):
+                    # Silent connections keep no host out.
+                    peers = {one: origin(one.peer) for one in unproved}
+                    late = to_shed(sorted(unproved, key=lambda one: one.began), peers)
+                    late.end(f"{MOST_CONNECTIONS} connections are open")
+                    self._open.discard(late)
+                    full = False
+                if full:
                     plain.close()
                 else:
                     self._open.add(connection)
@@ -149,7 +158,7 @@ class _Connection:
     block."""
 
     def __init__(self, proxy: Proxy, plain: socket.socket, peer: str) -> None:
-        self.peer = peer
+        self.peer, self.began, self.is_proved = peer, time.monotonic(), False
         self._proxy, self._plain = proxy, plain
         self._client: Side = plain
         self._local: socket.socket | None = None
@@ -195,11 +204,11 @@ class _Connection:
             or self._sent_by is not None
             and now > self._sent_by
         ):
-            self._end("it is too slow")
+            self.end("it is too slow")
         elif arrival is None and now > self._name_by:
-            self._end("it does not say what it is about")
+            self.end("it does not say what it is about")
         elif arrival is not None and not _is_same(self._expected(arrival.server), arrival):
-            self._end("")
+            self.end("")
 
     def close(self) -> None:
         for side in (self._client, self._plain, self._local):
@@ -207,7 +216,8 @@ class _Connection:
                 with contextlib.suppress(OSError):
                     side.close()
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
+        """End it; ``why``: the fault of the other side, if there is one."""
         self.is_over = self.is_over or why
         _shut(self._client)
 
@@ -228,6 +238,7 @@ class _Connection:
             self._names = frozenset(_address(name) for name in secured.names())
         if not any(_address(one.source) in self._names for one in self._proxy.records.all()):
             raise Refused(f"nothing is expected from {', '.join(sorted(self._names)) or 'nobody'}")
+        self.is_proved = True
         if tls is not None:
             self._send(WELCOME)
 
