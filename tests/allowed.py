@@ -98,15 +98,19 @@ ALL: dict[str, Rule] = {
     "changePassword": Rule({"adminPass": "p"}, "active", during="updating_password"),
     "trigger_crash_dump": Rule(None, "active paused rescued resized error"),
     "createImage": Rule(
-        {"name": "i"}, "active stopped paused suspended", during="image_snapshot_pending"
+        {"name": "i"},
+        "active stopped paused suspended",
+        lockable=False,
+        during="image_snapshot_pending",
     ),
     "createBackup": Rule(
         {"name": "i", "backup_type": "daily", "rotation": 1},
         "active stopped paused suspended",
+        lockable=False,
         during="image_backup",
     ),
-    "addSecurityGroup": Rule({"name": "web"}, ALIVE),
-    "removeSecurityGroup": Rule({"name": "web"}, ALIVE),
+    "addSecurityGroup": Rule({"name": "web"}, ALIVE, lockable=False),
+    "removeSecurityGroup": Rule({"name": "web"}, ALIVE, lockable=False),
     "lock": Rule(None, tasks=ANY, lockable=False, during="="),
     "unlock": Rule(None, tasks=ANY, lockable=False, during="="),
     "os-resetState": Rule({"state": "active"}, tasks=ANY, who="admin", lockable=False),

@@ -94,6 +94,35 @@ def test_an_operator_may_let_others_override(
     assert not lock_of(cloud)[0]
 
 
+def test_owner_who_locks_again_changes_nothing_of_an_admins_lock(cloud: Cloud, server: str) -> None:
+    act(cloud, server, "lock", {"locked_reason": "audit"}, "2.73", token="admin")
+    for reason in (None, {"locked_reason": "mine"}):
+        assert act(cloud, server, "lock", reason, "2.73").status_code == 202
+        assert lock_of(cloud) == (True, "admin", "audit")
+    act(cloud, server, "lock", {"locked_reason": "longer"}, "2.73", token="admin")
+    assert lock_of(cloud) == (True, "admin", "longer")
+
+
+def test_owner_who_locks_again_keeps_the_first_reason(cloud: Cloud, server: str) -> None:
+    act(cloud, server, "lock", {"locked_reason": "first"}, "2.73")
+    act(cloud, server, "lock", {"locked_reason": "second"}, "2.73")
+    assert lock_of(cloud) == (True, "owner", "first")
+
+
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("createImage", {"name": "i"}),
+        ("createBackup", {"name": "b", "backup_type": "daily", "rotation": 1}),
+    ],
+)
+def test_locked_server_can_be_backed_up(
+    cloud: Cloud, server: str, key: str, body: dict[str, Any]
+) -> None:
+    act(cloud, server, "lock")
+    assert act(cloud, server, key, body).status_code == 202
+
+
 def test_a_lock_does_not_stop_admins_and_stops_delete(cloud: Cloud, server: str) -> None:
     act(cloud, server, "lock")
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 409

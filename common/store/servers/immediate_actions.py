@@ -80,17 +80,22 @@ def note(
 def _lock(
     tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """The owner's lock does not replace an admin's."""
-    is_owner = context.project_id == found.project_id and not context.is_admin
-    by = ADMIN if not is_owner or found.locked_by == ADMIN else OWNER
-    return {"locked": True, "locked_by": by, "locked_reason": args.get("locked_reason")}
+    """Lock as Nova does: the owner changes nothing of a lock, and another project's admin takes it
+    over. Who is of the server's project is its owner, whatever their role."""
+    is_owner = context.project_id == found.project_id
+    if found.locked and is_owner:
+        return {}
+    reason = args.get("locked_reason")
+    kept = {} if reason is None and found.locked else {"locked_reason": reason}
+    return {"locked": True, "locked_by": OWNER if is_owner else ADMIN, **kept}
 
 
 def _unlock(
     tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
 ) -> Values:
     """An admin's lock is not undone by the owner, unless policy lets them (``override``)."""
-    if found.locked_by == ADMIN and not (context.is_admin or args.get("override")):
+    is_owner = context.project_id == found.project_id
+    if found.locked_by == ADMIN and is_owner and not args.get("override"):
         raise errors.Forbidden(
             "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be "
             "performed."

@@ -30,6 +30,7 @@ from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
 from common.store.rows import IdempotencyKeyRow, ServerPlace, ServerRecord, Values
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
+from common.store.substrings import holds
 from common.wire import from_wire, to_wire
 
 C = servers.c
@@ -227,7 +228,7 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
         )
         return column == number if -most <= number < most else sa.false()
     if name in _WHOLE or not _is_pattern(str(value)):
-        return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
+        return column == value if name in _WHOLE else holds(column, str(value))
     return matches(name, column, str(value))
 
 
@@ -263,7 +264,7 @@ def _is_pattern(text: str) -> bool:
 def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
     """Tags are a JSON list of strings: one is in it when its own JSON text is."""
     text = sa.type_coerce(C.tags, sa.Text)
-    each = [text.contains(json.dumps(tag, ensure_ascii=False), autoescape=True) for tag in tags]
+    each = [holds(text, json.dumps(tag, ensure_ascii=False)) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
         "tags": sa.and_(sa.true(), *each),
         "tags-any": sa.or_(sa.false(), *each),

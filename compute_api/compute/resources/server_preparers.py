@@ -81,7 +81,7 @@ def lock(request: Request, server: ServerRecord, given: JsonObject | None) -> Pr
 
 def unlock(request: Request, server: ServerRecord, given: object) -> PreparedAction:
     """Another's lock is undone by those only whom a rule of its own allows that."""
-    owner = server.project_id == request.context.project_id and not request.is_admin
+    owner = server.project_id == request.context.project_id
     if not server.locked or server.locked_by == ("owner" if owner else "admin"):
         return PreparedAction()
     request.require(

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Substrings in queries, compared letter by letter on every database.
+
+LIKE differs: SQLite ignores the case of ASCII letters, MariaDB that of all letters by its
+collation, and PostgreSQL of none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+
+class _Holds(sa.sql.functions.FunctionElement[bool]):
+    """The text of the first argument has that of the second in it."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+
+def holds(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
+    """The column has the text in it, in the same case."""
+    return _Holds(column, sa.literal(text, sa.Text()))
+
+
+def _compiled(function: str, argument: str) -> Any:
+    def compile_call(element: Any, compiler: SQLCompiler, **more: Any) -> str:
+        found, searched = (
+            argument.format(compiler.process(part, **more)) for part in element.clauses
+        )
+        return f"({function}({found}, {searched}) > 0)"
+
+    return compile_call
+
+
+compiles(_Holds, "sqlite")(_compiled("instr", "{}"))
+compiles(_Holds, "postgresql")(_compiled("strpos", "{}"))
+for _dialect in ("mysql", "mariadb"):
+    compiles(_Holds, _dialect)(_compiled("INSTR", "CAST({} AS BINARY)"))
