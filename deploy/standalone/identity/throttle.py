@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 
 import falcon
 
-from compute_api.edge.limits import origin
+from common.unproved import origin
 from deploy.standalone.identity import passwords
 
 #: Failures that fit, and the seconds in which one is forgotten.
