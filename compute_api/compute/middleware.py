@@ -61,10 +61,15 @@ class ApiRoots:
         state.shown_version, state.is_legacy = root, root == "v2"
         if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
             state.url_project = parts.pop(0)
+        elif len(parts) == 1 and req.path.endswith("/") and _is_project(parts[0]):
+            # The endpoint of a catalogue, which ends in the project id: the version document, for
+            # those with a token.
+            state.url_project = parts.pop()
         state.ends_with_slash = bool(parts) and req.path.endswith("/")
         req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
         # Decided on the path that is served, not on the one that was asked for.
-        state.is_public = VERSION_DOCUMENTS.fullmatch(req.path) is not None
+        is_document = VERSION_DOCUMENTS.fullmatch(req.path) is not None
+        state.is_public = is_document and not state.url_project
 
     def process_resource(
         self,
@@ -76,6 +81,10 @@ class ApiRoots:
         """Called by falcon."""
         if req.context.ends_with_slash:
             raise falcon.HTTPNotFound()
+
+
+def _is_project(part: str) -> bool:
+    return part not in routes.NOUNS and part != "versions"
 
 
 class UrlProjects:

@@ -41,6 +41,18 @@ def test_each_root_has_its_document_with_and_without_a_slash(
     )
 
 
+@pytest.mark.parametrize(("root", "ident"), [("/v2.1", "v2.1"), ("/v2", "v2.0")])
+def test_endpoint_that_ends_in_the_project_has_the_document_for_its_members(
+    cloud: Cloud, root: str, ident: str
+) -> None:
+    answer = cloud.call("GET", f"/{PROJECT}/", root=root)
+    assert (answer.status_code, answer.json["version"]["id"]) == (200, ident)
+    assert cloud.call("GET", f"/{PROJECT}/", root=root, token=None).status_code == 401
+    assert cloud.call("GET", f"/{OTHER}/", root=root).status_code == 400
+    assert cloud.call("GET", f"/{PROJECT}", root=root).status_code == 404
+    assert cloud.call("GET", "/servers/", root=root).status_code == 404
+
+
 def test_path_without_a_version_is_answered_with_choices(cloud: Cloud) -> None:
     answer = cloud.call("GET", "/servers", root="", token=None)
     assert answer.status_code == 300
