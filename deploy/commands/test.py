@@ -34,7 +34,8 @@ from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command
 from deploy.testing.plan import JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Set, Slice
 
 #: Without a fixed seed of hashes, a soak of the fault matrix takes another course in each run.
-ENVIRON = {"KILONOVA_TEST": "1", "PYTHONHASHSEED": "0"}
+#: Without bytecode files, each process of a test compiles the product again.
+ENVIRON = {"KILONOVA_TEST": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""}
 #: Rings whose arguments need no ``--`` before them.
 WITH_ARGUMENTS = (plan.TEMPEST.name, plan.CLIENTS.name, plan.NEWCOMER.name)
 
