@@ -101,16 +101,16 @@ def _plant_snapshot(bench: Bench) -> None:
 
 
 def carry_out(bench: Bench) -> None:
-    """The cleanups are due, and carried out, again and again while time passes."""
+    """Make the cleanups due, and let time pass until none is left."""
     for row in bench.cloud.store.read(cleanups.list_all):
         bench.cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
     bench.run(lambda: cleaning.retry(bench.cloud.engine))
-    bench.world(PATIENCE_SECONDS)
-    service = bench.cloud
-    for one in (service.images, service.networks, service.shares, service.volumes):
-        one.well()
-        one.catches_up()
-    bench.world(PATIENCE_SECONDS)
+    cloud = bench.cloud
+    bench.world(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
+    for service in (cloud.images, cloud.networks, cloud.shares, cloud.volumes):
+        service.well()
+        service.catches_up()
+    bench.world(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
 
 
 def _answers(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:

@@ -368,15 +368,26 @@ class Bench:
         self.is_over(seconds)
         self._later.append((self.time.monotonic() + seconds, what))
 
-    def world(self, seconds: int, asleep: Sequence[str] = ()) -> None:
-        """So much time passes for everybody else, while somebody stands at a point."""
+    def world(
+        self,
+        seconds: int,
+        asleep: Sequence[str] = (),
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Let time pass for all parts but those asleep, while a part stands at a point.
+
+        Args:
+            seconds: How long, unless ``has_ended`` returns True before.
+            asleep: Parts that stand still; see ``Bench.asleep``.
+            has_ended: True if nothing more is expected. Called after the first seconds.
+        """
         self.asleep |= set(asleep)
         self._depth += 1
         try:
             until = self.time.monotonic() + seconds
             for _ in range(min(seconds, FIRST_SECONDS)):
                 self.round()
-            while self.time.monotonic() < until:
+            while self.time.monotonic() < until and not has_ended():
                 self.round(STRIDE_SECONDS)
         finally:
             self._depth -= 1
