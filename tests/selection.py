@@ -58,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def runs_slice(config: pytest.Config, *parts: Slice) -> bool:
+    """Return True if this process runs tests of one of these slices."""
+    slices = config.getoption("slices")
+    return slices is None or not set(parts).isdisjoint(slices)
+
+
 def slice_of(item: pytest.Item) -> Slice:
     """The slice of a test.
 

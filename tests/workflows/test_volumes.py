@@ -6,6 +6,7 @@ server's host may have its volumes, by one attachment each, and nobody else has 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from conductor.lanes import LANES, Lane
 from deploy.testing.plan import Slice
 from tests.answers import Answer
 from tests.schemas import memory_store
+from tests.selection import runs_slice
 from tests.workflows import volumes as volume_service
 from tests.workflows.scenarios import OF_A_VOLUME, SCENARIOS, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
@@ -394,8 +396,9 @@ def test_a_live_migration_that_fails_ends_the_second_attachment(
 
 
 # --- whatever the service does ---
-def calls_of(workflow: str) -> int:
-    """How many calls of the service it makes."""
+@cache
+def calls_of(workflow: str) -> range:
+    """Return the numbers of the calls of the service that the workflow makes."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, workflow)
@@ -403,18 +406,30 @@ def calls_of(workflow: str) -> int:
     trial.begin()
     cloud.settle()
     cloud.store.close()
-    return cloud.volumes.calls - before
+    return range(1, cloud.volumes.calls - before + 1)
 
 
-CALLS = [
-    pytest.param(name, number, marks=pytest.mark.slice((Slice.GUESTS, Slice.MOVES)[number % 2]))
-    for name in WITH_VOLUMES
-    for number in range(1, calls_of(name) + 1)
-]
+HALVES = (Slice.GUESTS, Slice.MOVES)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Number the calls and the fault points of each workflow.
+
+    Only processes that run these slices look for all of them.
+    """
+    points = POINTS.get(metafunc.function.__name__)
+    if points is None:
+        return
+    looks = runs_slice(metafunc.config, *HALVES)
+    cases = [
+        pytest.param(name, number, marks=pytest.mark.slice(HALVES[number % 2]))
+        for name in WITH_VOLUMES
+        for number in (points(name) if looks else [1])
+    ]
+    metafunc.parametrize(("workflow", "number"), cases)
 
 
 @pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
-@pytest.mark.parametrize(("workflow", "number"), CALLS)
 def test_a_silent_service_makes_it_late(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
@@ -431,7 +446,6 @@ CONNECTING_BACK = ("resize", "revert_resize", "evacuate")
 
 
 @pytest.mark.parametrize("answer", [Answer.FORBIDDEN, Answer.CONFLICT])
-@pytest.mark.parametrize(("workflow", "number"), CALLS)
 def test_a_refusal_leaves_nothing_for_ever(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
@@ -490,14 +504,14 @@ def fault_points(workflow: str) -> list[int]:
     return [number for number, hit in enumerate(trial.hits) if STEPS & set(hit[1:])]
 
 
-CRASHES = [
-    pytest.param(name, number, marks=pytest.mark.slice((Slice.GUESTS, Slice.MOVES)[number % 2]))
-    for name in WITH_VOLUMES
-    for number in fault_points(name)
-]
+#: What a test is tried at, each in turn.
+POINTS = {
+    "test_a_silent_service_makes_it_late": calls_of,
+    "test_a_refusal_leaves_nothing_for_ever": calls_of,
+    "test_killed_at_each_fault_point": fault_points,
+}
 
 
-@pytest.mark.parametrize(("workflow", "number"), CRASHES)
 def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
     trial = trial_of(cloud, workflow)
     trial.crash_at(number)
