@@ -123,6 +123,17 @@ def test_limits_come_from_user_project_class_and_configuration(cloud: Cloud) -> 
     assert cores() == 30, "only the class default has an effect"
 
 
+@pytest.mark.parametrize(("limit", "status"), [(20, 200), (21, 400), (-1, 400)])
+def test_limit_of_user_is_within_that_of_the_project(cloud: Cloud, limit: int, status: int) -> None:
+    path = f"/os-quota-sets/{PROJECT}?user_id=u1"
+    answer = cloud.call("PUT", path, {"quota_set": {"cores": limit}}, token="admin")
+    assert answer.status_code == status
+    if status == 400:
+        assert "must be less than or equal to 20" in answer.json["badRequest"]["message"]
+        forced = {"quota_set": {"cores": limit, "force": True}}
+        assert cloud.call("PUT", path, forced, token="admin").status_code == 200
+
+
 def test_a_class_limits_groups_before_it_shows_them(cloud: Cloud) -> None:
     path, groups = "/os-quota-class-sets/default", {"server_groups": 3, "server_group_members": 4}
     changed = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")

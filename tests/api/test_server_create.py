@@ -182,6 +182,24 @@ def test_many_are_numbered_and_share_a_reservation(cloud: Cloud) -> None:
     assert {server["id"] for server in found} == {row.id for row in rows}
 
 
+def test_hostnames_of_servers_of_one_long_name_differ(cloud: Cloud) -> None:
+    assert post(cloud, name="a" * 70, min_count=10, max_count=10).status_code == 202
+    hostnames = {row.hostname for row in cloud.rows(schema.servers)}
+    assert hostnames == {"a" * 61 + f"-{number}" for number in range(1, 10)} | {"a" * 60 + "-10"}
+
+
+def test_hostname_for_several_servers_is_refused(cloud: Cloud) -> None:
+    answer = post(
+        cloud, "2.94", networks="none", hostname="web.example.org", min_count=1, max_count=2
+    )
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"].startswith("hostname: ")
+    assert (
+        post(cloud, "2.94", networks="none", hostname="web.example.org", max_count=1).status_code
+        == 202
+    )
+
+
 # --- quota ---
 def test_as_many_as_fit_between_min_and_max(cloud: Cloud) -> None:
     assert post(cloud, min_count=8).status_code == 202

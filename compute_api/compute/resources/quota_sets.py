@@ -15,7 +15,7 @@ from compute_api.compute.schemas.quota_sets import CLASS_RESOURCES, RESOURCES
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true
 
-DEFAULT_CLASS = "default"
+DEFAULT_CLASS, UNLIMITED = "default", -1
 
 
 def _known(request: Request, resources: dict[str, Range]) -> list[str]:
@@ -77,9 +77,23 @@ def _used(
     }
 
 
+def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> None:
+    """Check limits of a user; -1 is no limit.
+
+    Raises:
+        BadRequest: one is above the project's.
+    """
+    for name, limit in values.items():
+        most = limits.of(name)
+        if most != UNLIMITED and (limit == UNLIMITED or limit > most):
+            raise errors.BadRequest(
+                f"Quota limit {limit} for {name} must be less than or equal to {most}."
+            )
+
+
 def update(request: Request, project_id: str) -> JsonObject:
-    """PUT /os-quota-sets/{project}: limits below what is in use only with force. Keystone's are set
-    there."""
+    """PUT /os-quota-sets/{project}: limits below what is in use, and a user's limits above those of
+    the project, only with force. Keystone's are set there."""
     given = dict(request.body["quota_set"])
     force, user = is_true(given.pop("force", False)), request.first("user_id") or ""
     values = {name: int(value) for name, value in given.items()}
@@ -94,6 +108,8 @@ def update(request: Request, project_id: str) -> JsonObject:
                     f"Quota limit {limit} for {name} must be greater than or equal to already used "
                     f"{used[name]}."
                 )
+        if user and not force:
+            _check_within_project(values, source(tx))
         quotas.put(tx, project_id, user, values)
         limits = source(tx)
         return {name: limits.of(name, user) for name in _known(request, RESOURCES)}

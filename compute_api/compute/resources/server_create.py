@@ -195,6 +195,11 @@ def _password(body: JsonObject, key: str | None) -> Password:
 def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     """Everything that can be wrong with a create is found here."""
     min_count, max_count = parts.counts(body)
+    if body.get("hostname") and max_count > 1:
+        raise errors.BadRequest(
+            "hostname: several servers of one request cannot have the same; leave it out, and each "
+            "gets one made of its name."
+        )
     local, asked = block_devices.split(_mappings(request, body))
     image_id = server_disks.boot_image(body, local, asked)
     files = parts.personality(body, request.limits)
@@ -399,7 +404,7 @@ def _rows(
     for number, (server_id, action_id) in enumerate(made):
         suffix = f"-{number + 1}" if order.max_count > 1 else ""
         name = order.name + suffix
-        hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
+        hostname = order.hostname or parts.hostname(order.name, server_id, suffix)
         server_rows.append(
             {
                 **order.columns,

@@ -216,12 +216,16 @@ def check_image(image: Image, flavor: models.Flavor) -> None:
         )
 
 
-def hostname(name: str, server_id: str) -> str:
-    """A host name made of a server's name: letters, digits and hyphens, at most 63."""
+def hostname(name: str, server_id: str, suffix: str = "") -> str:
+    """A host name made of a server's name: letters, digits and hyphens, at most 63.
+
+    Args:
+        suffix: what tells the server from others of its request, which is never cut off.
+    """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     plain = re.sub(r"[ _.]", "-", plain)
-    plain = re.sub(r"[^a-z0-9-]+", "", plain)[:63].strip("-")
-    return plain or f"server-{server_id}"
+    plain = re.sub(r"[^a-z0-9-]+", "", plain)[: 63 - len(suffix)].strip("-")
+    return plain + suffix if plain else f"server-{server_id}"
 
 
 def idempotency_key(text: str | None) -> str | None:
