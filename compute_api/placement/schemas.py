@@ -14,7 +14,8 @@ from typing import Any
 import jsonschema
 
 from common import errors
-from compute_api.edge.validation import Document, VersionedSchema, format_checker, replace
+from compute_api.edge import explanations
+from compute_api.edge.validation import FORMATS, Document, VersionedSchema, replace
 from compute_api.placement.request import BadQuery
 
 MAX_SHOWN_CHARACTERS = 1000  # of each part of a refusal
@@ -58,9 +59,7 @@ class PlacementSchema(VersionedSchema):
         )
 
     def _made_validator(self, version: int) -> Any:
-        return jsonschema.Draft4Validator(
-            self.at(version).document, format_checker=format_checker()
-        )
+        return explanations.bounded(jsonschema.Draft4Validator, FORMATS)(self.at(version).document)
 
 
 def _steps(path: list[object]) -> str:
