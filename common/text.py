@@ -30,6 +30,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter in "\n\t" or _is_printable(letter) else "?" for letter in text)
 
 
+def with_suffix(name: str, suffix: str, most: int = 255) -> str:
+    """Return the name and the suffix, the name cut if both have more than ``most`` characters."""
+    return name[: most - len(suffix)] + suffix
+
+
 def one_line(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
     """Return the text as one printable line of at most ``most`` characters."""
     if not text.isprintable():

@@ -26,6 +26,7 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import server_groups, servers
 from common.store.tenants import flavors, keypairs, quotas
+from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.creation import Created, Creation, idempotency_conflict
@@ -388,8 +389,12 @@ def _rows(
     sealed = passwords.sealed(request.services.vault, identity.password(made[0][0]), order.files)
     for number, (server_id, action_id) in enumerate(made):
         suffix = f"-{number + 1}" if order.max_count > 1 else ""
-        name = order.name + suffix
-        hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
+        name = with_suffix(order.name, suffix)
+        hostname = (
+            with_suffix(order.hostname, suffix, 63 if len(order.hostname) <= 63 else 255)
+            if order.hostname
+            else parts.hostname(name, server_id)
+        )
         server_rows.append(
             {
                 **order.columns,
