@@ -110,7 +110,7 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
     return body
 
 
-def render_readable(view_in_force: VisibleFields, row: Any, view: object = None) -> JsonObject:
+def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
     """One row of a list as a body. A field whose column is damaged is null, and logged."""
     try:
         return render(view_in_force, row, view)

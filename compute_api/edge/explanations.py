@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jsonschema_rs
 import orjson
 
 from common.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
 MAX_SHOWN_KEYS = 20  #: how many of the unknown keys it names
@@ -81,14 +83,23 @@ class _Object(dict[str, Any]):
 _BRIEF: dict[type, type] = {str: _Text, list: _List, dict: _Object}
 
 
-def bounded(kind: Any, formats: Formats) -> Callable[[JsonObject], Any]:
-    """Return the constructor of validators of a class of jsonschema that explain at bounded cost.
+class Explainer(Protocol):
+    """A validator of jsonschema."""
+
+    def iter_errors(self, instance: object) -> Iterator[ValidationError]:
+        """Yield what does not fit."""
+
+
+def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
+    """Return the constructor of validators that explain at bounded cost.
 
     Args:
-        kind: for example ``jsonschema.Draft202012Validator``.
+        draft: a class of jsonschema, for example Draft202012Validator.
         formats: the checks of formats, by name.
     """
     import jsonschema
+
+    kind = getattr(jsonschema, draft)
 
     checker = jsonschema.FormatChecker(formats=())
     for name, check in formats.items():
@@ -108,6 +119,12 @@ def _first_error(keyword: Keyword) -> Keyword:
         yield from itertools.islice(keyword(validator, rule, brief, schema) or (), 1)
 
     return check
+
+
+@functools.cache
+def _matching(pattern: str) -> Callable[[object], bool]:
+    """Return the check of a schema's own pattern."""
+    return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
 
 class _Keywords:
@@ -147,8 +164,9 @@ class _Keywords:
         if isinstance(value, dict):
             for pattern, content in rule.items():
                 fits = self._fits(content)
+                has_pattern = _matching(pattern)
                 for key, item in value.items():
-                    if re.search(pattern, key) and not fits(item):
+                    if has_pattern(key) and not fits(item):
                         yield from validator.descend(item, content, path=key, schema_path=pattern)
 
     def _additional_properties(
@@ -157,11 +175,11 @@ class _Keywords:
         if not isinstance(value, dict) or rule is True:
             return
         known = schema.get("properties", {})
-        patterns = [re.compile(pattern) for pattern in schema.get("patternProperties", {})]
+        patterns = [_matching(pattern) for pattern in schema.get("patternProperties", {})]
         unknown = (
             key
             for key in value
-            if key not in known and not any(pattern.search(key) for pattern in patterns)
+            if key not in known and not any(has_pattern(key) for has_pattern in patterns)
         )
         if rule is not False:
             fits = self._fits(rule)

@@ -15,7 +15,6 @@ import functools
 import ipaddress
 import re
 from collections.abc import Callable, Collection
-from typing import Any
 
 import jsonschema_rs
 
@@ -172,10 +171,8 @@ class Schema:
         )
 
     @functools.cached_property
-    def _explaining(self) -> Any:
-        import jsonschema
-
-        return explanations.bounded(jsonschema.Draft202012Validator, FORMATS)(self.document)
+    def _explaining(self) -> explanations.Explainer:
+        return explanations.bounded("Draft202012Validator", FORMATS)(self.document)
 
     def is_valid(self, value: object) -> bool:
         """Does the value fit?"""

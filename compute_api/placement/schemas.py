@@ -9,9 +9,6 @@ command line shows.
 from __future__ import annotations
 
 import functools
-from typing import Any
-
-import jsonschema
 
 from common import errors
 from compute_api.edge import explanations
@@ -58,8 +55,8 @@ class PlacementSchema(VersionedSchema):
             f"schema{_steps(rule)}, on instance{_steps(place)[:MAX_SHOWN_CHARACTERS]}"
         )
 
-    def _made_validator(self, version: int) -> Any:
-        return explanations.bounded(jsonschema.Draft4Validator, FORMATS)(self.at(version).document)
+    def _made_validator(self, version: int) -> explanations.Explainer:
+        return explanations.bounded("Draft4Validator", FORMATS)(self.at(version).document)
 
 
 def _steps(path: list[object]) -> str:
