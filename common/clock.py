@@ -23,10 +23,16 @@ class Clock:
 
 
 def iso(micros: int | None, fraction: bool = False) -> str | None:
-    """``2026-01-02T03:04:05Z``, or with ``fraction`` ``2026-01-02T03:04:05.000000``."""
-    if micros is None:
+    """``2026-01-02T03:04:05Z``, or with ``fraction`` ``2026-01-02T03:04:05.000000``.
+
+    None if the column is empty, or damaged: SQLite keeps texts in columns of numbers, too.
+    """
+    if not isinstance(micros, int):
         return None
-    moment = datetime.fromtimestamp(micros // SECOND, UTC)
+    try:
+        moment = datetime.fromtimestamp(micros // SECOND, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
     if fraction:
         return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{micros % SECOND:06d}"
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

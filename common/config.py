@@ -149,7 +149,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("workers", default=1, min=1, max=64, help="Processes of the API."),
         cfg.IntOpt("threads", default=16, min=1, max=64, help="Threads of each API process."),
         cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
-        cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
+        cfg.IntOpt("max_body", default=1024 * 1024, min=1024,
+                   help="Largest request body, in bytes; 65536 where no request needs more."),
         cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
         cfg.StrOpt("policy_file",
                    help="oslo.policy file that overrides the defaults, in Nova's rule names; read again when it "

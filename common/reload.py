@@ -51,6 +51,10 @@ _taken: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
 ]
 
 
+#: Options that their process could not take over. The next reload tries them again.
+_refused: set[str] = set()
+
+
 def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: None) -> None:
     """Changes of these options (``identity.*``) are in force in this process once ``then`` has been
     called, which raises ConfigError where it cannot take them over."""
@@ -65,17 +69,25 @@ def again(process: str, *after_a_restart: str) -> None:
     except config.ConfigError as problem:
         logger.error("the configuration stays as it was: %s", problem)
         return
+    changed += sorted(_refused.difference(changed))
+    _refused.clear()
     for options, then in _taken:
-        if any(_is_one(name, options) for name in changed):
+        names = [name for name in changed if _is_one(name, options)]
+        if names:
             try:
                 then(config.CONF)
             except config.ConfigError as problem:
                 logger.error("%s stays as it was: %s", ", ".join(options), problem)
+                _refused.update(names)
     known = [option for options, _ in _taken for option in options]
     kept = [name for name in changed if _is_one(name, after_a_restart) or not _is_one(name, known)]
+    _refused.difference_update(kept)
+    in_force = [name for name in changed if name not in kept and name not in _refused]
+    refused = [name for name in changed if name in _refused]
     logger.info(
-        "the configuration was read again; in force: %s; after a restart: %s",
-        ", ".join(name for name in changed if name not in kept) or "nothing new",
+        "the configuration was read again; in force: %s%s; after a restart: %s",
+        ", ".join(in_force) or "nothing new",
+        f"; refused: {', '.join(refused)}" if refused else "",
         ", ".join(kept) or "nothing more",
     )
 

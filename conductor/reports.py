@@ -24,7 +24,7 @@ from common.store.engine import Connection
 from common.store.hosts import host_files, host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
 from common.store.servers import actions, block_devices, fences, guests, migrations, shares
-from conductor import flush, lost_commands, progress, report_parts, retries, runner
+from conductor import flush, host_texts, lost_commands, progress, report_parts, retries, runner
 from conductor.saga import AnyRun, Engine, Run
 from conductor.workflows import WORKFLOWS, is_known
 
@@ -39,6 +39,7 @@ ODD_HOST_SECONDS = (
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it,
     or of the database that does not answer."""
+    syncs = [host_texts.clean(sync) for sync in syncs]
     moment = engine.clock.monotonic()
     odd = [sync for sync in syncs if engine.odd_hosts.get(sync.host, moment) > moment]
     together = [sync for sync in syncs if sync not in odd] if odd else syncs

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Unpack
 from urllib.parse import quote, urlencode
 
-from common import errors
+from common import errors, ids
 from common.clients.http import Http, HttpAnswer, RequestOptions, document, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
@@ -365,7 +365,9 @@ class Data:
         self._answer = answer
         length = answer.headers.get("Content-Length", "")
         self.size = (
-            int(length) if length.isdecimal() and "Content-Encoding" not in answer.headers else None
+            int(length)
+            if ids.number(length) is not None and "Content-Encoding" not in answer.headers
+            else None
         )
 
     def __iter__(self) -> Iterator[bytes]:

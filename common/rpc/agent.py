@@ -13,6 +13,7 @@ from common.host_keys import Purpose
 from common.json_types import JsonObject
 from common.models import Access, Command, ImageRef
 from common.rpc.host_link import ControlSide, HostSide
+from common.text import one_line
 from common.wire import from_wire, to_wire
 
 log = logging.getLogger(__name__)
@@ -96,8 +97,16 @@ class AgentClient:
             return False
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """Ask a host; raises NoAnswer, or the Problem that it answers with."""
-        answer: JsonObject = self._link.call(
-            host, "query", Purpose.QUERY, {"verb": verb, "arguments": arguments}, timeout
-        )
+        """Ask a host; raises NoAnswer, or the Problem that it answers with.
+
+        The text of the Problem is one printable line, whatever the host sends.
+        """
+        try:
+            answer: JsonObject = self._link.call(
+                host, "query", Purpose.QUERY, {"verb": verb, "arguments": arguments}, timeout
+            )
+        except errors.Problem as problem:
+            problem.text = one_line(problem.text)
+            problem.args = (problem.text,)
+            raise
         return answer

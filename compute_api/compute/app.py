@@ -4,8 +4,8 @@
 ``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks
 tokens says in the environment who the caller is; without a token only the version documents are
 served. The order: request id, size, root and project in the URL, caller, microversion, route of
-that version, query and body against their schemas, the server if the route is about one, policy,
-handler."""
+that version, query against its schema, the server if the route is about one, policy, body against
+its schema, handler. Handlers that ask for policy themselves do so after the body."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from compute_api.edge.faults import answered_with
 from compute_api.edge.middleware import Authentication, BodySizes, RequestIds, require_caller
 from compute_api.edge.policy import Policy
 from compute_api.edge.response import JSON_TYPE, send
-from compute_api.edge.routing import Endpoint, by_path
+from compute_api.edge.routing import SMALL_BODY_BYTES, Endpoint, by_path
 
 
 def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
@@ -105,13 +105,13 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
             route=route,
             links=Links(state.base, state.shown_version, state.url_project),
             headers=req.headers,
-            body=self._body(req, state, route),
         )
         arguments: list[ServerRecord] = []
         if route.about_server:
             arguments.append(_server(request, route, params.pop("server_id")))
         elif route.policy:
             request.require(route.policy)
+        request.body = self._body(req, state, route)
         send(resp, route.handler(request, *arguments, **params), route.success)
 
     def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> Any:
@@ -123,9 +123,12 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
             raise errors.UnsupportedMediaType(
                 f"Unsupported Content-Type {media_type[:80]}; send application/json"
             )
-        body = request_data.json_of(
-            req, self._services.settings.max_body_bytes, lambda problem: "Malformed request body"
-        )
+        largest = self._services.settings.max_body_bytes
+        most = min(largest, SMALL_BODY_BYTES)
+        data = request_data.bytes_of(req, largest if route.large_keys else most)
+        body = request_data.parse_json(data, lambda problem: "Malformed request body")
+        if not isinstance(body, dict) or route.large_keys.isdisjoint(body):
+            request_data.check_size(len(data), most)
         schema = route.body.at(state.version)
         if state.is_legacy:
             body = schema.pruned(body)

@@ -50,6 +50,8 @@ class Creation:
     rows: Callable[[int], tuple[list[JsonObject], list[JsonObject]]]
     key: str | None = None  #: the Idempotency-Key
     digest: str = ""  #: of the body that came with the key
+    #: digests that the same body has under older secret keys of the cloud
+    older_digests: Sequence[str] = ()
     group: str | None = None  #: the server group that they join
     #: the project's limits, read in the transaction; None: those of the database
     limits: Callable[[Connection], quotas.Numbers] | None = None
@@ -74,6 +76,7 @@ class Created:
     reservation_id: str
     repeated: bool = False
     count: int = 0  #: of servers that were made
+    digest: str = ""  #: the stored one of the body, if it is repeated
 
 
 @dataclass(eq=False)
@@ -271,9 +274,9 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
     """One create within the transaction: known already, refused, or its rows added to ``new``."""
     if creation.key in book.known:
         digest, server_id, reservation_id = book.known[creation.key]
-        if digest != creation.digest:
+        if digest not in (creation.digest, *creation.older_digests):
             return idempotency_conflict()
-        return Created(server_id, reservation_id, repeated=True)
+        return Created(server_id, reservation_id, repeated=True, digest=digest)
     try:
         count = book.servers_in_quota(creation)
     except (errors.OverQuota, errors.BadRequest) as problem:

@@ -7,6 +7,7 @@ and set of rules; then the same short tuple of functions renders every row of a 
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from typing import Any
 
 from common.json_types import JsonObject
 from compute_api.edge.microversions import Range
+
+log = logging.getLogger(__name__)
 
 
 class Omitted:
@@ -102,6 +105,23 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
         body[name] = get(row, view)
     for name, get in view_in_force.optional:
         value = get(row, view)
+        if value is not OMITTED:
+            body[name] = value
+    return body
+
+
+def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
+    """One row of a list as a body. A field whose column is damaged is null, and logged."""
+    try:
+        return render(view_in_force, row, view)
+    except Exception:
+        log.exception("a record cannot be shown whole; see its row: %s", getattr(row, "id", row))
+    body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
+    for name, get in (*view_in_force.made, *view_in_force.optional):
+        try:
+            value = get(row, view)
+        except Exception:  # noqa: BLE001  # it is logged above
+            value = None
         if value is not OMITTED:
             body[name] = value
     return body

@@ -8,8 +8,6 @@ and files are refused."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 import string
 from collections.abc import Sequence
@@ -17,20 +15,18 @@ from collections.abc import Sequence
 from common import errors
 from common.vault import Vault
 
-_LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
+LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
 _LENGTH = 12
 
 
 def generate() -> str:
     """A random one, of letters and digits that nobody confuses."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+    return "".join(secrets.choice(LETTERS) for _ in range(_LENGTH))
 
 
-def derived(server_id: str, key: str) -> str:
-    """The one of a server that was asked for with an Idempotency-Key: only who knows the key can
-    make it again."""
-    made = hmac.new(key.encode(), server_id.encode(), hashlib.sha256).digest()
-    return "".join(_LETTERS[byte % len(_LETTERS)] for byte in made[:_LENGTH])
+def derived(code: str) -> str:
+    """Return the password that follows from a secret code of hexadecimal digits."""
+    return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
 
 
 def sealed_text(vault: Vault | None, text: str | None) -> str | None:

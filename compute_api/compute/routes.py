@@ -100,6 +100,14 @@ _SERVER, _FLAVOR, _AGGREGATE = (
     "/os-aggregates/{aggregate_id}",
 )
 _HOST_ACTIONS = "/os-services/{service_id}/actions"  # Kilonova's own, see resources.host_actions
+#: Bodies that may be larger than SMALL_BODY_BYTES: user data and files (rebuild), descriptions of
+#: flavors with 65,535 letters, maps with 128 items of 255 letters each, and lists of events.
+_LARGE_ACTIONS = frozenset({"rebuild", "createImage", "createBackup"})
+_METADATA, _FLAVOR_BODY, _SPECS = (
+    frozenset({"metadata"}),
+    frozenset({"flavor"}),
+    frozenset({"extra_specs"}),
+)
 _PROXIED = "2.35"  # the last version that has proxies to other services
 
 
@@ -124,11 +132,13 @@ ROUTES: tuple[Route, ...] = (
     # servers
     Route("GET", "/servers", servers.index, _P + "servers:index", query=server_bodies.LIST),
     Route("GET", "/servers/detail", servers.detail, _P + "servers:detail", query=server_bodies.LIST),
-    Route("POST", "/servers", server_create.create, _P + "servers:create", success=202, body=server_bodies.CREATE),
+    Route("POST", "/servers", server_create.create, _P + "servers:create", success=202, body=server_bodies.CREATE,
+          large_keys=frozenset({"server"})),
     Route("GET", _SERVER, servers.show, _P + "servers:show"),
     Route("PUT", _SERVER, servers.update, _P + "servers:update", body=server_bodies.UPDATE),
     Route("DELETE", _SERVER, servers.delete, _P + "servers:delete", success=204),
-    Route("POST", _SERVER + "/action", server_actions.act, "", success=202, body=server_action_bodies.BODY),
+    Route("POST", _SERVER + "/action", server_actions.act, "", success=202, body=server_action_bodies.BODY,
+          large_keys=_LARGE_ACTIONS),
     Route("POST", _SERVER + "/remote-consoles", consoles.create, _P + "os-remote-consoles", "2.6",
           body=console_bodies.CREATE),
     Route("GET", _SERVER + "/diagnostics", server_diagnostics.show, _P + "os-server-diagnostics"),
@@ -162,9 +172,10 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", _SERVER + "/shares/{share_id}", shares.detach, _P + "os-server-shares:delete", "2.97"),
     Route("GET", _SERVER + "/os-security-groups", security_groups.of_server, _P + "os-security-groups:list"),
     Route("GET", _SERVER + "/metadata", server_metadata.index, _P + "server-metadata:index"),
-    Route("POST", _SERVER + "/metadata", server_metadata.add, _P + "server-metadata:create", body=metadata_bodies.ALL),
+    Route("POST", _SERVER + "/metadata", server_metadata.add, _P + "server-metadata:create", body=metadata_bodies.ALL,
+          large_keys=_METADATA),
     Route("PUT", _SERVER + "/metadata", server_metadata.replace, _P + "server-metadata:update_all",
-          body=metadata_bodies.ALL),
+          body=metadata_bodies.ALL, large_keys=_METADATA),
     Route("GET", _SERVER + "/metadata/{key}", server_metadata.show, _P + "server-metadata:show"),
     Route("PUT", _SERVER + "/metadata/{key}", server_metadata.put, _P + "server-metadata:update",
           body=metadata_bodies.ITEM),
@@ -206,7 +217,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/os-console-auth-tokens/{token}", consoles.show_token_with_tls, _P + "os-console-auth-tokens",
           "2.99", query=console_bodies.SHOW_TOKEN),
     Route("POST", "/os-server-external-events", external_events.create, _P + "os-server-external-events:create",
-          body=event_bodies.CREATE),
+          body=event_bodies.CREATE, large_keys=frozenset({"events"})),
     Route("POST", "/os-assisted-volume-snapshots", assisted_snapshots.create,
           _P + "os-assisted-volume-snapshots:create", body=assisted_bodies.CREATE),
     Route("DELETE", "/os-assisted-volume-snapshots/{snapshot_id}", assisted_snapshots.delete,
@@ -215,18 +226,20 @@ ROUTES: tuple[Route, ...] = (
     # flavors
     Route("GET", "/flavors", flavors.index, "", query=flavor_bodies.LIST),
     Route("GET", "/flavors/detail", flavors.detail, "", query=flavor_bodies.LIST),
-    Route("POST", "/flavors", flavors.create, _P + "os-flavor-manage:create", body=flavor_bodies.CREATE),
+    Route("POST", "/flavors", flavors.create, _P + "os-flavor-manage:create", body=flavor_bodies.CREATE,
+          large_keys=_FLAVOR_BODY),
     Route("GET", _FLAVOR, flavors.show, ""),
-    Route("PUT", _FLAVOR, flavors.update, _P + "os-flavor-manage:update", "2.55", body=flavor_bodies.UPDATE),
+    Route("PUT", _FLAVOR, flavors.update, _P + "os-flavor-manage:update", "2.55", body=flavor_bodies.UPDATE,
+          large_keys=_FLAVOR_BODY),
     Route("DELETE", _FLAVOR, flavors.delete, _P + "os-flavor-manage:delete", success=202),
     Route("POST", _FLAVOR + "/action", flavors.change_access, "", until="2.6", body=flavor_bodies.ACTION),
     Route("POST", _FLAVOR + "/action", flavors.change_access_strictly, "", "2.7", body=flavor_bodies.ACTION),
     Route("GET", _FLAVOR + "/os-flavor-access", flavors.access, _P + "os-flavor-access"),
     Route("GET", _FLAVOR + "/os-extra_specs", flavors.extra_specs, _P + "os-flavor-extra-specs:index"),
     Route("POST", _FLAVOR + "/os-extra_specs", flavors.add_extra_specs, _P + "os-flavor-extra-specs:create",
-          until="2.85", body=flavor_bodies.ADD_SPECS),
+          until="2.85", body=flavor_bodies.ADD_SPECS, large_keys=_SPECS),
     Route("POST", _FLAVOR + "/os-extra_specs", flavors.add_known_extra_specs, _P + "os-flavor-extra-specs:create",
-          "2.86", body=flavor_bodies.ADD_SPECS),
+          "2.86", body=flavor_bodies.ADD_SPECS, large_keys=_SPECS),
     Route("GET", _FLAVOR + "/os-extra_specs/{key}", flavors.extra_spec, _P + "os-flavor-extra-specs:show"),
     Route("PUT", _FLAVOR + "/os-extra_specs/{key}", flavors.put_extra_spec, _P + "os-flavor-extra-specs:update",
           until="2.85", body=flavor_bodies.PUT_SPEC),
@@ -324,7 +337,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _AGGREGATE, aggregates.show, _P + "os-aggregates:show"),
     Route("PUT", _AGGREGATE, aggregates.update, _P + "os-aggregates:update", body=aggregate_bodies.UPDATE),
     Route("DELETE", _AGGREGATE, aggregates.delete, _P + "os-aggregates:delete"),
-    Route("POST", _AGGREGATE + "/action", aggregates.act, "", body=aggregate_bodies.ACTION),
+    Route("POST", _AGGREGATE + "/action", aggregates.act, "", body=aggregate_bodies.ACTION,
+          large_keys=frozenset({"set_metadata"})),
     Route("POST", _AGGREGATE + "/images", aggregates.cache_images, "compute:aggregates:images", "2.81", success=202,
           body=aggregate_bodies.IMAGES),
 
@@ -338,7 +352,8 @@ ROUTES: tuple[Route, ...] = (
             ("/os-snapshots/detail", volumes.snapshot_index, "snapshots:detail"),
         )
     ),
-    Route("POST", "/os-volumes", volumes.create, _P + "os-volumes:create", until=_PROXIED, body=volume_bodies.VOLUME),
+    Route("POST", "/os-volumes", volumes.create, _P + "os-volumes:create", until=_PROXIED, body=volume_bodies.VOLUME,
+          large_keys=frozenset({"volume"})),
     Route("GET", "/os-volumes/{volume_id}", volumes.show, _P + "os-volumes:show", until=_PROXIED),
     Route("DELETE", "/os-volumes/{volume_id}", volumes.delete, _P + "os-volumes:delete", until=_PROXIED, success=202),
     Route("POST", "/os-snapshots", volumes.snapshot_create, _P + "os-volumes:snapshots:create", until=_PROXIED,
@@ -379,8 +394,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/images/{image_id}", images.show, "", until=_PROXIED),
     Route("DELETE", "/images/{image_id}", images.delete, "", until=_PROXIED, success=204),
     Route("GET", "/images/{image_id}/metadata", images.metadata, "", until="2.38"),
-    Route("POST", "/images/{image_id}/metadata", images.add, "", until="2.38", body=image_bodies.ALL),
-    Route("PUT", "/images/{image_id}/metadata", images.replace, "", until="2.38", body=image_bodies.ALL),
+    Route("POST", "/images/{image_id}/metadata", images.add, "", until="2.38", body=image_bodies.ALL,
+          large_keys=_METADATA),
+    Route("PUT", "/images/{image_id}/metadata", images.replace, "", until="2.38", body=image_bodies.ALL,
+          large_keys=_METADATA),
     Route("GET", "/images/{image_id}/metadata/{key}", images.item, "", until="2.38"),
     Route("PUT", "/images/{image_id}/metadata/{key}", images.put, "", until="2.38", body=image_bodies.ITEM),
     Route("DELETE", "/images/{image_id}/metadata/{key}", images.remove, "", until="2.38", success=204),

@@ -18,6 +18,7 @@ from common.json_types import JsonValue
 
 MAX_PARAMETERS = 200
 MAX_DEPTH = 32
+MAX_CONTAINERS = 65536  # objects and lists of a body: each costs the garbage collector
 
 
 def query_of(text: str) -> dict[str, list[str]]:
@@ -43,8 +44,7 @@ def bytes_of(req: falcon.Request, most: int) -> bytes:
         data: bytes = stream_of(req).read(most + 1)
     except (OSError, ParseException) as problem:
         raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
-    if len(data) > most:
-        raise _too_large(most)
+    check_size(len(data), most)
     return data
 
 
@@ -62,7 +62,15 @@ def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], st
     Raises:
         TooLarge, BadRequest.
     """
-    data = bytes_of(req, most)
+    return parse_json(bytes_of(req, most), malformed)
+
+
+def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue:
+    """The bytes of a body as JSON, see ``json_of``."""
+    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
+        raise errors.BadRequest(
+            f"The request body has too many objects and lists: at most {MAX_CONTAINERS} are accepted."
+        )
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
@@ -84,8 +92,13 @@ def check_path(parameters: Iterable[str]) -> None:
 
 def check_length(req: falcon.Request, most: int) -> None:
     """Raises TooLarge for a body that says so of itself."""
-    if (req.content_length or 0) > most:
-        raise _too_large(most)
+    check_size(req.content_length or 0, most)
+
+
+def check_size(size: int, most: int) -> None:
+    """Raises TooLarge for a body of more than ``most`` bytes."""
+    if size > most:
+        raise errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")
 
 
 def refuse_unfit(data: bytes, body: object) -> None:
@@ -121,7 +134,3 @@ def _holds_nul(value: object) -> bool:
     if isinstance(value, dict):
         return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
     return isinstance(value, list) and any(_holds_nul(item) for item in value)
-
-
-def _too_large(most: int) -> errors.TooLarge:
-    return errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")

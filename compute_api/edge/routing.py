@@ -15,6 +15,9 @@ import falcon
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import VersionedSchema
 
+#: The largest body of a route that names no large key.
+SMALL_BODY_BYTES = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
@@ -29,6 +32,8 @@ class ApiRoute:
     success: int = 200  #: the status when all is well
     body: VersionedSchema | None = None  #: what it may hold; None: there is none
     query: VersionedSchema | None = None
+    #: keys at the top of a body that may have more than SMALL_BODY_BYTES
+    large_keys: frozenset[str] = frozenset()
 
     @property
     def versions(self) -> Range:

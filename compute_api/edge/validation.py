@@ -2,9 +2,9 @@
 """JSON schemas that change with the microversion, and checks of bodies and queries against them.
 
 A schema is written once, as it was at 2.1, followed by its differences: ``VersionedSchema(base,
-("2.19", put(…)), …)``. A compiled validator decides; only when it refuses, a slower one finds the
-words. Under the legacy root /v2 unknown keys are dropped instead of refused. A refused password is
-never repeated in the text."""
+("2.19", put(…)), …)``. A compiled validator decides; only when it refuses, ``explanations``
+finds the words. Under the legacy root /v2 unknown keys are dropped instead of refused. A refused
+password is never repeated in the text."""
 
 from __future__ import annotations
 
@@ -14,33 +14,23 @@ import copy
 import functools
 import ipaddress
 import re
-import unicodedata
 from collections.abc import Callable, Collection
-from typing import Any
 
 import jsonschema_rs
 
 from common import clock, errors, ids, patterns
 from common.json_types import JsonObject, JsonValue
+from common.text import is_printable
+from compute_api.edge import explanations
 from compute_api.edge.microversions import number
 
 Document = JsonObject
 Change = Callable[[Document], None]
-MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
-_SECRET = {"adminPass", "user_data", "personality", "contents", "private_key"}
 
 
 # --- formats: what a string may look like beyond its length ---
 def _is_name(text: str) -> bool:
     return bool(text) and text == text.strip() and is_printable(text)
-
-
-def is_printable(text: str) -> bool:
-    """Has it no control characters, and nothing else that cannot be seen?"""
-    return all(
-        (kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp")
-        for letter in text
-    )
 
 
 def _is_int32(text: str) -> bool:
@@ -181,10 +171,8 @@ class Schema:
         )
 
     @functools.cached_property
-    def _explaining(self) -> Any:
-        import jsonschema
-
-        return jsonschema.Draft202012Validator(self.document, format_checker=format_checker())
+    def _explaining(self) -> explanations.Explainer:
+        return explanations.bounded("Draft202012Validator", FORMATS)(self.document)
 
     def is_valid(self, value: object) -> bool:
         """Does the value fit?"""
@@ -213,41 +201,20 @@ class Schema:
         name = next(
             (step for step in reversed(path) if isinstance(step, str)), ""
         )  # not its place in a list
-        if _SECRET.intersection(path):
+        name = explanations.cut(name)
+        if explanations.SECRET.intersection(path):
             return f"Invalid input for field/attribute {name}. The value is not repeated here."
-        shown = _masked(problem.instance)
-        message = problem.message.replace(repr(problem.instance), repr(shown))
+        message = explanations.cut(problem.message, 2 * explanations.MAX_SHOWN_CHARACTERS)
         if problem.validator == "format":
-            message = f"{_short(shown)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
+            message = (
+                f"{explanations.shown(problem.instance)} "
+                f"{_SAYS.get(str(problem.validator_value), 'is not valid')}"
+            )
         if not name:
-            return _short(message, quote=False)
-        return (
-            f"Invalid input for field/attribute {name}. Value: {_short(shown, quote=False)}. "
-            f"{_short(message, quote=False)}"
-        )
-
-
-def _masked(value: JsonValue) -> JsonValue:
-    """The value with the secrets in it left out."""
-    if isinstance(value, dict):
-        return {key: "***" if key in _SECRET else _masked(item) for key, item in value.items()}
-    return [_masked(item) for item in value] if isinstance(value, list) else value
-
-
-def _short(value: object, quote: bool = True) -> str:
-    text = repr(value) if quote else str(value)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"
-
-
-@functools.cache
-def format_checker() -> object:
-    """What jsonschema knows our formats by."""
-    import jsonschema
-
-    checker = jsonschema.FormatChecker(formats=())
-    for name, check in FORMATS.items():
-        checker.checks(name)(lambda value, check=check: not isinstance(value, str) or check(value))
-    return checker
+            return message
+        value = problem.instance
+        text = explanations.cut(value) if isinstance(value, str) else explanations.shown(value)
+        return f"Invalid input for field/attribute {name}. Value: {text}. {message}"
 
 
 def _pruned(schema: Document, value: JsonValue) -> JsonValue:

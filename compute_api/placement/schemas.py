@@ -9,12 +9,10 @@ command line shows.
 from __future__ import annotations
 
 import functools
-from typing import Any
-
-import jsonschema
 
 from common import errors
-from compute_api.edge.validation import Document, VersionedSchema, format_checker, replace
+from compute_api.edge import explanations
+from compute_api.edge.validation import FORMATS, Document, VersionedSchema, replace
 from compute_api.placement.request import BadQuery
 
 MAX_SHOWN_CHARACTERS = 1000  # of each part of a refusal
@@ -57,10 +55,8 @@ class PlacementSchema(VersionedSchema):
             f"schema{_steps(rule)}, on instance{_steps(place)[:MAX_SHOWN_CHARACTERS]}"
         )
 
-    def _made_validator(self, version: int) -> Any:
-        return jsonschema.Draft4Validator(
-            self.at(version).document, format_checker=format_checker()
-        )
+    def _made_validator(self, version: int) -> explanations.Explainer:
+        return explanations.bounded("Draft4Validator", FORMATS)(self.at(version).document)
 
 
 def _steps(path: list[object]) -> str:

@@ -12,7 +12,8 @@ soft delete, which only stops the guest, and restore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common import states
@@ -38,6 +39,8 @@ from conductor import (
 from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
 from conductor.shares import SharesData
 from conductor.volume_cleanups import LeavingData
+
+log = logging.getLogger(__name__)
 
 #: Longer than a call to a service may take there after it was given up here.
 LATE_CALL_MICROS = 20 * SECOND
@@ -72,16 +75,24 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
         superseded = _superseded(tx, run)
         run.data.moves = run.args.was == states.RESIZED or bool(superseded)
-        run.data.images = sorted(
-            filter(None, {run.server.shelved_image_id, *_images_of(superseded)})
-        )
-        run.data.snapshots = [
-            snapshot for one in superseded for snapshot in one.args.get("snapshots", [])
-        ]
+        images = {run.server.shelved_image_id}
+        run.data.snapshots = []
         if run.volumes:
             volume_cleanups.leaving(run)
-            for one in superseded:
-                volume_cleanups.interrupted(run, one)
+        for one in superseded:
+            try:
+                images.update(_images_of(one))
+                run.data.snapshots += [str(snapshot) for snapshot in one.args.get("snapshots", [])]
+                if run.volumes:
+                    volume_cleanups.interrupted(run, one)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                log.exception(
+                    "what action %s has left of server %s cannot be read and stays; see its row in "
+                    "the table actions",
+                    one.id,
+                    run.server.id,
+                )
+        run.data.images = sorted(filter(None, images))
         run.data.late = any(one.step in _CREATING_CALLS for one in superseded)
 
 
@@ -95,15 +106,13 @@ def _superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
         if before is None or before.state != "superseded":
             break
         found.append(before)
-        after = before.data.get("after")
+        after = before.data.get("after") if isinstance(before.data, dict) else None
     return found
 
 
-def _images_of(superseded: Sequence[ActionRow]) -> Iterator[str | None]:
-    """Those that these had begun to make, or had still to delete when their server ran again."""
-    for one in superseded:
-        yield one.args.get("image_id")
-        yield one.data.get("image_id")
+def _images_of(superseded: ActionRow) -> list[str | None]:
+    """Return the images that it had begun to make, or had still to delete when its server ran."""
+    return [superseded.args.get("image_id"), superseded.data.get("image_id")]
 
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:

@@ -20,6 +20,7 @@ from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow
+from common.text import one_line
 from deploy.cli.hosts import columns
 
 HEAD = ["id", "server", "project", "what", "since", "tries", "next"]
@@ -74,7 +75,9 @@ def table(rows: list[CleanupRow]) -> str:
         ]
     ).splitlines()
     shown = [
-        part for line, row in zip(lines[1:], rows, strict=True) for part in (line, f"    {row.why}")
+        part
+        for line, row in zip(lines[1:], rows, strict=True)
+        for part in (line, f"    {one_line(row.why)}")
     ]
     return "\n".join([lines[0], *shown, f"{len(rows)} pending cleanups"])
 

@@ -35,9 +35,11 @@ from common.store.doctor.images import IN_TRANSIT
 from common.store.doctor.kinds import KINDS, Mender
 from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, services
+from common.text import one_line
 from deploy.cli import doctor_fix
 
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
+MAX_TEXT_CHARACTERS = 2000  # of a finding
 LONG_SECONDS = 30.0  #: after which an action in hand is shown
 Domains = Mapping[str, Mapping[str, int]]
 #: Host -> server -> ids of the volumes that its guest runs with.
@@ -113,17 +115,19 @@ def tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
         return
     for one in found:
         kind = KINDS[one.kind]
-        print(f"{one.invariant}: {one.subject}: {one.text}")
+        print(
+            f"{one.invariant}: {one_line(one.subject)}: {one_line(one.text, MAX_TEXT_CHARACTERS)}"
+        )
         print(f"    cause   {kind.cause}")
         print(f"    remedy  {kind.remedy}")
         if kind.way is not Mender.OPERATOR:
             print(f"    kilonova doctor --fix {one.id}")
     ages = store.read(oracle.ages)
     for server, what, seconds in ages["cleanups"]:
-        print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")
+        print(f"pending cleanup for {seconds:.0f} s: server {server}: {one_line(what)}")
     for server, what, seconds in ages["actions"]:
         if seconds >= LONG_SECONDS:
-            print(f"in hand for {seconds:.0f} s: server {server}: {what}")
+            print(f"in hand for {seconds:.0f} s: server {server}: {one_line(what)}")
     print(f"{len(found)} findings" if found else "all is well")
 
 

@@ -21,6 +21,7 @@ from common.store.engine import Connection, Store, moment
 from common.store.hosts import aggregates, host_keys
 from common.store.hosts import hosts as store_hosts
 from common.store.servers import failed_builds
+from common.text import one_line
 
 CAUSES = 3  # that are spelled out for a host or an image; all of them in --json
 #: What filters may ask of a host beside what its agent calls facts.
@@ -134,8 +135,8 @@ def _causes(failed: list[JsonObject]) -> str:
         counts[one["cause"]] = counts.get(one["cause"], 0) + one["builds"]
     most = sorted(counts.items(), key=lambda item: -item[1])
     shown = [f"{count} times: {cause}" if count > 1 else cause for cause, count in most[:CAUSES]]
-    return "; ".join(
-        [*shown, *([f"and {len(most) - CAUSES} others"] if len(most) > CAUSES else [])]
+    return one_line(
+        "; ".join([*shown, *([f"and {len(most) - CAUSES} others"] if len(most) > CAUSES else [])])
     )
 
 
@@ -165,8 +166,8 @@ def trouble(row: JsonObject) -> str:
 
 
 def columns(lines: Iterable[list[str]]) -> str:
-    """The cells under one another."""
-    lines = list(lines)
+    """Return the cells under one another, each on one line."""
+    lines = [[one_line(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

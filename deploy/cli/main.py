@@ -7,13 +7,16 @@ Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kil
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO, cast
 
 from common import __version__, errors
+from common.text import printable
 from deploy.cli.commands import ARGUMENTS, COMMANDS, NOUNS, ONE_OF
 
 #: The status of a program that a shell saw end by SIGPIPE.
@@ -56,10 +59,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
     try:
-        try:
+        with _printable_output():
             return _run(arguments)
-        finally:
-            sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
@@ -67,6 +68,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Let nothing but printable characters, line feeds and tabs reach the terminal.
+
+    Texts of hosts, guests and external services stand in many outputs. Their escape sequences are
+    commands to the terminal."""
+    output, problems = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, _Printable(output))
+    sys.stderr = cast(TextIO, _Printable(problems))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = output, problems
+        output.flush()
+
+
+class _Printable:
+    """A stream that writes to another one, without control characters."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def write(self, text: str) -> int:
+        self._inner.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def _reader_is_gone() -> bool:

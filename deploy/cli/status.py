@@ -12,6 +12,7 @@ from common.store import doctor, upgrades
 from common.store.engine import Store, moment
 from common.store.hosts import host_actions, services
 from common.store.notifications import outbox
+from common.text import one_line
 from conductor import move_progress
 
 LONGEST = 20  # lines of a list that are shown
@@ -36,7 +37,7 @@ def status(options: argparse.Namespace) -> int:
     for title, waiting in ages.items():
         print(f"\n{title}: {len(waiting)}")
         for server, what, seconds in waiting[:LONGEST]:
-            print(f"  {server}  {what}  for {seconds:.0f} s")
+            print(f"  {server}  {one_line(what)}  for {seconds:.0f} s")
     print(f"\nhost actions: {len(on_hosts)}")
     for action in on_hosts:
         print(

@@ -20,6 +20,7 @@ from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.rows import ActionRow, EventRow
 from common.store.servers import actions, journals
+from common.text import one_line
 from deploy.cli.hosts import columns
 
 
@@ -119,7 +120,7 @@ def text(action: JsonObject) -> str:
         f"{action['action']}",
     ]
     if action["cause"]:
-        lines.append(f"  failed {action['failures']} times in a row: {action['cause']}")
+        lines.append(f"  failed {action['failures']} times in a row: {one_line(action['cause'])}")
     table = [
         [
             f"  +{step['after']:.3f}",

@@ -329,3 +329,15 @@ def test_it_is_listed_to_who_asks(kind: Cloud) -> None:
     assert listed("?status=SOFT_DELETED") == listed("?changes-since=2020-01-01") == [server]
     assert listed("?all_tenants=1", "admin") == []
     assert listed("?all_tenants=1&soft_deleted=true", "admin") == [server]
+
+
+@pytest.mark.parametrize("letter", ["n", "\u6f22", "\U0001f600"])
+def test_shelve_of_a_server_with_the_longest_name_makes_an_image_with_a_valid_name(
+    cloud: Cloud, letter: str
+) -> None:
+    made = cloud.create(letter * 255)
+    cloud.rest(made)
+    assert act(cloud, made, "shelve").status_code == 202
+    name = newest(cloud).args["name"]
+    assert len(name) == 255
+    assert name == letter * 247 + "-shelved"

@@ -4,9 +4,12 @@ or said."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 import sqlalchemy as sa
 
@@ -14,6 +17,8 @@ from common.clients.image import Image
 from common.models import ImageRef
 from common.store import schema
 from common.store.user_data import seal_user_data
+from common.vault import Vault
+from compute_api.compute import passwords
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_rebuild import OTHER_IMAGE
 
@@ -233,3 +238,73 @@ def test_an_upgrade_seals_what_could_be_read(sealing: Cloud) -> None:
     assert sealing.vault.open_text(after[old]) == "b2xk" and "b2xk" not in everything(sealing)
     assert (after[new], after[none]) == (before[new], None)
     assert seal_user_data(sealing.store, sealing.vault) == 0
+
+
+def _guesses(cloud: Cloud, key: str, server: str, project: str) -> set[str]:
+    """Return the passwords that a reader of the database can compute without the secret key."""
+    texts = [f"{project}{key}{server}", f"{key}{server}", server, f"{project}\n{key}\n{server}"]
+    digests = [row.digest for row in cloud.rows(schema.idempotency_keys)]
+    secrets = [key, project, server, *digests, ""]
+    return {
+        "".join(passwords.LETTERS[byte % len(passwords.LETTERS)] for byte in code.digest()[:12])
+        for secret in secrets
+        for text in texts
+        for code in [hmac.new(secret.encode(), text.encode(), hashlib.sha256)]
+    }
+
+
+@pytest.mark.parametrize("has_vault", [True, False])
+def test_password_of_idempotent_create_does_not_follow_from_the_database(
+    make_cloud: Callable[..., Cloud], has_vault: bool
+) -> None:
+    cloud = make_cloud(secret_key="a long random text" if has_vault else "")
+    server = create(cloud, {"Idempotency-Key": "deploy-web-1"})
+    project = cloud.rows(schema.servers)[0].project_id
+    assert server["adminPass"] not in _guesses(cloud, "deploy-web-1", server["id"], project)
+
+
+def test_password_of_idempotent_create_differs_between_clouds_with_other_secret_keys(
+    make_cloud: Callable[..., Cloud],
+) -> None:
+    clouds = [make_cloud(secret_key=text) for text in ("one", "two")]
+    servers = [create(cloud, {"Idempotency-Key": "k"}) for cloud in clouds]
+    row = clouds[1].rows(schema.servers)[0]
+    clouds[0].change(
+        schema.idempotency_keys, schema.idempotency_keys.c.key == "k", server_id=row.id
+    )
+    again = create(clouds[0], {"Idempotency-Key": "k"})
+    assert again["id"] == servers[1]["id"]
+    assert again["adminPass"] != servers[1]["adminPass"]
+
+
+@pytest.mark.parametrize("has_vault", [True, False])
+def test_digest_of_idempotent_body_confirms_no_guessed_password(
+    make_cloud: Callable[..., Cloud], has_vault: bool
+) -> None:
+    cloud = make_cloud(secret_key="a long random text" if has_vault else "")
+    create(cloud, {"Idempotency-Key": "k"}, adminPass=SECRET)
+    body = {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", "adminPass": SECRET}}
+    [row] = cloud.rows(schema.idempotency_keys)
+    plain = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    assert row.digest != plain
+
+
+def test_repeated_create_without_secret_key_shows_no_second_password(cloud: Cloud) -> None:
+    first, again = (create(cloud, {"Idempotency-Key": "k"}) for _ in range(2))
+    assert first.pop("adminPass")
+    assert again == first
+    given = [create(cloud, {"Idempotency-Key": "l"}, adminPass=SECRET) for _ in range(2)]
+    assert given[0] == given[1]
+    assert given[1]["adminPass"] == SECRET
+
+
+def test_repeated_create_after_rotation_of_the_secret_key_answers_the_same(
+    sealing: Cloud,
+) -> None:
+    first = create(sealing, {"Idempotency-Key": "k"})
+    sealing.services.vault = Vault("another text, a long random text")
+    assert create(sealing, {"Idempotency-Key": "k"}) == first
+    sealing.services.vault = Vault("another text")
+    body = {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}}
+    lost = sealing.call("POST", "/servers", body, headers={"Idempotency-Key": "k"})
+    assert lost.status_code == 409

@@ -178,6 +178,12 @@ def test_what_a_guest_writes_is_data(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, {"os-getConsoleOutput": {}}).json == {"output": "ab[31mc\td\n\u2603"}
 
 
+def test_console_output_has_neither_del_nor_c1_controls(cloud: Cloud, server: str) -> None:
+    cloud.agents.output = "a\x7f\x9b31mred\x90\x9d0;title\x9c\xa0\xe4"
+    output = act(cloud, server, {"os-getConsoleOutput": {}}).json["output"]
+    assert output == "a31mred0;title\xa0\xe4"
+
+
 def test_a_host_that_is_down_or_silent_is_a_conflict(cloud: Cloud, server: str) -> None:
     body = {"os-getConsoleOutput": {}}
     cloud.agents.output = None

@@ -256,8 +256,19 @@ def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None
     assert post(cloud, token="manager").status_code == 202
 
 
+def test_servers_of_one_request_have_names_that_fit_their_column(cloud: Cloud) -> None:
+    answer = post(
+        cloud, name="n" * 255, hostname="h" * 63, min_count=10, networks="none", mv="2.90"
+    )
+    assert answer.status_code == 202, answer.text
+    rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
+    assert [rows[0].name, rows[9].name] == ["n" * 253 + "-1", "n" * 252 + "-10"]
+    assert [rows[0].hostname, rows[9].hostname] == ["h" * 61 + "-1", "h" * 60 + "-10"]
+
+
 # --- Idempotency-Key ---
-def test_repeated_idempotency_key_answers_the_same(cloud: Cloud) -> None:
+def test_repeated_idempotency_key_answers_the_same(make_cloud: Callable[..., Cloud]) -> None:
+    cloud = make_cloud(secret_key="k")
     first, again = (post(cloud, headers={"Idempotency-Key": "k1"}) for _ in range(2))
     assert first.status_code == again.status_code == 202
     assert first.json == again.json
@@ -271,7 +282,10 @@ def test_repeated_idempotency_key_answers_the_same(cloud: Cloud) -> None:
     assert len(cloud.rows(schema.servers)) == 3
 
 
-def test_a_request_is_known_again_though_what_it_named_is_gone(cloud: Cloud) -> None:
+def test_a_request_is_known_again_though_what_it_named_is_gone(
+    make_cloud: Callable[..., Cloud],
+) -> None:
+    cloud = make_cloud(secret_key="k")
     headers = {"Idempotency-Key": "k"}
     first = post(cloud, headers=headers)
     cloud.images.images.clear()

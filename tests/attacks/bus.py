@@ -22,7 +22,7 @@ from common.models import Command, DomainState, HostInventory, Result
 from common.rpc.broker import opener
 from common.rpc.host_link import pack
 from common.wire import to_wire
-from tests.attacks.target import Outcome, Target
+from tests.attacks.target import ADMIN, Outcome, Target
 from tests.broker_attempts import attempts
 from tests.thief import Thief
 from tests.waiting import await_true
@@ -71,6 +71,24 @@ def reports(target: Target) -> Iterator[Outcome]:
                 lambda: thief.say(host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]),
             )
         yield _unchanged(target, "bus: forged reports change another host's guest", guest, before)
+
+
+def terminal(target: Target) -> Iterator[Outcome]:
+    """With one host's key: texts that are commands to the operator's terminal."""
+    forged = "vm\x1b]0;PWNED\x07\x1b[2J\r\nFAKE LINE \x9b31m"
+    with target.silent(target.stolen), _thief(target) as thief:
+        thief.say(
+            inventory=HostInventory("QEMU", 7002022, forged, 2, 2048, 20, facts={"a": forged})
+        )
+        answer = target.call("GET", "/os-hypervisors", cloud=ADMIN).json()["hypervisors"]
+        names = [one["hypervisor_hostname"] for one in answer]
+        was_taken = any("FAKE LINE" in name for name in names)
+        raw = [name for name in names if not name.isprintable()]
+        yield Outcome(
+            "bus: escape sequences in the name of a host",
+            f"stored as {raw}" if raw else "",
+            "" if was_taken else "the report was not taken in",
+        )
 
 
 def _thief(target: Target) -> Any:

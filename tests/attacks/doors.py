@@ -130,6 +130,49 @@ def bodies(target: Target) -> Iterator[Outcome]:
             yield _refusal(f"{service}: deep JSON, {what}", answer.status_code, answer.headers)
 
 
+#: Bodies of nearly 1 MiB that are refused, by what is expensive about them.
+LARGE = {
+    "lists": b'{"server":[' + b"[]," * 300_000 + b"[]]}",
+    "items": b'{"server":{"name":"x","flavorRef":"1","security_groups":['
+    + b'{"name":"a"},' * 60_000
+    + b"7]}}",
+    "keys": b'{"server":{' + b",".join(b'"k%d":1' % key for key in range(80_000)) + b"}}",
+}
+SENDERS, SECONDS = 12, 5.0
+
+
+def large_bodies(target: Target) -> Iterator[Outcome]:
+    """Refused bodies of 1 MiB, many at a time, cost others nothing."""
+    door = target.doors["api"]
+    for what, body in LARGE.items():
+        until = time.monotonic() + SECONDS
+        with ThreadPoolExecutor(SENDERS) as pool:
+            sending = [pool.submit(_send_until, target, body, until) for _ in range(SENDERS)]
+            others = worst(door)
+        statuses = {status for one in sending for status in one.result()}
+        if statuses <= {400, 413}:
+            yield _within(f"api: large bodies, {what}", others)
+        else:
+            yield Outcome(f"api: large bodies, {what}", f"answered {statuses}")
+
+
+def _send_until(target: Target, body: bytes, until: float) -> set[int]:
+    statuses = set()
+    while time.monotonic() < until:
+        statuses.add(target.call("POST", "/servers", data=body).status_code)
+    return statuses
+
+
+def numbers(target: Target) -> Iterator[Outcome]:
+    """Numbers of more digits than Python reads are refused."""
+    server = {"name": "x", "flavorRef": "1", "imageRef": "", "networks": "none"}
+    for name in ("min_count", "max_count"):
+        for text in ("9" * 4301, "0" * 5000 + "1"):
+            body = {"server": {**server, name: text}}
+            answer = target.call("POST", "/servers", body)
+            yield _refusal(f"api: {name} of {len(text)} digits", answer.status_code, answer.headers)
+
+
 def _host(door: Door) -> str:
     return f"[{door.address}]:{door.port}" if ":" in door.address else f"{door.address}:{door.port}"
 

@@ -86,6 +86,21 @@ def test_slow_clients_break_a_service_that_waits_for_them(
     assert doors.worst(one_at_a_time) < 1 and time.monotonic() - begun < 5
 
 
+@pytest.mark.parametrize(("status", "broken"), [(400, ""), (500, "answered 500 application/json")])
+def test_numbers_and_large_bodies_break_an_api_that_fails(
+    one_at_a_time: Door, monkeypatch: pytest.MonkeyPatch, status: int, broken: str
+) -> None:
+    def call(*request: object, **more: object) -> SimpleNamespace:
+        return SimpleNamespace(status_code=status, headers={"Content-Type": "application/json"})
+
+    monkeypatch.setattr(doors, "SECONDS", 0.1)
+    monkeypatch.setattr(doors, "worst", lambda door: 0.0)
+    target: Any = SimpleNamespace(doors={"api": one_at_a_time}, call=call)
+    assert {outcome.broken for outcome in doors.numbers(target)} == {broken}
+    large = {outcome.broken for outcome in doors.large_bodies(target)}
+    assert large == ({f"answered {{{status}}}"} if broken else {""})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize(("mode", "broken"), [(0o644, "reads"), (0o622, "writes"), (0o600, "")])
 def test_what_others_can_open_is_named(tmp_path: Path, mode: int, broken: str) -> None:

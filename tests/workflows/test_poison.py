@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.models import DomainState, Result
 from common.store import schema
+from common.store.schema.columns import Json
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import reports, runner
@@ -446,3 +447,43 @@ def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> 
         cloud.round()
     assert cloud.show(servers[0]).vm_state == states.ACTIVE
     assert cloud.findings() == []
+
+
+def damage(cloud: Cloud, table: str, column: str, row_id: str, document: str) -> None:
+    """Write a document that is none into a row, as a disk or a hand may."""
+    statement = sa.text(f"UPDATE {table} SET {column} = :document WHERE id = :id")
+    cloud.store.write(lambda tx: tx.execute(statement, {"document": document, "id": row_id}))
+
+
+JSON_COLUMNS = [column.name for column in schema.servers.c if isinstance(column.type, Json)]
+
+
+@pytest.mark.parametrize("document", ["{broken", "7", '"text"', "[7]"])
+@pytest.mark.parametrize("column", ["args", "data"])
+def test_delete_ends_when_a_superseded_action_cannot_be_read(
+    cloud: Cloud, column: str, document: str
+) -> None:
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    cloud.lose = lambda what: what == "do"
+    first = cloud.ask(server, "createImage", args={"image_id": ids.new(), "name": "snap"})
+    cloud.advance()
+    second = cloud.ask(server, "delete")
+    for action in (first, second):
+        damage(cloud, "actions", column, action, document)
+    cloud.lose = lambda what: False
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.DELETED
+
+
+@pytest.mark.parametrize("column", JSON_COLUMNS)
+def test_delete_ends_when_a_document_of_its_server_cannot_be_read(
+    cloud: Cloud, column: str
+) -> None:
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    damage(cloud, "servers", column, server, "{broken")
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.DELETED

@@ -4,14 +4,18 @@ servers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from common import states
-from common.models import DomainState, Result, Sync
+from common import ids, states
+from common.models import DomainState, ImageRef, Result, Sync
+from common.store import schema
 from common.store.hosts import hosts
 from common.store.servers import actions, guests, migrations
+from common.wire import to_wire
 from conductor import reports
 from tests.workflows.simulator import Cloud
 
@@ -130,3 +134,55 @@ def test_nobody_else_says_how_far_a_migration_is(cloud: Cloud) -> None:
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress == {
         "memory_total": 7
     }
+
+
+FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e" + "x" * 5000
+
+
+def test_error_text_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None:
+    server, home, _ = others(cloud)
+    row = waiting(cloud, server)
+    key = f"{row.id}/{row.step}/{row.attempt}"
+    failed = Result(key, server, row.fence, "failed", error=FORGED, details=FORGED)
+    says(cloud, home, results=[failed])
+    cloud.lose = lambda what: False
+    cloud.settle()
+    [after] = [
+        one for one in cloud.store.read(lambda tx: actions.list_for(tx, server)) if one.id == row.id
+    ]
+    events = cloud.store.read(lambda tx: actions.events_of(tx, row.id))
+    texts = [after.message, *(event.message for event in events)]
+    assert any(text and text.startswith("E:?]0;PWNED?") for text in texts)
+    for text in [*texts, *(event.details for event in events)]:
+        assert not text or text.isprintable() and len(text) <= 2000
+    assert max(len(text or "") for text in texts) <= 600
+
+
+def test_inventory_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None:
+    stolen = next(iter(cloud.hosts.values()))
+    inventory = replace(
+        stolen.driver.inventory(),
+        hypervisor_hostname=FORGED,
+        facts={"arch": FORGED, FORGED: [FORGED]},
+        traits=["COMPUTE_NODE", FORGED],
+    )
+    says(cloud, stolen.name, inventory=inventory)
+    [host] = [one for one in cloud.store.read(hosts.list_all) if one["name"] == stolen.name]
+    texts = [host["hypervisor_hostname"], host["facts"]["arch"], *host["facts"], *host["traits"]]
+    assert [text for text in texts if not text.isprintable() or len(text) > 500] == []
+    assert any("FAKE" in text for text in texts)
+
+
+def test_cause_of_an_image_that_is_not_fetched_is_stored_printable(cloud: Cloud) -> None:
+    stolen = next(iter(cloud.hosts))
+    image = to_wire(ImageRef(ids.new(), "qcow2", 1))
+    with cloud.store.begin() as tx:
+        tx.execute(
+            sa.insert(schema.host_images),
+            {"host": stolen, "image_id": image["id"], "image": image, "asked_at": 0},
+        )
+    says(cloud, stolen, cached={image["id"]: FORGED})
+    with cloud.store.begin() as tx:
+        kept = repr(list(tx.execute(sa.select(schema.host_images))))
+    assert "\\x1b" not in kept
+    assert "FAKE" in kept

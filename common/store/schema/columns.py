@@ -5,12 +5,15 @@ understands alike."""
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
+
+log = logging.getLogger(__name__)
 
 metadata = MetaData(
     naming_convention={
@@ -48,6 +51,19 @@ class Json(TypeDecorator[object]):
             return None if value is None else json.loads(value)
         except ValueError:
             return Unreadable(value)
+
+
+class JsonObjectColumn(Json):
+    """A JSON object that every request or placement reads: a damaged one reads as an empty one."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> object:
+        found = super().process_result_value(value, dialect)
+        if found is None or isinstance(found, dict):
+            return found
+        log.error("a document of the database is damaged and counts as empty: %.200s", value)
+        return {}
 
 
 class ColumnOptions(TypedDict, total=False):

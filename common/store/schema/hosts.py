@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table, Text, UniqueConstraint
 
-from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
+from common.store.schema.columns import (
+    NUMBERED,
+    BigKey,
+    Json,
+    JsonObjectColumn,
+    metadata,
+    time_column,
+    uuid_column,
+)
 
 services = Table(
     "services",
@@ -134,7 +142,7 @@ aggregates = Table(
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("meta", Json, nullable=False),  # availability_zone is a key of it
+    Column("meta", JsonObjectColumn, nullable=False),  # availability_zone is a key of it
     time_column("created_at", nullable=False),
     time_column("updated_at"),
     **NUMBERED,

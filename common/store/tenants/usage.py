@@ -7,6 +7,7 @@ last. Servers that never came up count nothing. Times are microseconds by the da
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,9 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.json_types import JsonObject
 from common.models import Flavor
 from common.store.schema import servers
 from common.wire import from_wire
+
+log = logging.getLogger(__name__)
 
 C = servers.c
 
@@ -83,9 +87,12 @@ def of_servers(
             sa.or_(C.project_id > last, sa.and_(C.project_id == last, C.id > marker))
         )
     for row in tx.execute(query):
+        if not all(isinstance(at, int | None) for at in (row.launched_at, row.terminated_at)):
+            log.error("the times of server %s are damaged; its usage is not counted", row.id)
+            continue
         yield Used(
             row.project_id,
-            from_wire(Flavor, row.flavor),
+            _flavor(row.flavor),
             period.micros(row.launched_at, row.terminated_at),
             row.id,
             row.name,
@@ -106,4 +113,13 @@ def sums(tx: Connection, period: Period, project_id: str | None = None) -> Itera
         .order_by(C.project_id)
     )
     for row in tx.execute(query):
-        yield Used(row.project_id, from_wire(Flavor, row.flavor), int(row.micros))
+        yield Used(row.project_id, _flavor(row.flavor), int(row.micros))
+
+
+def _flavor(frozen: JsonObject) -> Flavor:
+    """Return the flavor of a server; of a damaged one only the hours are counted."""
+    try:
+        return from_wire(Flavor, frozen)
+    except TypeError:
+        log.exception("the flavor of a server is damaged; only its hours are counted")
+        return Flavor("unknown", "unknown", 0, 0, 0)

@@ -15,6 +15,7 @@ import orjson
 
 from common import device_names, errors, local_disks
 from common.json_types import JsonMapping, JsonObject
+from compute_api.compute.schemas import servers as schemas
 from compute_api.edge.validation import is_true
 
 #: The properties of an image that are true of its own snapshots only; the first has mappings.
@@ -114,6 +115,13 @@ def of_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
         raise errors.BadRequest(
             f"Image {image_id}: its property {IMAGE_MAPPINGS} is no list of mappings; use another image."
         ) from problem
+    for one in found:
+        try:
+            schemas.IMAGE_MAPPING.at(0).check(one)
+        except errors.BadRequest as problem:
+            raise errors.BadRequest(
+                f"Image {image_id}: its property {IMAGE_MAPPINGS} cannot be used. {problem.text}"
+            ) from problem
     return found if is_true(properties.get("bdm_v2", "")) else _of_old(found, False)
 
 

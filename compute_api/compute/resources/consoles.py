@@ -23,7 +23,8 @@ from compute_api.compute.request import Request
 #: Answers an action at once.
 Query = Callable[[Request, ServerRecord], JsonObject | None]
 MAX_CONSOLE_BYTES = 102400  # bytes of a console that are ever shown
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f]")
+#: Controls that a terminal may carry out, among them those that are one character (C1).
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: Protocol -> the types that belong to it.
 TYPES = {
     "vnc": ("novnc",),

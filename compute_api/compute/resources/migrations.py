@@ -68,7 +68,7 @@ def index(request: Request) -> JsonObject:
             flavor["id"]
             for row in rows
             for flavor in (row.old_flavor, row.new_flavor)
-            if not flavor.get("number")
+            if isinstance(flavor, dict) and not flavor.get("number")
         }
         return rows, flavors.numbers(tx, unsaid) if unsaid else {}
 

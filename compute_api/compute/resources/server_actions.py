@@ -34,9 +34,13 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
     if len(request.body) != 1:
         raise errors.BadRequest("Malformed request body")
     [key] = request.body
-    rows = _rows(key, request)
+    served = _served_rows(key, request)
+    target = {"project_id": server.project_id, "user_id": server.user_id}
+    if not any(request.allows(row.policy, target) for row in served):
+        request.require(served[0].policy, target)
+    rows = _matching_rows(key, served, request)
     row = states.matching_row(rows, server.vm_state)
-    request.require(row.policy, {"project_id": server.project_id, "user_id": server.user_id})
+    request.require(row.policy, target)
     if row.query is not None:
         return ApiResponse(QUERIES[row.query](request, server), row.success)
     request.check(row, server)  # before another service is asked; begin checks again
@@ -79,8 +83,8 @@ def _begin(
         raise
 
 
-def _rows(key: str, request: Request) -> list[states.Action]:
-    """The rows for this body at this version; checks the body."""
+def _served_rows(key: str, request: Request) -> list[states.Action]:
+    """Return the rows of this action at this version."""
     rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
     for removed, versions, error in REMOVED:
         if removed == key and request.version in versions:
@@ -92,6 +96,11 @@ def _rows(key: str, request: Request) -> list[states.Action]:
         raise errors.NotFound(
             f"API version '{microversions.text(request.version)}' is not supported on this method."
         )
+    return served
+
+
+def _matching_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
+    """Check the body and return the rows that it selects."""
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
         request.body = schema.pruned(request.body)

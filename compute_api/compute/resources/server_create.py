@@ -9,18 +9,16 @@ What the cloud does not have is refused by the name of its field: trusted image 
 Networks are in ``server_networks``, volumes in ``server_volumes``: those that are made for the
 servers are made before the commit. Personality files (up to 2.56) are on the config drive, which
 such a server always has. With an Idempotency-Key the same request may be repeated: it
-is answered as the first time and nothing is made twice. With another body it is a 409."""
+is answered as the first time and nothing is made twice (``idempotency``). With another body it is a
+409."""
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import orjson
 
 from common import errors, hardware, ids, local_disks, models, states
 from common.clients.image import Image
@@ -28,9 +26,11 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.servers import server_groups, servers
 from common.store.tenants import flavors, keypairs, quotas
+from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.creation import Created, Creation, idempotency_conflict
+from compute_api.compute.idempotency import IdempotentBody
 from compute_api.compute.request import Request
 from compute_api.compute.resources import (
     block_devices,
@@ -48,7 +48,6 @@ from compute_api.edge.validation import is_true
 _API = "os_compute_api:"
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
 ROOT = "/dev/vda"  # of a server that boots from a disk of its host
-Password = Callable[[str], str]  # of the first server's id
 
 
 @dataclass
@@ -72,40 +71,36 @@ def create(request: Request) -> ApiResponse:
     """POST /servers"""
     body = request.body["server"]
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
-    digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    password = _password(body, key)
-    created = _known(request, key, digest) or _made(
-        request, _parsed(request, body), key, digest, password
-    )
+    identity = IdempotentBody(request.services.vault, request.context.project_id, key, request.body)
+    created = _known(request, identity) or _made(request, _parsed(request, body), identity)
     if not created.repeated:
         request.services.wakeup.wake()
-    return _answer(request, body, created, password)
+    return _answer(request, body, created, identity)
 
 
-def _known(request: Request, key: str | None, digest: str) -> Created | None:
+def _known(request: Request, identity: IdempotentBody) -> Created | None:
     """What came of the same request before; asked first, since what it names may be gone by now."""
-    if key is None:
+    if identity.key is None:
         return None
-    row = request.read(servers.idempotent, request.context.project_id, [key]).get(key)
+    keys = [identity.key]
+    row = request.read(servers.idempotent, request.context.project_id, keys).get(identity.key)
     if row is None:
         return None
-    if row.digest != digest:
+    if row.digest not in identity.digests:
         raise idempotency_conflict()
-    return Created(row.server_id, row.reservation_id, repeated=True)
+    return Created(row.server_id, row.reservation_id, repeated=True, digest=row.digest)
 
 
-def _made(
-    request: Request, order: ServerRequest, key: str | None, digest: str, password: Password
-) -> Created:
+def _made(request: Request, order: ServerRequest, identity: IdempotentBody) -> Created:
     """Make the volumes, and the servers; what no server has in the end is deleted."""
     new = order.volumes
     if new is None:
-        return _commit(request, order, key, digest, password)
+        return _commit(request, order, identity)
     order.max_count = request.read(_room, request, order)
     cross = request.services.settings.cross_az_attach
     new.make(order.max_count, None if cross else order.columns["pinned_availability_zone"])
     try:
-        created = _commit(request, order, key, digest, password)
+        created = _commit(request, order, identity)
     except errors.Unavailable:
         raise  # whether they are committed is not known: nobody's volume is deleted
     except errors.Problem:
@@ -128,9 +123,7 @@ def _room(tx: Connection, request: Request, order: ServerRequest) -> int:
     return account.room(request.context.user_id, size, order.min_count, order.max_count)
 
 
-def _commit(
-    request: Request, order: ServerRequest, key: str | None, digest: str, password: Password
-) -> Created:
+def _commit(request: Request, order: ServerRequest, identity: IdempotentBody) -> Created:
     reservation_id = "r-" + "".join(
         secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8)
     )
@@ -140,7 +133,7 @@ def _commit(
     ]  # once: the transaction may run several times
 
     def rows(count: int) -> tuple[list[JsonObject], list[JsonObject]]:
-        return _rows(request, order, reservation_id, made[:count], password)
+        return _rows(request, order, reservation_id, made[:count], identity)
 
     return request.services.creator.create(
         Creation(
@@ -155,8 +148,9 @@ def _commit(
             volumes=lambda count: (
                 order.volumes.rows([server for server, _ in made[:count]]) if order.volumes else []
             ),
-            key=key,
-            digest=digest,
+            key=identity.key,
+            digest=identity.digests[0],
+            older_digests=identity.digests[1:],
             group=order.group,
             limits=request.services.quota.source(request.context.project_id),
             classes=hardware.resources_of(order.flavor, order.columns["image"]),
@@ -165,11 +159,16 @@ def _commit(
 
 
 def _answer(
-    request: Request, body: JsonObject, created: Created, password: Password
+    request: Request, body: JsonObject, created: Created, identity: IdempotentBody
 ) -> ApiResponse:
     if is_true(body.get("return_reservation_id", False)):
         return ApiResponse({"reservation_id": created.reservation_id})
     links = request.links.of("servers", created.server_id)
+    password = (
+        identity.password_again(created.server_id, created.digest)
+        if created.repeated
+        else identity.password(created.server_id)
+    )
     return ApiResponse(
         {
             "server": {
@@ -177,19 +176,11 @@ def _answer(
                 "links": links,
                 "OS-DCF:diskConfig": parts.disk_config(body),
                 "security_groups": parts.security_groups(body),
-                "adminPass": password(created.server_id),
+                **({} if password is None else {"adminPass": password}),
             }
         },
         headers={"Location": links[0]["href"]},
     )
-
-
-def _password(body: JsonObject, key: str | None) -> Password:
-    """The one that was given, or a new one; with an Idempotency-Key one that can be made again."""
-    given = body.get("adminPass") or (passwords.generate() if key is None else None)
-    if given is not None:
-        return lambda server_id: str(given)
-    return lambda server_id: passwords.derived(server_id, key or "")
 
 
 def _parsed(request: Request, body: JsonObject) -> ServerRequest:
@@ -394,16 +385,16 @@ def _rows(
     order: ServerRequest,
     reservation_id: str,
     made: list[tuple[str, str]],
-    password: Password,
+    identity: IdempotentBody,
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The rows of servers and of the actions that will build them, with the ids ``made`` for
     both."""
     context = request.context
     server_rows, action_rows = [], []
-    sealed = passwords.sealed(request.services.vault, password(made[0][0]), order.files)
+    sealed = passwords.sealed(request.services.vault, identity.password(made[0][0]), order.files)
     for number, (server_id, action_id) in enumerate(made):
         suffix = f"-{number + 1}" if order.max_count > 1 else ""
-        name = order.name + suffix
+        name = with_suffix(order.name, suffix)
         hostname = order.hostname or parts.hostname(order.name, server_id, suffix)
         server_rows.append(
             {

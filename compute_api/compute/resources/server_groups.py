@@ -9,7 +9,7 @@ from common.store.engine import Connection
 from common.store.rows import ServerGroupRow
 from common.store.servers import server_groups
 from common.store.tenants import quotas
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.request import Request
 
 _RULE = "os_compute_api:os-server-groups:"
@@ -37,7 +37,7 @@ def index(request: Request) -> JsonObject:
         rows = server_groups.page(tx, project_id, request.limit, offset)
         members = server_groups.members(tx, [row.id for row in rows])
         getters = visible_fields(FIELDS, request.version)
-        return [render(getters, row, members[row.id]) for row in rows]
+        return [render_readable(getters, row, members[row.id]) for row in rows]
 
     return {"server_groups": request.read(work)}
 

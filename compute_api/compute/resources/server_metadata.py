@@ -13,10 +13,10 @@ from common.store.engine import Connection
 from common.store.rows import ServerRecord
 from common.store.servers import servers
 from common.store.servers.servers import loads
+from common.text import is_printable
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_parts as parts
 from compute_api.edge.response import ApiResponse
-from compute_api.edge.validation import is_printable
 
 MAX_TAGS = 50
 _TAG = re.compile(r"[^,/]{1,60}\Z")

@@ -19,6 +19,7 @@ from common.json_types import JsonObject
 from common.store.rows import ServerRecord
 from common.store.servers import actions, volumes
 from common.store.servers.servers import loads
+from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
@@ -237,7 +238,7 @@ def shelve(request: Request, server: ServerRecord, given: object) -> PreparedAct
     return PreparedAction(
         {
             "image_id": ids.new(),
-            "name": f"{server.name}-shelved",
+            "name": with_suffix(server.name, "-shelved"),  # images have 255 characters, too
             "properties": _properties(server, {}, image_type="snapshot"),
         }
     )

@@ -182,7 +182,8 @@ def _image_of(
 
 def _number(said: JsonMapping, name: str) -> int:
     text = str(said.get(name) or "0")
-    return int(text) if text.isdecimal() else 0
+    # The first 18 digits of a longer number are more than any flavor or volume has, too.
+    return int(text.lstrip("0")[:18] or 0) if text.isascii() and text.isdecimal() else 0
 
 
 def check_image(image: Image, flavor: Flavor, root: VolumeMapping) -> None:

@@ -11,7 +11,7 @@ from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
 from common.store.rows import HeardServiceRow
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.request import Request
 from compute_api.compute.views.servers import fraction
 from compute_api.edge.microversions import Range
@@ -53,7 +53,7 @@ def index(request: Request) -> JsonObject:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
         rows = services.list_all(tx, host=request.first("host"), binary=request.first("binary"))
         getters = visible_fields(FIELDS, request.version)
-        return [render(getters, row, zones) for row in rows]
+        return [render_readable(getters, row, zones) for row in rows]
 
     return {"services": request.read(work)}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from compute_api.compute.schemas.common import METADATA, query, repeated, wrapped
 from compute_api.edge.validation import VersionedSchema
 
-_NOT_ZERO = repeated({"type": "string", "pattern": "^0*[1-9][0-9]{0,18}$"})
+_NOT_ZERO = repeated({"type": "string", "pattern": "^0*[1-9][0-9]{0,18}$", "maxLength": 19})
 LIST = VersionedSchema(
     query({"limit": _NOT_ZERO, "page_size": _NOT_ZERO, "offset": _NOT_ZERO, "marker": repeated()})
 )

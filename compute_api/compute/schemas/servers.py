@@ -57,8 +57,23 @@ _MAPPING_V2: Document = {
     },
 }
 _MANY = {
-    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^0*[1-9][0-9]*$"}]
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": "^0*[1-9][0-9]*$", "maxLength": 19},
+    ]
 }
+#: One of those that an image names in its property block_device_mapping, which its owner writes.
+IMAGE_MAPPING = VersionedSchema(
+    {
+        "type": "object",
+        "properties": {
+            **_MAPPING_V2,
+            "volume_size": {"anyOf": [integer(0), {"enum": [""]}]},
+            "volume_type": _TEXT255,
+            "tag": TAG,
+        },
+    }
+)
 _UUIDS: Document = {"anyOf": [UUID, {"type": "array", "items": UUID}]}
 HINTS: Document = {
     "type": "object",

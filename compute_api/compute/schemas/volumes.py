@@ -24,6 +24,7 @@ VOLUME = VersionedSchema(
                 "size": {
                     "type": ["integer", "string"],
                     "pattern": "^0*[1-9][0-9]{0,9}$",
+                    "maxLength": 19,
                     "minimum": 1,
                 },
                 "volume_type": _TEXT,

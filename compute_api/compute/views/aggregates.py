@@ -6,7 +6,7 @@ from __future__ import annotations
 from common.json_types import JsonObject
 from common.store.hosts.aggregates import ZONE
 from common.store.rows import AggregateRow
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, render_readable, visible_fields
 from compute_api.compute.views.servers import fraction
 
 #: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own
@@ -32,10 +32,10 @@ def one(
     row: AggregateRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
     """One aggregate's body."""
-    return {"aggregate": render(visible_fields(fields, version), row, hosts)}
+    return {"aggregate": render_readable(visible_fields(fields, version), row, hosts)}
 
 
 def many(rows: list[AggregateRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
     """The body of the list."""
     getters = visible_fields(FIELDS, version)
-    return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}
+    return {"aggregates": [render_readable(getters, row, hosts[row.id]) for row in rows]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from common.json_types import JsonObject
 from common.store.rows import FlavorRow
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.links import Links
 
 EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
@@ -42,7 +42,7 @@ def many(
 ) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
-    return [render(getters, row, links) for row in rows]
+    return [render_readable(getters, row, links) for row in rows]
 
 
 def access(row: FlavorRow, projects: list[str]) -> JsonObject:

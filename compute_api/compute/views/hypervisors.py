@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.json_types import JsonMapping, JsonObject
-from compute_api.compute.fields import OMITTED, Field, Get, render, visible_fields
+from compute_api.compute.fields import OMITTED, Field, Get, render, render_readable, visible_fields
 from compute_api.edge.microversions import Range
 
 
@@ -121,7 +121,7 @@ def many(
 ) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(fields, version)
-    return [render(getters, row, servers) for row in rows]
+    return [render_readable(getters, row, servers) for row in rows]
 
 
 def statistics(rows: Sequence[JsonMapping], version: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common import states
 from common.json_types import JsonObject
 from common.store.rows import ActionRow, EventRow
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, render_readable, visible_fields
 from compute_api.compute.views.servers import fraction, host_id
 
 _API = "os_compute_api:os-instance-actions:"
@@ -90,7 +90,7 @@ EVENTS = (
 
 def action(row: ActionRow, version: int) -> JsonObject:
     """One action, without its events."""
-    return render(visible_fields(FIELDS, version), row)
+    return render_readable(visible_fields(FIELDS, version), row)
 
 
 def action_with_events(
@@ -98,10 +98,10 @@ def action_with_events(
 ) -> JsonObject:
     """One action with what happened in it, newest first."""
     getters = visible_fields(EVENT_FIELDS, version, allowed)
-    rendered = [render(getters, event) for event in reversed(events(row, journal))]
+    rendered = [render_readable(getters, event) for event in reversed(events(row, journal))]
     return {
         **action(row, version),
-        **render(visible_fields(EVENTS, version, allowed), row, rendered),
+        **render_readable(visible_fields(EVENTS, version, allowed), row, rendered),
     }
 
 

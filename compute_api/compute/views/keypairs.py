@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from common.json_types import JsonObject
 from common.store.rows import KeypairRow
-from compute_api.compute.fields import OMITTED, Field, render, visible_fields
+from compute_api.compute.fields import OMITTED, Field, render_readable, visible_fields
 from compute_api.compute.views.servers import fraction
 
 _COMMON: tuple[Field, ...] = (
@@ -32,15 +32,15 @@ FIELDS: tuple[Field, ...] = (
 
 def one(row: KeypairRow, version: int) -> JsonObject:
     """The body of a single key pair."""
-    return {"keypair": render(visible_fields(FIELDS, version), row)}
+    return {"keypair": render_readable(visible_fields(FIELDS, version), row)}
 
 
 def new(row: KeypairRow, version: int, private: str | None) -> JsonObject:
     """The body after making one; the only time that a private key is shown."""
-    return {"keypair": render(visible_fields(NEW, version), row, private)}
+    return {"keypair": render_readable(visible_fields(NEW, version), row, private)}
 
 
 def many(rows: list[KeypairRow], version: int) -> list[JsonObject]:
     """The items of a list."""
     getters = visible_fields(_COMMON, version)
-    return [{"keypair": render(getters, row)} for row in rows]
+    return [{"keypair": render_readable(getters, row)} for row in rows]

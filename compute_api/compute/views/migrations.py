@@ -14,7 +14,7 @@ from typing import Any
 from common.json_types import JsonObject
 from common.store.rows import ShownMigrationRow
 from common.store.servers import migrations
-from compute_api.compute.fields import OMITTED, Field, render, visible_fields
+from compute_api.compute.fields import OMITTED, Field, render, render_readable, visible_fields
 from compute_api.compute.links import Links
 from compute_api.compute.views.servers import fraction
 
@@ -104,7 +104,7 @@ BELOW_SERVER: tuple[Field, ...] = (
 def many(rows: Sequence[ShownMigrationRow], view: MigrationView, version: int) -> list[JsonObject]:
     """The items of the list of all migrations."""
     getters = visible_fields(FIELDS, version)
-    return [render(getters, row, view) for row in rows]
+    return [render_readable(getters, row, view) for row in rows]
 
 
 def below_server(row: ShownMigrationRow, view: MigrationView, version: int) -> JsonObject:

@@ -73,23 +73,25 @@ class ServerView:
 
 @functools.lru_cache(maxsize=8192)
 def seconds(micros: int | None) -> str | None:
-    """2026-01-02T03:04:05Z"""
-    return (
-        None
-        if micros is None
-        else datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    )
+    """2026-01-02T03:04:05Z; None if the column is empty or damaged."""
+    return _formatted(micros, "%Y-%m-%dT%H:%M:%SZ")
 
 
 @functools.lru_cache(maxsize=8192)
 def fraction(micros: int | None) -> str | None:
-    """2026-01-02T03:04:05.000000"""
-    if micros is None:
+    """2026-01-02T03:04:05.000000; None if the column is empty or damaged."""
+    text = _formatted(micros, "%Y-%m-%dT%H:%M:%S.")
+    return None if text is None or micros is None else f"{text}{micros % 1_000_000:06d}"
+
+
+def _formatted(micros: int | None, form: str) -> str | None:
+    # SQLite keeps whatever is written into a column, so that it may not even be a number.
+    if not isinstance(micros, int):
         return None
-    return (
-        datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
-        + f"{micros % 1_000_000:06d}"
-    )
+    try:
+        return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 @functools.lru_cache(maxsize=8192)
@@ -100,6 +102,9 @@ def host_id(project_id: str, host: str | None) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _raw(text: str | None) -> orjson.Fragment:
+    """Return the document of a column for an answer. Raises ValueError if it is damaged."""
+    if text:
+        orjson.loads(text)
     return orjson.Fragment(text or "null")
 
 

@@ -105,7 +105,7 @@ class ImageNeighbour(_Neighbour):
             except (requests.RequestException, exceptions.ClientException) as error:
                 raise Later(f"image {key} broke off: {type(error).__name__}") from error
         announced = found.headers.get("Content-Length", "")
-        if announced.isdigit() and int(announced) != size:
+        if announced.isdecimal() and announced.lstrip("0") != str(size).lstrip("0"):
             raise Later(f"image {key} broke off")
 
     def upload(self, key: str, path: Path, check: Check) -> bool:

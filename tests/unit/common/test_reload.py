@@ -20,6 +20,7 @@ def path(
     made.write_text("[conductor]\nbatch = 5\n")
     config.load(str(made))
     monkeypatch.setattr(reload, "_taken", [])
+    monkeypatch.setattr(reload, "_refused", set())
     caplog.set_level(logging.INFO)
     yield made
     config.CONF.clear()
@@ -73,7 +74,49 @@ def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCapture
     reload.takes("conductor.*", then=refuse)
     path.write_text("[conductor]\nbatch = 7\n")
     reload.again("conductor")
-    assert caplog.messages[0] == "conductor.* stays as it was: because"
+    assert caplog.messages == [
+        "conductor.* stays as it was: because",
+        "the configuration was read again; in force: nothing new; refused: conductor.batch; "
+        "after a restart: nothing more",
+    ]
+
+
+def test_refused_option_is_tried_again_at_the_next_reload(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = [config.ConfigError("because"), config.ConfigError("because")]
+
+    def take_over(conf: object) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    reload.takes("conductor.batch", then=take_over)
+    reload.takes("conductor.max_attempts")
+    path.write_text("[conductor]\nbatch = 7\nmax_attempts = 4\n")
+    for _ in range(4):
+        reload.again("conductor")
+    assert [line for line in caplog.messages if line.startswith("the configuration")] == [
+        "the configuration was read again; in force: conductor.max_attempts; "
+        "refused: conductor.batch; after a restart: nothing more",
+        "the configuration was read again; in force: nothing new; refused: conductor.batch; "
+        "after a restart: nothing more",
+        "the configuration was read again; in force: conductor.batch; "
+        "after a restart: nothing more",
+        "the configuration was read again; in force: nothing new; after a restart: nothing more",
+    ]
+
+
+def test_option_that_one_of_two_parts_refuses_is_reported_refused(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(conf: object) -> None:
+        raise config.ConfigError("because")
+
+    reload.takes("conductor.batch", then=refuse)
+    reload.takes("*")
+    path.write_text("[conductor]\nbatch = 7\n")
+    reload.again("conductor")
+    assert "in force: nothing new; refused: conductor.batch" in caplog.messages[-1]
 
 
 def test_every_section_is_read_by_somebody() -> None:

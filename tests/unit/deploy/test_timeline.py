@@ -98,3 +98,29 @@ def test_what_is_not_there(operator: Operator) -> None:
     operator.cloud.store.write(same_name)
     status, told = types(operator, "twin")
     assert status == 1 and "Several servers" in told
+
+
+FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e"
+
+
+def test_terminal_shows_no_control_characters_of_a_host(operator: Operator) -> None:
+    """The rows are those of a release that did not clean texts when they came in."""
+    [server] = operator.cloud.create(networks=[])
+    operator.cloud.settle()
+    with operator.cloud.store.begin() as tx:
+        tx.execute(sa.update(schema.events).values(message=FORGED, details=FORGED))
+        tx.execute(sa.update(schema.actions).values(cause=FORGED, failures=3, message=FORGED))
+        tx.execute(sa.update(schema.actions).values(state="stuck", finished_at=None))
+    for words in (
+        ["timeline", server],
+        ["action", "list"],
+        ["action", "list", "--stuck"],
+        ["hosts"],
+        ["status"],
+        ["doctor", "--no-hosts"],
+    ):
+        main(["--config", str(operator.conf), *words])
+        shown = operator._capsys.readouterr()
+        lines = (shown.out + shown.err).splitlines()
+        assert [line for line in lines if not line.isprintable()] == [], words
+        assert [line for line in lines if line.startswith("FAKE")] == [], words
