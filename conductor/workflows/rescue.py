@@ -47,7 +47,7 @@ RESCUE = Workflow(
             "one command; the server's own disk is never changed by it",
             command=_rescue,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )
@@ -63,7 +63,7 @@ UNRESCUE = Workflow(
             "one command; the rescue disk goes with it",
             command=_unrescue,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )

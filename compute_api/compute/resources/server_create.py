@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from common import errors, hardware, ids, local_disks, models, states
+from common import device_names, errors, hardware, ids, local_disks, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -47,7 +47,6 @@ from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
-ROOT = "/dev/vda"  # of a server that boots from a disk of its host
 Password = Callable[[str], str]  # of the first server's id
 
 
@@ -301,7 +300,9 @@ def _columns(
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
         "disk_config": parts.disk_config(body),
-        "root_device_name": volumes.root_name if volumes else ROOT,
+        "root_device_name": volumes.root_name
+        if volumes
+        else device_names.root_name(image.ref.properties.get("hw_disk_bus")),
         "volumes": len(volumes.names) if volumes else 0,
         "availability_zone": None,
     }
@@ -318,10 +319,13 @@ def _volumes(
     if not found.mappings:
         return None
     found = replace(found, bus=properties.get("hw_disk_bus"))
-    root, rest = ROOT, [one for one in found.mappings if not one.is_root]
+    root, rest = (
+        device_names.root_name(found.bus),
+        [one for one in found.mappings if not one.is_root],
+    )
     if found.root is not None:
         [root] = block_devices.named([found.root], [], found.bus)
-    local = local_disks.devices(local_disks.of(flavor, disks), root).values()
+    local = local_disks.devices(local_disks.of(flavor, disks), root, found.bus).values()
     names = block_devices.named(rest, [root, *local], found.bus)
     ordered = replace(found, mappings=[*([found.root] if found.root else []), *rest])
     service = request.services.volumes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import errors, hardware, models, states
+from common import device_names, errors, hardware, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -137,7 +137,11 @@ def _image_columns(
 ) -> JsonObject:
     """What a server that boots from a volume says of its image; the volume has it."""
     if not boots_from_volume:
-        return {"image_id": image.ref.id, "image": to_wire(image.ref)}
+        return {
+            "image_id": image.ref.id,
+            "image": to_wire(image.ref),
+            "root_device_name": device_names.root_name(image.ref.properties.get("hw_disk_bus")),
+        }
     if not reimage:
         return {"image_id": server.image_id}
     frozen = {**to_wire(replace(image.ref, id="")), hardware.ON_VOLUME: True}
