@@ -291,7 +291,6 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
-        cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
     ),
     "image_gateway": (
         cfg.HostAddressOpt("host", default="127.0.0.1",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
+from common.models import FailureReason
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
@@ -122,6 +123,27 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
     assert sorted(cloud.images.records) == [
         f"{number:08d}-0000-4000-8000-000000000000" for number in (1, 2)
     ]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_rescue_that_fails_before_guest_is_touched_leaves_server_as_it_was(
+    cloud: Cloud, stopped: bool
+) -> None:
+    trial = trial_of(cloud, "rescue")
+    before = states.STOPPED if stopped else states.ACTIVE
+    if stopped:
+        ask(cloud, trial.server, "os-stop")
+        cloud.settle()
+    host = cloud.hosts[cloud.show(trial.server).host].driver.host
+    host.script["rescue"] = [Fail("The image is no image.", reason=FailureReason.UNTOUCHED)]
+    trial.begin()
+    cloud.settle()
+    row = cloud.show(trial.server)
+    assert (row.vm_state, row.fault) == (before, None)
+    assert host.guests[trial.server].power_state == (states.SHUTDOWN if stopped else states.RUNNING)
+    last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
+    assert (last.state, last.message) == ("failed", "The image is no image.")
+    assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("rotation", [1, 2, 3])

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from common import device_names, errors, hardware, ids, local_disks, models, states
+from common import device_names, errors, hardware, ids, image_checks, local_disks, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -213,7 +213,7 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         server_volumes.check_image(image, flavor, found.root)
     else:
         parts.check_image(image, flavor)
-    parts.check_hardware(flavor, image.ref.properties)
+    image_checks.check_hardware(flavor, image.ref.properties)
     parts.check_signature(body, image)
     if flavor.root_gb == 0 and found.root is None:
         request.require(_API + "servers:create:zero_disk_flavor")
@@ -257,13 +257,13 @@ def _mappings(request: Request, body: JsonObject) -> list[JsonObject]:
     asked, image_id = block_devices.read(body), str(body.get("imageRef") or "")
     if not image_id:
         return asked
-    image = request.services.images.show(image_id, request.context.token)
+    image = request.image(image_id)
     return block_devices.merged(block_devices.of_image(image_id, image.ref.properties), asked)
 
 
 def _image(request: Request, image_id: str) -> Image:
     """The image, without what it names in place of bytes."""
-    found = request.services.images.show(image_id, request.context.token)
+    found = request.image(image_id)
     kept = {
         name: value
         for name, value in found.ref.properties.items()
