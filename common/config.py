@@ -292,7 +292,6 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
-        cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
     ),
     "image_gateway": (
         cfg.HostAddressOpt("host", default="127.0.0.1",
@@ -343,7 +342,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("proxy_shared_secret", default="", secret=True,
                    help="Signs what the network service's metadata proxy says; the same there. Without it nobody is "
                         "answered."),
-        cfg.IntOpt("cache_seconds", default=15, min=0, max=600, help="How long a server's data is remembered."),
+        cfg.IntOpt("cache_seconds", default=15, min=0, max=600,
+                   help="Seconds for which a server's data is remembered while it does not change."),
         cfg.IntOpt("rate", default=50, min=1, help="Requests a second that one guest is answered."),
         cfg.StrOpt("vendor_data_file", help="JSON file that every guest finds as vendor_data.json; agents read theirs "
                                             "for config drives."),

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's disks are called: /dev/vdb. Pure.
+"""Names of a server's disks, for example /dev/vdb. Pure.
 
-The name is how its user and the API tell a server's disks apart; a guest may call them otherwise,
-and finds a volume by its serial.
+Guests name their disks by position, so nobody chooses a name. A booting guest counts its disks of
+each bus. A running guest gives a new disk the first free name. The API, the metadata service and
+the host's domain all use these names.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from string import ascii_lowercase
 
 from common import errors
@@ -16,15 +16,28 @@ from common import errors
 #: Disk bus -> what names of its disks begin with; what is not said is virtio's.
 PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "fdc": "fd"}
 VIRTIO = "virtio"
-_NAME = re.compile("(?:/dev/)?((?:vd|sd|hd|xvd|fd)[a-z])")
 
 
-def canonical(name: str) -> str:
-    """A name as it is kept: /dev/vdb. Raises BadRequest: no disk can have this one."""
-    found = _NAME.fullmatch(name)
-    if found is None:
-        raise errors.BadRequest(f"The supplied device path ({name[:80]}) is invalid.")
-    return "/dev/" + found[1]
+def root_name(bus: str | None) -> str:
+    """Return the name of the disk that a guest boots from on this bus."""
+    return f"/dev/{PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])}a"
+
+
+def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
+    """Return the names of a guest's volumes in order: a booting guest counts its disks.
+
+    Args:
+        local: Names of the disks on the host, which come first.
+        buses: Bus of each volume.
+
+    Raises:
+        Forbidden: The guest has more disks than there are names.
+    """
+    used, names = set(local), []
+    for bus in buses:
+        names.append(next_free(used, bus))
+        used.add(names[-1])
+    return names
 
 
 def next_free(used: Collection[str], bus: str | None) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from common import errors, local_disks
+from common import device_names, errors, local_disks
 from common.hardware import hardware
 from common.json_types import JsonObject
 from common.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface
@@ -328,7 +328,8 @@ class InstanceData:
             if address.get("version") == 4
         ]
         public = [floating for address in local for floating in address.get("floating") or ()]
-        root = str(instance.get("root_device_name") or "/dev/vda")
+        bus = spec.image.properties.get("hw_disk_bus") if spec.image else None
+        root = str(instance.get("root_device_name") or device_names.root_name(bus))
         zone = instance.get("availability_zone") or ""
         found: dict[str, Node] = {
             "ami-id": _ec2_id("ami", spec.image.id) if spec.image else "",
@@ -338,7 +339,7 @@ class InstanceData:
                 {
                     "ami": root.removeprefix("/dev/"),
                     "root": root,
-                    **local_disks.devices(spec.disks, root),
+                    **local_disks.devices(spec.disks, root, bus),
                 }
             ),
             "hostname": name,

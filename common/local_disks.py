@@ -9,8 +9,9 @@ missing, and "gb" 0 is all that the flavor has.
 
 from __future__ import annotations
 
-from string import ascii_lowercase
+from collections.abc import Sequence
 
+from common import device_names
 from common.json_types import JsonObject
 from common.models import Flavor, LocalDisk
 
@@ -48,9 +49,7 @@ def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)
 
 
-def devices(disks: list[LocalDisk], root: str) -> dict[str, str]:
-    """What a guest whose root disk is called ``root`` (/dev/vda) calls each: they follow it."""
-    return {
-        disk.name: f"{root[:-1]}{letter}"
-        for disk, letter in zip(disks, ascii_lowercase[1:], strict=False)
-    }
+def devices(disks: Sequence[LocalDisk], root: str, bus: str | None) -> dict[str, str]:
+    """Return the device name of each disk on the image's disk bus; ``root`` comes before them."""
+    names = device_names.count([root], [bus] * len(disks))
+    return {disk.name: name for disk, name in zip(disks, names, strict=True)}

@@ -312,6 +312,7 @@ class FailureReason(StrEnum):
         "stale_fence"  #: the host knows a higher fence, which is in ``Result.data["known"]``
     )
     UNKNOWN_VERB = "unknown_verb"  #: the agent is older than the verb
+    UNTOUCHED = "untouched"  #: the guest is as it was before the command
 
     @classmethod
     def _missing_(cls, value: object) -> FailureReason:

@@ -44,6 +44,6 @@ class ImageGatewayAccess:
         from common.clients.image import ImageClient
 
         try:
-            return ImageClient(access.url, cache_seconds=0, verify=self._protect(access.url))
+            return ImageClient(access.url, verify=self._protect(access.url))
         except ConfigError as problem:
             raise errors.Unavailable(str(problem)) from problem

@@ -112,7 +112,7 @@ def _image(engine: Engine, row: CleanupRow, look: Look) -> None:
 def _backups(engine: Engine, row: CleanupRow, look: Look) -> None:
     """While the server exists; afterwards its backups are its user's alone."""
     if look() is not None:
-        images.rotate(images.service(engine), row.server_id, row.args)
+        images.rotate(engine, row.server_id, row.args)
 
 
 def _share(engine: Engine, row: CleanupRow, look: Look) -> None:

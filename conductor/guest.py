@@ -88,6 +88,12 @@ def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
 
+def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
+    """Record that the guest was booted, which counts its disks anew."""
+    record_running(tx, run, result)
+    volumes.name_devices(run)
+
+
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
     """It is off, and should be."""
     run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))

@@ -19,6 +19,7 @@ from common.json_types import JsonMapping
 from common.models import Result
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import IMAGE
+from common.store.servers import actions
 from conductor.external_services import ImageApi
 from conductor.saga import ActionData, Engine, Run, Step, Verb
 
@@ -64,17 +65,21 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
         raise refused
 
 
-def rotate(images: ImageApi, server: str, args: JsonMapping) -> None:
-    """Of a server's whole backups of one type the newest stay, as many as the rotation says; all
-    others are tried.
+def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
+    """Keep the newest active backups of one type of a server and delete the others.
 
-    ``args``: owner, backup_type, rotation, and newest: the image that counts as the newest whatever
-    its age, because the image service tells ages in seconds.
+    The journal of actions orders the backups. The image service tells ages in whole seconds, so
+    its order only counts for images that no action of the journal made.
+
+    Args:
+        args: owner, backup_type, and rotation (how many backups are kept).
 
     Raises:
-        Problem: the first refusal. Unavailable: the image service does not answer.
+        Problem: the first refusal, after all deletions were tried.
+        Unavailable: the image service does not answer.
     """
-    found = [
+    images = service(engine)
+    backups = [
         str(image["id"])
         for image in images.find(
             {
@@ -86,11 +91,9 @@ def rotate(images: ImageApi, server: str, args: JsonMapping) -> None:
         )
         if image.get("status") == "active"
     ]
-    newest = [args["newest"]] if args["newest"] in found else []
-    try_all(
-        images.delete,
-        [*newest, *(image for image in found if image not in newest)][int(args["rotation"]) :],
-    )
+    fences = engine.store.read(lambda tx: actions.backup_fences(tx, server))
+    backups.sort(key=lambda image: fences.get(image, 0), reverse=True)
+    try_all(images.delete, backups[int(args["rotation"]) :])
 
 
 # --- steps ---

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from common import errors
+from common import device_names, errors
 from common.action_args import ActionArgs
 from common.clients.volumes import CREATING as BEING_CREATED
 from common.clients.volumes import Attachment
@@ -28,6 +28,7 @@ from common.store.hosts import hosts, services
 from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS
 from common.store.rows import BlockDeviceRow
 from common.store.servers import guests
+from common.store.servers import volumes as volume_rows
 from common.store.servers.volumes import ATTACHED, CREATING, RESERVED
 from common.wire import to_wire
 from conductor import late_calls
@@ -83,6 +84,27 @@ def of(run: AnyRun) -> list[BlockDeviceRow]:
         if (values := run.volume_changes.get(row.uuid, {})) is not None
     ]
     return sorted(rows, key=lambda row: (len(row.device_name), row.device_name))
+
+
+def name_devices(run: AnyRun) -> None:
+    """Name the server's volumes as its guest does, which boots and counts its disks.
+
+    Volumes that were detached leave gaps in the names of a running guest. A boot closes the gaps.
+    """
+    if not run.volumes:
+        return
+    flavor, disks, image, root = (
+        run.changes.get(name, getattr(run.server, name))
+        for name in ("flavor", "disks", "image", "root_device_name")
+    )
+    local = volume_rows.local_names(flavor, disks, image, root)
+    # A volume without a connection is not in the guest.
+    rows = sorted(of(run), key=lambda row: (row.boot_index != 0, not row.connection))
+    roots = [row for row in rows if row.boot_index == 0]
+    names = device_names.count(local, [row.disk_bus for row in rows[len(roots) :]])
+    for row, name in zip(rows, [*local[: len(roots)], *names], strict=True):
+        if row.device_name != name:
+            run.set_volume(row, device_name=name)
 
 
 def _changed(row: BlockDeviceRow, values: JsonObject) -> BlockDeviceRow:

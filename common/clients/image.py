@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image service (Glance v2), over HTTP only: what an image is, and its bytes.
 
-The API asks ``show`` with the user's token before it accepts a server; a found image is remembered
-for a few seconds for that token. The conductor makes, finds and removes images with Kilonova's own
-token, the image gateway reads and stores them with it. Agents ``download`` and ``upload`` at the
-gateway, with the ticket of their command. A service that does not answer is Unavailable, never a
-missing image; what it refuses for good is another Problem.
+The API asks ``show`` with the user's token before it accepts a server. Nothing is remembered, but
+concurrent requests share questions. The conductor makes, finds and removes images with Kilonova's
+own token, the image gateway reads and stores them with it. Agents ``download`` and ``upload`` at
+the gateway, with the ticket of their command. A service that does not answer is Unavailable, never
+a missing image; what it refuses for good is another Problem.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Unpack
@@ -28,7 +28,6 @@ from common.models import ImageRef
 
 NAME = "image service"
 CHUNK = 1024 * 1024
-_REMEMBERED = 1000
 _LONGEST = 500  # characters of a refusal
 _STORING = 600  # seconds that the service may take to answer after an image's last byte
 #: Fields of an image's record; all other keys are properties.
@@ -109,34 +108,41 @@ def image_of(answer: JsonObject) -> Image:
     )
 
 
+class _Line:
+    """Requests of one token for one image: one question at a time, and the next one."""
+
+    def __init__(self) -> None:
+        self.turn, self.leaders = threading.Lock(), 0
+        self.next: Future[Image] | None = None  #: not sent yet
+
+
 @dataclass
 class ImageClient:
     """One process's way to the image service.
 
     Args:
         endpoint: its URL, with or without /v2.
-        cache_seconds: how long a found image is remembered; 0: not at all.
         timeout: seconds for an answer to begin.
         verify: the file of the authority that signs its certificate; True: those that the system
         knows.
-        require: asked of each image that ``show`` finds, before it is remembered; raises what
-        speaks against it.
+        require: asked of each image that ``show`` finds; raises what speaks against it.
     """
 
     endpoint: str | Callable[[], str]
-    cache_seconds: float = 30
     timeout: float = 10
-    monotonic: Callable[[], float] = time.monotonic
     require: Callable[[Image], None] | None = None
     verify: bool | str = True
-    _found: dict[tuple[str, str], tuple[float, Image]] = field(default_factory=dict, repr=False)
+    _lines: dict[tuple[str, str], _Line] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         self._http = Http(NAME, self.endpoint, self.timeout, verify=self.verify)
 
     def show(self, image_id: str, token: str) -> Image:
-        """The image, if the token may see it.
+        """Return the image as it is now, if the token may see it.
+
+        Concurrent requests of one token for one image share a question. Invariant: the question is
+        sent after each of these requests came, so that none gets an answer from before.
 
         Raises:
             BadRequest: it may not, or there is none. Unavailable: the service does not answer. What
@@ -144,17 +150,34 @@ class ImageClient:
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
-            until, image = self._found.get(key, (0.0, None))
-        if image is not None and self.monotonic() < until:
-            return image
+            line = self._lines.setdefault(key, _Line())
+            leads = line.next is None
+            question = line.next = line.next or Future()
+            line.leaders += leads
+        if leads:
+            with line.turn:
+                with self._lock:
+                    line.next = None
+                try:
+                    question.set_result(self._show(image_id, token))
+                except errors.Problem as problem:
+                    question.set_exception(problem)
+                finally:
+                    if not question.done():
+                        question.set_exception(errors.Unavailable(f"The {NAME} was not asked."))
+            with self._lock:
+                line.leaders -= 1
+                if not line.leaders:
+                    del self._lines[key]
+        return question.result()
+
+    def _show(self, image_id: str, token: str) -> Image:
         try:
             image = self.look(image_id, token)
         except (errors.BadRequest, errors.NotFound, errors.Forbidden) as problem:
             raise errors.BadRequest(f"Can not find requested image {image_id}.") from problem
         if self.require is not None:
             self.require(image)
-        if image.status == "active" and self.cache_seconds:
-            self._remember(key, image)
         return image
 
     def look(self, image_id: str, token: str) -> Image:
@@ -337,12 +360,6 @@ class ImageClient:
         if answer.status_code in (404, 410):
             raise errors.NotFound(f"Image {image_id} could not be found.")
         _check(answer)
-
-    def _remember(self, key: tuple[str, str], image: Image) -> None:
-        with self._lock:
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            self._found[key] = (self.monotonic() + self.cache_seconds, image)
 
     def _base(self) -> str:
         return self._http.base().removesuffix("/v2")

@@ -30,7 +30,7 @@ class OwnImages:
     def __init__(self, identity: IdentityClient, timeout: float = 10) -> None:
         self._identity, self._client = (
             identity,
-            ImageClient(identity.image_url, cache_seconds=0, timeout=timeout),
+            ImageClient(identity.image_url, timeout=timeout),
         )
 
     def require_answer(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +67,22 @@ class VerbFailed(Exception):
         self.details = details[:MAX_DETAILS_CHARS]
         self.retryable = retryable
         self.reason = reason
+
+
+@contextmanager
+def before_guest_is_touched() -> Iterator[None]:
+    """Tell the conductor of a failure in here that the guest is as it was before the verb."""
+    try:
+        yield
+    except VerbFailed as problem:
+        problem.reason = FailureReason.UNTOUCHED
+        raise
+    except OSError as problem:
+        raise VerbFailed(
+            "The host failed unexpectedly; its log says more.",
+            details=f"{type(problem).__name__}: {problem}",
+            reason=FailureReason.UNTOUCHED,
+        ) from problem
 
 
 class MigrationAborted(VerbFailed):

@@ -6,10 +6,11 @@ Made by ``app.ComputeEndpoint``."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from common import errors, states
+from common.clients.image import Image
 from common.clock import SECOND, parse
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -30,6 +31,17 @@ class Request(ApiRequest):
     route: ApiRoute
     links: Links
     headers: Mapping[str, str]
+    _images: dict[str, Image] = field(default_factory=dict)
+
+    def image(self, image_id: str) -> Image:
+        """Return the image as the caller sees it; the service is asked once in a request.
+
+        Raises:
+            BadRequest: The caller may not see it, or there is none.
+        """
+        if image_id not in self._images:
+            self._images[image_id] = self.services.images.show(image_id, self.context.token)
+        return self._images[image_id]
 
     @property
     def is_admin(self) -> bool:

@@ -69,7 +69,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     for each in (store, link, transport):
         _opened.callback(each.close)
     identity = IdentityClient(conf)
-    images = image_client(conf, identity)
+    images = image_client(identity)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     keystone = limits.configured(conf)
     if keystone is not None:
@@ -97,15 +97,13 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     )
 
 
-def image_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> ImageClient:
+def image_client(identity: IdentityClient) -> ImageClient:
     """The image service as tenants see it, of which hosts must be able to get what these may
     name."""
     from common.clients.image import ImageClient
     from common.clients.own_images import OwnImages
 
-    return ImageClient(
-        identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable
-    )
+    return ImageClient(identity.image_url, require=OwnImages(identity).require_readable)
 
 
 def settings(conf: cfg.ConfigOpts) -> ApiSettings:

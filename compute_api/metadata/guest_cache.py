@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guests of requests, as the database has them, cached for a few seconds.
 
-Used by ``metadata.app``. One statement reads all about a guest; a cached guest costs none. Only the
-password that a guest posts is ever written."""
+Used by ``metadata.app``. One statement reads all about a guest. A cached guest costs a small one,
+which compares versions, so that no guest is told what was true before an action. Only the password
+that a guest posts is ever written."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ class GuestRecord:
     addresses: frozenset[str]
     hosts: frozenset[str]
     password: str
+    version: metadata.Version
 
 
 class VendorDataSource(Protocol):
@@ -69,8 +71,8 @@ class CachedVendorData:
 
 class GuestCache:
     """Guests by their servers' ids. ``vendor`` is what the operator tells all, ``dynamic`` who is
-    asked for each; ``vault`` opens user data; ``seconds`` is how long one is known, ``most`` how
-    many are."""
+    asked for each; ``vault`` opens user data; ``seconds`` is how long one is known at most,
+    ``most`` how many are."""
 
     def __init__(
         self,
@@ -96,13 +98,10 @@ class GuestCache:
                 interfaces'.
         """
         until, guest = self._known.get(identity.server, (0.0, None))
-        # An address that is not known may be of an interface that was attached a moment ago; it may
-        # have moved as well.
         if (
             guest is None
             or self._monotonic() >= until
-            or identity.address not in guest.addresses
-            or not _is_there(guest, identity)
+            or guest.version != self._store.read(lambda tx: metadata.version(tx, identity.server))
         ):
             guest = self._read(identity.server)
         if not _is_there(guest, identity):
@@ -145,7 +144,9 @@ class GuestCache:
         data = InstanceData(spec, self._vendor)
         if self._dynamic is not None:
             data = replace(data, dynamic=CachedVendorData(partial(self._ask, self._dynamic, data)))
-        guest = GuestRecord(data, row.project_id, addresses, hosts, row.password or "")
+        guest = GuestRecord(
+            data, row.project_id, addresses, hosts, row.password or "", metadata.version_of(row)
+        )
         if self._seconds:
             while server_id not in self._known and len(self._known) >= self._most:
                 self._known.pop(next(iter(self._known)), None)

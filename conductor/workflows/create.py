@@ -69,7 +69,8 @@ def _build(engine: Engine, run: CreateRun) -> Verb:
 
 
 def _built(tx: Connection, run: CreateRun, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now())
+    guest.record_booted(tx, run, result)
+    run.set(launched_at=now())
     claims.record_successful_build(run)
 
 
@@ -126,7 +127,7 @@ CREATE = Workflow(
             "run",
             "its ports are wired now",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=networks.starts_paused,
         ),
     ),

@@ -157,7 +157,7 @@ def _kept(tx: Connection, run: AnyRun, result: Result) -> None:
 
 
 def _restored(tx: Connection, run: AnyRun, result: Result) -> None:
-    guest.record_running(tx, run, result)
+    guest.record_booted(tx, run, result)
     run.set(soft_deleted_at=None)
 
 

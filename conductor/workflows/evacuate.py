@@ -216,7 +216,8 @@ def _build(engine: Engine, run: EvacuateRun) -> Verb:
 
 
 def _built(tx: Connection, run: EvacuateRun, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now())
+    guest.record_booted(tx, run, result)
+    run.set(launched_at=now())
     claims.record_successful_build(run)
 
 
@@ -298,7 +299,7 @@ EVACUATE = Workflow(
             "run",
             "its ports are wired now",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=_waits_for_ports,
         ),
         Step(

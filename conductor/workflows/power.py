@@ -54,7 +54,7 @@ def _reboot_failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFai
 def _rebooted(tx: Connection, run: AnyRun, result: Result) -> None:
     """Whoever's host was booted is what it was, also where its user could not have asked for
     this."""
-    guest.record_running(tx, run, result)
+    guest.record_booted(tx, run, result)
     if run.args.was in (states.RESIZED, states.RESCUED):
         run.set(vm_state=run.args.was)
 
@@ -70,7 +70,7 @@ START = Workflow(
             "the guest may run from the moment this is sent",
             command=guest.start,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )
@@ -100,7 +100,7 @@ REBOOT_SOFT = Workflow(
             "repeatable: a guest that carries this fence has been rebooted",
             command=_reboot_soft,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )

@@ -149,11 +149,8 @@ def _rebuild(engine: Engine, run: RebuildRun) -> Verb:
 
 def _rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
     runs = _runs_after(run)
-    run.set(
-        power_state=int(result.data.get("power_state", states.RUNNING)),
-        launched_at=now(),
-        vm_state=states.ACTIVE if runs else states.STOPPED,
-    )
+    guest.record_booted(tx, run, result)
+    run.set(launched_at=now(), vm_state=states.ACTIVE if runs else states.STOPPED)
 
 
 def _columns_before(engine: Engine, run: RebuildRun) -> JsonObject:

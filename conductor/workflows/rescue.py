@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from common import states
 from common.action_args import ActionArgs, RescueArgs
+from common.models import FailureReason
 from common.store.engine import Connection
+from common.store.servers import guests
 from common.wire import to_wire
 from conductor import guest
 from conductor.saga import (
@@ -31,6 +33,16 @@ def _unrescue(engine: Engine, run: AnyRun) -> Verb:
     return "unrescue", {"guest": to_wire(guest.spec(engine, run))}
 
 
+def _rescue_failed(
+    tx: Connection, engine: Engine, run: Run[RescueArgs, ActionData], problem: StepFailed
+) -> None:
+    """Keep the server as it was if its guest was not touched."""
+    if problem.reason is not FailureReason.UNTOUCHED:
+        _failed(tx, engine, run, problem)
+    elif run.args.was == states.STOPPED:
+        guests.want(tx, [run.server.id], guests.STOPPED, False)
+
+
 def _failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
     """Which disk the guest boots from now is for its owner to see."""
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
@@ -40,14 +52,14 @@ RESCUE = Workflow(
     "rescue",
     args=RescueArgs,
     data=ActionData,
-    failed=_failed,
+    failed=_rescue_failed,
     steps=(
         Step(
             "rescue",
             "one command; the server's own disk is never changed by it",
             command=_rescue,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )
@@ -63,7 +75,7 @@ UNRESCUE = Workflow(
             "one command; the rescue disk goes with it",
             command=_unrescue,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
     ),
 )

@@ -108,7 +108,7 @@ def _install(engine: Engine, run: MoveRun) -> Verb:
 def installed(tx: Connection, run: MoveRun, result: Result) -> None:
     """The guest is where it is to stay."""
     record_successful_build(run)
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
+    guest.record_booted(tx, run, result)
 
 
 def finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
@@ -228,7 +228,7 @@ RESIZE = Workflow(
             "run",
             "its ports are wired now",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=_waits_for_ports,
         ),
         Step(
@@ -468,7 +468,7 @@ REVERT_RESIZE = Workflow(
             "run",
             "its ports are wired now",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=_waits_for_ports_again,
         ),
         Step(

@@ -18,7 +18,7 @@ from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import guests
 from common.wire import from_wire, to_wire
-from conductor import guest, moves
+from conductor import guest, moves, volumes
 from conductor.moves import MoveData, MoveRun
 from conductor.saga import Engine, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
 from conductor.workflows import resize
@@ -179,6 +179,7 @@ def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
         tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run)
     )
     run.set(**moves.flavor_columns(run, old), **moves.quota_columns(old))
+    volumes.name_devices(run)
     if resize.ran_before(run):
         guests.want(tx, [run.server.id], guests.RUNNING, True)
 
@@ -231,7 +232,7 @@ REVERT_HERE = Workflow(
             "run",
             "it runs if it did",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=resize.ran_before,
         ),
         Step("finish", "last", apply=_reverted),

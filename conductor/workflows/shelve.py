@@ -201,7 +201,7 @@ def _build(engine: Engine, run: UnshelveRun) -> Verb:
 
 
 def _built(tx: Connection, run: UnshelveRun, result: Result) -> None:
-    guest.record_running(tx, run, result)
+    guest.record_booted(tx, run, result)
     claims.record_successful_build(run)
 
 
@@ -256,7 +256,7 @@ UNSHELVE = Workflow(
             "run",
             "its ports are wired now",
             command=guest.start,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
             condition=networks.starts_paused,
         ),
         _BACK,
@@ -274,7 +274,7 @@ UNSHELVE_HERE = Workflow(
             "the guest is still there, stopped",
             command=guest.start,
             on_start=guest.allow_to_run,
-            on_result=guest.record_running,
+            on_result=guest.record_booted,
         ),
         _BACK,
         _FORGET,

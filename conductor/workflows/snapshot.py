@@ -27,12 +27,11 @@ BackupRun = Run[BackupArgs, ImageData]
 def _rotate(engine: Engine, run: BackupRun) -> None:
     args = {
         "owner": run.server.project_id,
-        "newest": run.args.image_id,
         "backup_type": run.args.backup_type,
         "rotation": run.args.rotation,
     }
     with run.cleanup_on_failure(cleanups.BACKUPS, run.server.id, run.args.backup_type, **args):
-        images.rotate(images.service(engine), run.server.id, args)
+        images.rotate(engine, run.server.id, args)
 
 
 def _rotated(tx: Connection, engine: Engine, runs: Sequence[BackupRun]) -> None:

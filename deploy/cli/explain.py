@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from oslo_config import cfg
 
-from common import config, errors, hardware, ids, request_spec
+from common import config, errors, hardware, ids, image_checks, request_spec
 from common.clock import iso
 from common.json_types import JsonObject
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
@@ -168,7 +168,7 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             parts.check_image(found, flavor)
             image = found.ref
     with _naming("--flavor, --image" if image else "--flavor"):
-        parts.check_hardware(flavor, image.properties if image else {})
+        image_checks.check_hardware(flavor, image.properties if image else {})
         return request_spec.of(
             ids.new(),
             project,
@@ -225,7 +225,7 @@ def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
     from common.clients.image import ImageClient
 
     identity = IdentityClient(conf, READ)
-    client = ImageClient(identity.image_url, cache_seconds=0)
+    client = ImageClient(identity.image_url)
     token = identity.token()
     if not ids.is_uuid(name):
         found = [image["id"] for image in client.find({"name": name, "status": "active"}, token)]

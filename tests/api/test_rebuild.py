@@ -119,9 +119,8 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
     kept, wrote = action.args.pop("before"), action.args.pop("wrote")
     assert action.args == {"was": "active", "preserve_ephemeral": True}
-    assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, (
-        "for a refused image"
-    )
+    restored = {*changed, "image", "root_device_name"} - {"task_state"}
+    assert kept == {name: getattr(before, name) for name in restored}, "for a refused image"
     assert wrote == {
         name: changed[name]
         for name in (
@@ -159,6 +158,17 @@ def test_rebuild_during_a_change_is_checked_again(
     answer = rebuild(cloud, server)
     assert "try again" in answer.json["conflictingRequest"]["message"]
     assert cloud.rows(schema.servers)[0].action is None
+
+
+def test_rebuild_names_root_device_by_disk_bus_of_new_image(cloud: Cloud, server: str) -> None:
+    [row] = cloud.rows(schema.servers)
+    assert row.root_device_name == "/dev/vda"
+    cloud.images.images[OTHER_IMAGE] = Image(
+        ImageRef(OTHER_IMAGE, "raw", 10, properties={"hw_disk_bus": "scsi"})
+    )
+    assert rebuild(cloud, server).status_code == 202
+    [row] = cloud.rows(schema.servers)
+    assert row.root_device_name == "/dev/sda"
 
 
 def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:

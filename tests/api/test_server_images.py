@@ -11,9 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from common.clients.image import Image
+from common.models import ImageRef
 from common.store import schema
 from common.store.engine import now
 from tests.api.conftest import IMAGE, PROJECT, Cloud
+
+OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 
 
 @pytest.fixture
@@ -244,3 +247,44 @@ def test_rescue_with_an_image_that_cannot_be_used(cloud: Cloud, server: str) -> 
     assert "uploaded from an encrypted volume" in answer.json["badRequest"]["message"]
     assert cloud.rows(schema.servers)[0].project_id == PROJECT
     assert len(cloud.rows(schema.actions)) == 1
+
+
+@pytest.mark.parametrize("disk_format", ["iso", "vmdk", "vhd", "vhdx", "vdi", "ploop", "ami", ""])
+@pytest.mark.parametrize("key", ["create", "rebuild", "rescue"])
+def test_image_of_format_that_no_host_uses_is_refused(
+    cloud: Cloud, server: str, key: str, disk_format: str
+) -> None:
+    ref = ImageRef(OTHER_IMAGE, disk_format, 10)
+    cloud.images.images[OTHER_IMAGE] = Image(ref)
+    before = cloud.rows(schema.actions)
+    answer = use_image(cloud, server, key)
+    assert answer.status_code == 400, answer.text
+    assert f"its format is {disk_format!r}" in answer.json["badRequest"]["message"]
+    assert cloud.rows(schema.actions) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "deactivated"},
+        {"min_ram": 99999},
+        {"ref": ImageRef(IMAGE, "qcow2", 10, properties={"hw_disk_bus": "nonsense"})},
+    ],
+)
+@pytest.mark.parametrize("key", ["create", "rebuild"])
+def test_image_that_changes_between_two_requests_is_refused(
+    cloud: Cloud, server: str, key: str, change: dict[str, Any]
+) -> None:
+    cloud.images.images[OTHER_IMAGE] = cloud.images.images[IMAGE]
+    assert use_image(cloud, server, key).status_code == 202
+    cloud.rest(server)
+    cloud.images.images[OTHER_IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], **change)
+    assert use_image(cloud, server, key).status_code == 400
+
+
+def use_image(cloud: Cloud, server: str, key: str) -> Any:
+    if key == "create":
+        body = {"name": "vm", "flavorRef": "1", "imageRef": OTHER_IMAGE}
+        return cloud.call("POST", "/servers", {"server": body})
+    field = {"rebuild": "imageRef", "rescue": "rescue_image_ref"}[key]
+    return act(cloud, server, key, {field: OTHER_IMAGE})

@@ -80,8 +80,7 @@ def test_answers_say_what_their_version_knows(
     cloud: Cloud, server: str, mv: str, more: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     answer = attach(cloud, server, mv=mv, **more)
-    device = more.get("device", "/dev/vdb")
-    plain = {"id": VOLUME, "volumeId": VOLUME, "serverId": server, "device": device}
+    plain = {"id": VOLUME, "volumeId": VOLUME, "serverId": server, "device": "/dev/vdb"}
     assert answer.json == {"volumeAttachment": plain | shown}
     done(cloud, server)
     one = cloud.call("GET", path(server, VOLUME), mv=mv).json["volumeAttachment"]
@@ -138,7 +137,21 @@ def test_a_volume_that_the_server_has_is_refused(cloud: Cloud, server: str) -> N
     assert refused(attach(cloud, server), 400) == (
         f"Invalid volume: volume {VOLUME} already attached"
     )
-    assert "in use" in refused(attach(cloud, server, OTHER, device="/dev/vdb"), 409)
+
+
+@pytest.mark.parametrize(
+    "device", ["/dev/vda", "/dev/vdb", "/dev/vdf", "/dev/vdaa", "/dev/vd", "/dev/vdb1", "/dev/sdz"]
+)
+def test_attach_volume_with_device_answers_device_of_guest(
+    cloud: Cloud, server: str, device: str
+) -> None:
+    """Guests count their disks, so a device name of the caller's would be another disk's."""
+    for volume, name in ((VOLUME, "/dev/vdb"), (OTHER, "/dev/vdc")):
+        answer = attach(cloud, server, volume, device=device)
+        assert answer.json["volumeAttachment"]["device"] == name
+        done(cloud, server)
+        shown = cloud.call("GET", path(server, volume)).json["volumeAttachment"]
+        assert shown["device"] == name
 
 
 @pytest.mark.parametrize(

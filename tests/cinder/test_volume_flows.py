@@ -110,9 +110,7 @@ def test_the_volume_process_is_hit_in_the_middle(
     cloud.engine.volumes = stumbling  # type: ignore[assignment]  # all calls of it go through
     try:
         if flow == "create":
-            wish = WantedVolume(
-                volume_id=volume, size_gb=1, device="/dev/vdb", delete_on_termination=False
-            )
+            wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=False)
             [server] = cloud.create(host="h1", volumes=[wish])
         elif flow == "attach":
             volume_service.attach(cloud, server, volume)

@@ -145,9 +145,7 @@ def with_volume_of(cloud: Cloud, service: Service, volume_type: str | None) -> t
     """A server on the first host, with a volume that is there."""
     made = service.client.create(service.token, size_gb=1, volume_type=volume_type)
     service.until(made.id, "available")
-    wish = WantedVolume(
-        volume_id=made.id, size_gb=1, device="/dev/vdb", delete_on_termination=False
-    )
+    wish = WantedVolume(volume_id=made.id, size_gb=1, delete_on_termination=False)
     [server] = cloud.create(host="h1", volumes=[wish])
     cloud.settle()
     return server, made.id

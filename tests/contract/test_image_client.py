@@ -45,7 +45,7 @@ def kilonova(cloud: Cloud) -> Any:
 
 @pytest.fixture
 def client(kilonova: Any) -> ImageClient:
-    return ImageClient(kilonova.session.get_endpoint(service_type="image"), cache_seconds=0)
+    return ImageClient(kilonova.session.get_endpoint(service_type="image"))
 
 
 @pytest.fixture

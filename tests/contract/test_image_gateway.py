@@ -62,7 +62,7 @@ def admin(cloud: Cloud) -> Any:
 
 @pytest.fixture(scope="module")
 def service(admin: Any) -> ImageClient:
-    return ImageClient(admin.session.get_endpoint(service_type="image"), cache_seconds=0)
+    return ImageClient(admin.session.get_endpoint(service_type="image"))
 
 
 def make(admin: Any, service: ImageClient, content: bytes | None = CONTENT) -> str:
@@ -326,5 +326,5 @@ def test_an_image_that_hosts_will_not_get_is_refused_at_once(
 
 def _api(process: Process) -> ImageClient:
     conf = config.load(str(process.conf))
-    found: ImageClient = image_client(conf, IdentityClient(conf))
+    found: ImageClient = image_client(IdentityClient(conf))
     return found

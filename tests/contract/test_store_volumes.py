@@ -15,7 +15,7 @@ from common.context import RequestContext
 from common.models import Flavor
 from common.store import doctor, schema
 from common.store.engine import Store
-from common.store.servers import volumes
+from common.store.servers import block_devices, volumes
 from common.store.servers.volumes import WantedVolume
 from common.wire import to_wire
 from tests.server_rows import server_row
@@ -125,8 +125,6 @@ def test_a_second_attachment_is_refused(store: Store) -> None:
 @pytest.mark.parametrize(
     ("wanted", "named"),
     [
-        ({"device": "/dev/vdh"}, "/dev/vdh"),
-        ({"device": "sdb"}, "/dev/sdb"),
         ({"bus": "scsi"}, "/dev/sda"),
         ({"bus": "virtio"}, "/dev/vdd"),
         ({}, "/dev/vdd"),
@@ -135,20 +133,6 @@ def test_a_second_attachment_is_refused(store: Store) -> None:
 def test_a_volume_gets_a_name(store: Store, wanted: dict[str, str], named: str) -> None:
     server = add_server(store)
     assert attach(store, server, **wanted).device_name == named
-
-
-@pytest.mark.parametrize("taken", ["/dev/vda", "/dev/vdb", "vdc", "/dev/vdd"])
-def test_a_name_is_of_one_disk(store: Store, taken: str) -> None:
-    server = add_server(store)
-    attach(store, server)
-    with pytest.raises(errors.Conflict, match=r"The supplied device path \(/dev/vd.\) is in use"):
-        attach(store, server, OTHER, device=taken)
-
-
-def test_a_name_that_no_disk_can_have_is_refused(store: Store) -> None:
-    server = add_server(store)
-    with pytest.raises(errors.BadRequest, match=r"device path \(/dev/none\) is invalid"):
-        attach(store, server, device="/dev/none")
 
 
 def test_names_come_to_an_end(store: Store) -> None:
@@ -181,7 +165,7 @@ def test_a_volume_is_given_back(store: Store) -> None:
 
 def test_what_a_server_boots_from_stays(store: Store) -> None:
     server = add_server(store)
-    row = attach(store, server, device="/dev/vdk", more={"boot_index": 0})
+    row = attach(store, server, more={"boot_index": 0})
     attach(store, server, OTHER)
     assert store.read(lambda tx: volumes.root_of(tx, server)).uuid == row.uuid
     assert store.read(lambda tx: volumes.list_of(tx, server))[0].uuid == row.uuid
@@ -244,3 +228,15 @@ def test_a_server_that_counts_wrong_is_found(store: Store) -> None:
     assert found() == [server]
     store.write(lambda tx: tx.execute(change.where(schema.servers.c.id == gone).values(deleted=1)))
     assert sorted(found()) == sorted([server, gone])
+
+
+def test_volumes_exchange_names_in_one_change(store: Store) -> None:
+    server = add_server(store)
+    rows = [attach(store, server, volume) for volume in (VOLUME, OTHER)]
+    names = [row.device_name for row in rows]
+    changes = {
+        row.uuid: {"device_name": name} for row, name in zip(rows, reversed(names), strict=True)
+    }
+    store.write(lambda tx: block_devices.change(tx, changes))
+    renamed = [store.read(lambda tx, row=row: volumes.by_uuid(tx, row.uuid)) for row in rows]
+    assert [row.device_name for row in renamed] == names[::-1]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import DomainState, GuestSpec
+from common.models import DomainState, FailureReason, GuestSpec
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_rigs import (
@@ -188,6 +188,12 @@ def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
             rig.read_image,
             VerbContext(phases, lambda: "making disks" in phases),
         )
+    assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
+    with pytest.raises(VerbFailed) as failure:
+        rig.driver.rescue(
+            rescued, replace(another(rig), hash_value="0" * 64), rig.read_image, QUIET
+        )
+    assert failure.value.reason is FailureReason.UNTOUCHED
     assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
     for _ in range(2):
         state = rig.driver.rescue(rescued, another(rig), rig.read_image, QUIET)

@@ -123,6 +123,38 @@ def test_volumes_come_and_go_while_a_guest_runs_or_is_off(plugging: Rig) -> None
     assert has(plugging, server) == {one.volume_id}
 
 
+def in_guest(rig: Rig, server: str) -> dict[str, str]:
+    """Device name of each volume, as Linux counts the disks of a guest that has booted."""
+    if isinstance(rig.driver, MemoryDriver):
+        return dict(rig.driver.host.guests[server].names)
+    disks = volume_xml.found(rig.describe(server, False))
+    places = volume_xml.addresses(rig.describe(server, False))
+    ordered = sorted(disks, key=lambda one: (places[one]["bus"], places[one]["slot"]))
+    return {one: f"/dev/vd{letter}" for one, letter in zip(ordered, "bcdef", strict=False)}
+
+
+@pytest.mark.parametrize("boot", ["reboot", "stop"])
+def test_booted_guest_counts_volumes_in_order_of_their_names(plugging: Rig, boot: str) -> None:
+    server, driver = plugging.ready().server, plugging.driver
+    one, two, three = (volume(plugging, device=f"/dev/vd{letter}") for letter in "bcb")
+    for given in (one, two):
+        driver.attach_volume(server, 2, given, QUIET)
+    driver.detach_volume(server, 3, one, QUIET)
+    driver.attach_volume(server, 4, three, QUIET)
+    for fence, expected in (
+        (5, {three.volume_id: "/dev/vdb", two.volume_id: "/dev/vdc"}),
+        (6, {two.volume_id: "/dev/vdb"}),
+    ):
+        if boot == "reboot":
+            driver.reboot(server, fence, 0, QUIET)
+        else:
+            driver.ensure_stopped(server, fence, 0, QUIET)
+            driver.ensure_running(server, fence, QUIET)
+        assert in_guest(plugging, server) == expected
+        if fence == 5:
+            driver.detach_volume(server, fence, three, QUIET)
+
+
 def test_a_running_guest_gets_its_first_disk_on_scsi(plugging: Rig) -> None:
     server = plugging.ready().server
     one, two = (volume(plugging, bus="scsi", device=f"/dev/sd{name}") for name in "ab")

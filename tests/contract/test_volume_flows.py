@@ -62,9 +62,7 @@ def cloud(service: Service) -> Iterator[Cloud]:
 def with_volume(cloud: Cloud, service: Service, delete: bool = False) -> tuple[str, str]:
     """A server that is made with a volume, on the first host."""
     volume = service.make().id
-    wish = WantedVolume(
-        volume_id=volume, size_gb=1, device="/dev/vdb", delete_on_termination=delete
-    )
+    wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=delete)
     [server] = cloud.create(host="h1", volumes=[wish])
     cloud.settle()
     return server, volume
@@ -165,7 +163,7 @@ def test_the_way_back(cloud: Cloud, service: Service, key: str, verb: str) -> No
 def test_a_create_goes_to_another_host(cloud: Cloud, service: Service) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)]
     volume = service.make().id
-    wish = WantedVolume(volume_id=volume, size_gb=1, device="/dev/vdb", delete_on_termination=True)
+    wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=True)
     [server] = cloud.create(volumes=[wish])
     cloud.settle()
     stands(cloud, service, server, volume, states.ACTIVE, cloud.show(server).host)

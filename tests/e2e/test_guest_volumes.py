@@ -84,3 +84,40 @@ def test_volume_is_plugged_into_a_guest_that_runs_and_out_again(cloud: Live, lef
     await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
     assert read(guest, "/dev/vdb") == MARK
     remove(guest)
+
+
+def serials(guest: Guest) -> dict[str, str]:
+    """Device name -> first letters of the volume's id, as the guest sees its disks."""
+    lines = guest.run("grep . /sys/block/vd*/serial").split()
+    return {f"/dev/{line.split('/')[3]}": line.split(":")[1] for line in lines}
+
+
+def shown(cloud: Live, guest: Guest) -> dict[str, str]:
+    """The same, as the API shows the server's volumes."""
+    path = f"/servers/{guest.server}/os-volume_attachments"
+    return {
+        row["device"]: row["volumeId"][:20]
+        for row in cloud.rest().call("GET", path).body["volumeAttachments"]
+    }
+
+
+def test_device_names_of_api_and_guest_agree(cloud: Live, left: None) -> None:
+    names = ("first", "second", "third")
+    volumes = [one(cloud, f"volume create --size 1 {name}")["id"] for name in names]
+    for volume in volumes:
+        await_true(lambda volume=volume: is_free(cloud, volume), 60, "the volume is there")  # type: ignore[misc]  # bound here
+    guest = boot(cloud, "counts-disks", "--boot-from-volume 1 --image tiny")
+    cloud.openstack(f"server add volume --device /dev/vdf counts-disks {volumes[0]}")
+    cloud.openstack(f"server add volume counts-disks {volumes[1]}")
+    await_true(lambda: len(serials(guest)) == 3, 30, "the guest sees them")
+    assert serials(guest) == shown(cloud, guest)
+    cloud.openstack(f"server remove volume counts-disks {volumes[0]}")
+    await_true(lambda: is_free(cloud, volumes[0]), 60, "the volume is free again")
+    assert serials(guest) == shown(cloud, guest)
+    cloud.openstack("server reboot --hard --wait counts-disks")
+    guest.await_ssh()
+    assert serials(guest) == shown(cloud, guest)
+    cloud.openstack(f"server add volume counts-disks {volumes[2]}")
+    await_true(lambda: len(serials(guest)) == 3, 30, "the guest sees it")
+    assert serials(guest) == shown(cloud, guest)
+    remove(guest)

@@ -4,6 +4,7 @@ wrong."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ class Images(Neighbour, interface=ImageApi):
         super().__init__("image service")
         self.records: dict[str, dict[str, Any]] = {}
         self.refuses: str | None = None
-        self.same_age = False  # all were made within one second: no order can be told
+        #: Sort key of an image by its number. Images within the same second have the same age.
+        self.age: Callable[[int], int] = operator.neg
 
     def create(self, record: dict[str, Any]) -> None:
         self._speak("create", record["id"])
@@ -56,9 +58,7 @@ class Images(Neighbour, interface=ImageApi):
             for record in self.records.values()
             if all(record.get(name) == value for name, value in filters.items())
         ]
-        return self._answer(
-            sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"]))
-        )
+        return self._answer(sorted(found, key=lambda record: self.age(int(record["number"]))))
 
     def writer(self, image_id: str) -> Callable[[Iterator[bytes]], None]:
         """What an agent stores the bytes of an image with."""

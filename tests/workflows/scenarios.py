@@ -377,11 +377,11 @@ def create(cloud: Cloud, scenario: Scenario) -> str:
     networks = None if scenario.ports else []
     where = {"host": "h1"} if scenario.keeps is not None else {}  # the same way each time
     if scenario.volumes:
-        volumes = [cloud.volumes.wanted(cloud.volumes.make(size_gb=2), device="/dev/vdb")]
+        volumes = [cloud.volumes.wanted(cloud.volumes.make(size_gb=2))]
         if scenario.boots:
             made = cloud.volumes.make(looks=2)
             more = {"boot_index": 0, "status": "creating", "source_type": "image"}
-            wish = {"device": "/dev/vda", "delete_on_termination": True, "more": more}
+            wish = {"delete_on_termination": True, "more": more}
             volumes.append(cloud.volumes.wanted(made, **wish))
         return cloud.create(networks=networks, volumes=volumes, **where)[0]
     if not scenario.placed:

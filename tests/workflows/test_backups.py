@@ -10,8 +10,6 @@ import pytest
 
 from common import errors
 from common.store.servers import actions
-from conductor import images
-from tests.workflows.images import Images
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
@@ -89,19 +87,19 @@ def test_backups_of_a_deleted_server_are_left_alone(
     assert sorted(cloud.images.records) == [kept[1], kept[2]]
 
 
-def test_only_whole_backups_count() -> None:
-    service = Images()
-    for number, status in enumerate(("active", "active", "queued", "active")):
-        service.records[str(number)] = {
-            "id": str(number),
-            "number": number,
-            "status": status,
-            "owner": "p",
-            "image_type": "backup",
-            "backup_type": "daily",
-            "instance_uuid": "s",
-        }
-    images.rotate(
-        service, "s", {"owner": "p", "backup_type": "daily", "rotation": 2, "newest": "3"}
-    )
-    assert sorted(service.records) == ["1", "2", "3"]
+def test_backup_rotation_counts_active_backups_only(cloud: Cloud) -> None:
+    server = trial_of(cloud, "backup").server
+    images = [backup(cloud, server, number, rotation=9) for number in range(4)]
+    cloud.images.records[images[2]]["status"] = "queued"
+    newest = backup(cloud, server, 4, rotation=2)
+    assert sorted(cloud.images.records) == [*images[2:], newest]
+
+
+def test_backup_rotation_counts_images_without_action_as_oldest(cloud: Cloud) -> None:
+    """Such an image is a copy that a user made, or its action was purged."""
+    server = trial_of(cloud, "backup").server
+    first = backup(cloud, server, 1)
+    copy = "99999999-0000-4000-8000-000000000000"
+    cloud.images.records[copy] = {**cloud.images.records[first], "id": copy, "number": 50}
+    second = backup(cloud, server, 2, rotation=2)
+    assert sorted(cloud.images.records) == [first, second]

@@ -103,7 +103,8 @@ def wreck(trial: Trial) -> None:
     cloud.ask(trial.server, "delete")
     cloud.settle()
     cloud.engine.max_attempts = 1
-    cloud.networks.one_host_a_port = cloud.images.same_age = True
+    cloud.networks.one_host_a_port = True
+    cloud.images.refuses = "no room"
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail()]
         host.driver.host.images.add("an image")
@@ -153,7 +154,7 @@ def tune(cloud: Cloud) -> None:
 
 
 def tune_a_neighbour(cloud: Cloud) -> None:
-    cloud.images.same_age = True
+    cloud.images.refuses = "no room"
 
 
 def grow(cloud: Cloud) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
+from common.models import FailureReason
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
@@ -124,17 +125,43 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
     ]
 
 
-def test_the_new_backup_stays_when_the_image_service_tells_no_order(cloud: Cloud) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_rescue_that_fails_before_guest_is_touched_leaves_server_as_it_was(
+    cloud: Cloud, stopped: bool
+) -> None:
+    trial = trial_of(cloud, "rescue")
+    before = states.STOPPED if stopped else states.ACTIVE
+    if stopped:
+        ask(cloud, trial.server, "os-stop")
+        cloud.settle()
+    host = cloud.hosts[cloud.show(trial.server).host].driver.host
+    host.script["rescue"] = [Fail("The image is no image.", reason=FailureReason.UNTOUCHED)]
+    trial.begin()
+    cloud.settle()
+    row = cloud.show(trial.server)
+    assert (row.vm_state, row.fault) == (before, None)
+    assert host.guests[trial.server].power_state == (states.SHUTDOWN if stopped else states.RUNNING)
+    last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
+    assert (last.state, last.message) == ("failed", "The image is no image.")
+    assert cloud.findings() == []
+
+
+@pytest.mark.parametrize("rotation", [1, 2, 3])
+@pytest.mark.parametrize("clock", ["stands still", "runs backwards"])
+def test_backup_rotation_keeps_newest_whatever_image_service_clock_shows(
+    cloud: Cloud, clock: str, rotation: int
+) -> None:
     trial = trial_of(cloud, "backup")
-    cloud.images.same_age = True
-    for number in range(2):
+    cloud.images.age = {"stands still": lambda number: 0, "runs backwards": int}[clock]
+    images = [f"{number:08d}-0000-4000-8000-000000000000" for number in range(5)]
+    for image in images:
         cloud.ask(
             trial.server,
             "createBackup",
             args={
                 **ARGS["createBackup"],
-                "image_id": f"{number:08d}-0000-4000-8000-000000000000",
-                "rotation": 1,
+                "image_id": image,
+                "rotation": rotation,
                 "properties": {
                     "image_type": "backup",
                     "backup_type": "daily",
@@ -143,7 +170,7 @@ def test_the_new_backup_stays_when_the_image_service_tells_no_order(cloud: Cloud
             },
         )
         cloud.settle()
-    assert sorted(cloud.images.records) == ["00000001-0000-4000-8000-000000000000"]
+    assert sorted(cloud.images.records) == images[-rotation:]
 
 
 def test_shelving_gives_the_host_up_at_once_where_that_is_wanted(cloud: Cloud) -> None:

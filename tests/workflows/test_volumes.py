@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from common import errors, states
 from common.store.neighbours import cleanups
-from common.store.servers import actions
+from common.store.servers import actions, volumes
 from compute_agent.virt.memory.script import Fail
 from conductor.lanes import LANES, Lane
 from deploy.testing.plan import Slice
@@ -22,7 +22,7 @@ from tests.answers import Answer
 from tests.schemas import memory_store
 from tests.selection import runs_slice
 from tests.workflows import volumes as volume_service
-from tests.workflows.scenarios import OF_A_VOLUME, SCENARIOS, bigger, trial_of
+from tests.workflows.scenarios import OF_A_VOLUME, SCENARIOS, ask, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_moves_cost import Meter
 
@@ -70,7 +70,7 @@ def bootable(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, st
     cloud.round()
     volume = cloud.volumes.make(looks=looks)
     more = {"boot_index": 0, "status": "creating", "source_type": "image"}
-    wish = {"device": "/dev/vda", "delete_on_termination": delete, "more": more}
+    wish = {"delete_on_termination": delete, "more": more}
     [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **wish)])
     return server, volume
 
@@ -85,6 +85,77 @@ def test_the_host_has_it_from_attach_to_detach(cloud: Cloud, server: str) -> Non
     cloud.settle()
     assert volume_service.of(cloud, server) == {} and connected(cloud, server) == []
     assert cloud.volumes.state.volumes[volume].status == "available"
+
+
+def names(cloud: Cloud, server: str) -> dict[str, str]:
+    """Device name by volume, as the API shows it."""
+    rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
+    return {str(row.volume_id): row.device_name for row in rows}
+
+
+def names_in_guest(cloud: Cloud, server: str) -> dict[str, str]:
+    return cloud.hosts[cloud.show(server).host].driver.host.guests[server].names
+
+
+BOOTS = {
+    "reboot": ["reboot:SOFT"],
+    "hard reboot": ["reboot:HARD"],
+    "stop and start": ["os-stop", "os-start"],
+    "cold move": ["migrate", "confirmResize"],
+    "cold move and back": ["migrate", "revertResize"],
+    "shelve": ["shelve", "shelveOffload", "unshelve"],
+    "rebuild": ["rebuild"],
+    "rescue": ["rescue", "unrescue"],
+}
+
+
+@pytest.mark.parametrize("boot", BOOTS)
+def test_device_names_agree_with_guest_after_attach_detach_and(
+    cloud: Cloud, server: str, boot: str
+) -> None:
+    """A running guest keeps the names of its disks and a booting guest counts them."""
+    first, second, third = (attached(cloud, server) for _ in range(3))
+    volume_service.detach(cloud, server, first)
+    cloud.settle()
+    assert names(cloud, server) == {second: "/dev/vdc", third: "/dev/vdd"}
+    assert names(cloud, server) == names_in_guest(cloud, server)
+    for key in BOOTS[boot]:
+        ask(cloud, server, key)
+        cloud.settle()
+    assert names(cloud, server) == {second: "/dev/vdb", third: "/dev/vdc"}
+    assert names(cloud, server) == names_in_guest(cloud, server)
+
+
+@pytest.mark.parametrize("moment", ["live", "paused", "suspended"])
+def test_device_names_stay_while_guest_goes_on(cloud: Cloud, server: str, moment: str) -> None:
+    first, second = (attached(cloud, server) for _ in range(2))
+    volume_service.detach(cloud, server, first)
+    cloud.settle()
+    keys = {
+        "live": ["os-migrateLive"],
+        "paused": ["pause", "unpause"],
+        "suspended": ["suspend", "resume"],
+    }
+    for key in keys[moment]:
+        ask(cloud, server, key)
+        cloud.settle()
+    assert names(cloud, server) == {second: "/dev/vdc"} == names_in_guest(cloud, server)
+    third = attached(cloud, server)
+    assert names(cloud, server) == names_in_guest(cloud, server)
+    ask(cloud, server, "reboot:HARD")
+    cloud.settle()
+    expected = {third: "/dev/vdb", second: "/dev/vdc"}
+    assert names(cloud, server) == expected == names_in_guest(cloud, server)
+
+
+def test_device_names_make_room_for_local_disks_of_new_flavor(cloud: Cloud, server: str) -> None:
+    volume = attached(cloud, server)
+    cloud.move(server, "resize", replace(bigger(cloud, server), swap_mb=64))
+    cloud.settle()
+    assert names(cloud, server) == {volume: "/dev/vdc"} == names_in_guest(cloud, server)
+    ask(cloud, server, "revertResize")
+    cloud.settle()
+    assert names(cloud, server) == {volume: "/dev/vdb"} == names_in_guest(cloud, server)
 
 
 def test_the_passwords_of_connections_are_sealed(cloud: Cloud, server: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from common import errors, ids, states
+from common import device_names, errors, ids, states
 from common.clients.volumes import (
     AVAILABLE,
     CREATING,
@@ -173,6 +173,10 @@ def boots(cloud: Cloud, server: str) -> bool:
 
 def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
     """The volumes that a server is created with."""
+    boots_from_volume = any(one.more.get("boot_index") == 0 for one in wanted)
+    local = [] if boots_from_volume else [device_names.root_name(None)]
+    wanted = sorted(wanted, key=lambda one: one.more.get("boot_index") != 0)
+    names = device_names.count(local, [one.bus for one in wanted])
     volumes.insert(
         tx,
         [
@@ -182,12 +186,12 @@ def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
                 "volume_id": one.volume_id,
                 "status": volumes.RESERVED,
                 "size_gb": one.size_gb,
-                "device_name": one.device,
+                "device_name": name,
                 "delete_on_termination": one.delete_on_termination,
                 "multiattach": one.multiattach,
                 **one.more,
             }
-            for one in wanted
+            for one, name in zip(wanted, names, strict=True)
         ],
     )
 

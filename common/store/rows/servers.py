@@ -202,6 +202,8 @@ class ServerFacts(Protocol):
     host: str | None
     source_host: str | None
     dest_host: str | None
+    updated_at: int
+    volumes_updated_at: int | None
 
 
 class ActionRow(Protocol):

@@ -592,6 +592,17 @@ def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
     return tx.execute(query.order_by(actions.c.created_at.desc()).limit(1)).first()
 
 
+def backup_fences(tx: Connection, server_id: str) -> dict[str, int]:
+    """Return the fence of each backup of a server by the id of its image.
+
+    A server's fence only grows, so the fences are the order in which the backups were made.
+    """
+    query = sa.select(actions.c.args, actions.c.fence).where(
+        actions.c.server_id == server_id, actions.c.workflow == "backup"
+    )
+    return {row.args["image_id"]: row.fence for row in tx.execute(query)}
+
+
 def events_of(tx: Connection, action_id: str) -> list[EventRow]:
     """The journal of an action, in order."""
     return list(

@@ -41,6 +41,13 @@ def of_server(tx: Connection, server: ServerRow) -> list[BlockDeviceRow]:
 
 def change(tx: Connection, changes: Mapping[str, Values | None]) -> None:
     """Write rows by uuid; None removes one, and whoever does that changes its server's count."""
+    if renamed := sorted(
+        uuid for uuid, values in changes.items() if "device_name" in (values or ())
+    ):
+        # Two disks of a server never have one name, not even while names are exchanged.
+        tx.execute(
+            sa.update(table).where(table.c.uuid.in_(renamed)).values(device_name=table.c.uuid)
+        )
     written = {
         uuid: {**values, "updated_at": now()}
         for uuid, values in changes.items()

@@ -2,23 +2,43 @@
 """What the metadata service reads of a server, in one statement and one more when it has volumes,
 and the one thing that it writes.
 
+``version`` changes whenever a guest would be told something else. Invariant: each transaction that
+changes such a column writes updated_at, the fence or one of the other columns of the version.
+
 Called by ``compute_api.metadata``. A guest's password is written once; its owner clears it through
 the API.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.store.engine import now
 from common.store.rows import BlockDeviceRow, ServerFacts
-from common.store.schema import actions, migrations, servers
+from common.store.schema import actions, block_devices, migrations, servers
 from common.store.servers import volumes
 from common.store.servers.migrations import IN_PROGRESS
 from common.store.servers.volumes import ATTACHED
 
 C = servers.c
+Version = tuple[int | str | None, ...]
+#: Changes with what a server's guest may know, and with who may ask for it.
+_VERSION = [
+    C.fence,
+    C.updated_at,
+    C.host,
+    C.volumes,
+    migrations.c.source_host,
+    migrations.c.dest_host,
+    sa.select(sa.func.max(block_devices.c.updated_at))
+    .where(block_devices.c.server_id == C.id)
+    .scalar_subquery()
+    .label("volumes_updated_at"),
+]
 #: What ``instance_data.guest_spec`` reads, and the password.
 _FACTS = [
     *(
@@ -41,15 +61,11 @@ _FACTS = [
             "security_groups",
             "reservation_id",
             "root_device_name",
-            "fence",
             "password",
             "disks",
-            "volumes",
-            "host",
         )
     ),
-    migrations.c.source_host,
-    migrations.c.dest_host,
+    *_VERSION,
 ]
 #: On both hosts of a move that is on its way the guest may run.
 _WITH_MOVE = servers.outerjoin(
@@ -59,9 +75,22 @@ _WITH_MOVE = servers.outerjoin(
 
 def facts(tx: Connection, server_id: str) -> ServerFacts | None:
     """What its guest may know of a server, JSON columns read; None: it is gone."""
-    return tx.execute(
-        sa.select(*_FACTS).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)
-    ).first()
+    return tx.execute(_of_server(_FACTS, server_id)).first()
+
+
+def version(tx: Connection, server_id: str) -> Version | None:
+    """Return the version of a server's facts; None: the server is gone."""
+    row = tx.execute(_of_server(_VERSION, server_id)).first()
+    return None if row is None else tuple(row)
+
+
+def version_of(server: ServerFacts) -> Version:
+    """Return the version of facts that were read."""
+    return tuple(getattr(server, column.name) for column in _VERSION)
+
+
+def _of_server(columns: Sequence[sa.ColumnElement[Any]], server_id: str) -> sa.Select[Any]:
+    return sa.select(*columns).select_from(_WITH_MOVE).where(C.id == server_id, C.deleted == 0)
 
 
 def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:

@@ -9,7 +9,7 @@ attachment is gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from common import device_names, errors, ids, local_disks, states
 from common.context import RequestContext
+from common.json_types import JsonObject
 from common.models import Flavor
 from common.store.engine import insert_many, now
 from common.store.rows import BlockDeviceRow, ServerState, Values
@@ -34,12 +35,10 @@ VOLUME = "volume"
 
 @dataclass(frozen=True, kw_only=True)
 class WantedVolume:
-    """A volume that a server is to get. device: what its user calls it, None: the next name that is
-    free on the ``bus``."""
+    """A volume that a server is to get on a ``bus``."""
 
     volume_id: str
     size_gb: int
-    device: str | None = None
     bus: str | None = None
     tag: str | None = None
     delete_on_termination: bool = False
@@ -113,15 +112,15 @@ def attach(
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``. BadRequest: the server has the
-        volume already. Conflict: it has another disk of this name.
+        volume already. Forbidden: it has as many disks as there are names.
     """
     found = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, found, context, tx)
     there = list_of(tx, server_id)
     if volume.volume_id in [one.volume_id for one in there]:
         raise errors.BadRequest(f"Invalid volume: volume {volume.volume_id} already attached")
-    used = {one.device_name for one in there} | _local_names(tx, server_id, there)
-    device = _device(volume, used)
+    used = {one.device_name for one in there}.union(_local_names(tx, server_id))
+    device = device_names.next_free(used, volume.bus)
     uuid = ids.new()
     action = actions.begin(
         tx,
@@ -155,25 +154,28 @@ def attach(
     return action
 
 
-def _device(volume: WantedVolume, used: Collection[str]) -> str:
-    if volume.device is None:
-        return device_names.next_free(used, volume.bus)
-    device = device_names.canonical(volume.device)
-    if device in used:
-        raise errors.Conflict(f"The supplied device path ({device}) is in use.")
-    return device
-
-
-def _local_names(tx: Connection, server_id: str, there: Sequence[BlockDeviceRow]) -> set[str]:
-    """What the disks of the server's host are called."""
-    found = tx.execute(
-        sa.select(servers.c.flavor, servers.c.disks, servers.c.root_device_name).where(
-            servers.c.id == server_id
-        )
+def _local_names(tx: Connection, server_id: str) -> list[str]:
+    row = tx.execute(
+        sa.select(
+            servers.c.flavor, servers.c.disks, servers.c.image, servers.c.root_device_name
+        ).where(servers.c.id == server_id)
     ).one()
-    root = found.root_device_name or "/dev/vda"
-    local = local_disks.of(from_wire(Flavor, found.flavor), found.disks)
-    return {root, *local_disks.devices(local, root).values()}
+    return local_names(row.flavor, row.disks, row.image, row.root_device_name)
+
+
+def local_names(
+    flavor: JsonObject, disks: JsonObject | None, image: JsonObject | None, root: str | None
+) -> list[str]:
+    """Return the names of a server's root disk and of its host's other disks.
+
+    Args:
+        flavor: Column of the server, as are disks and image.
+        root: Its root_device_name.
+    """
+    bus = (image or {}).get("properties", {}).get("hw_disk_bus")
+    root = root or device_names.root_name(bus)
+    local = local_disks.of(from_wire(Flavor, flavor), disks)
+    return [root, *local_disks.devices(local, root, bus).values()]
 
 
 def detach(

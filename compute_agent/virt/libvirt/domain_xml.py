@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import ascii_lowercase
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
@@ -47,7 +46,6 @@ NUMBER_FIELDS = ("fence", "made", "rescue", "started", "moving", "resumes")
 RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
 #: How disks are called on a bus, before the letter; where a second one that boots the guest begins.
-DEVICE_PREFIXES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
 FIRST_RESCUE_LETTER = {"virtio": "b", "ide": "b"}
 #: The machine unless the image names one, and the processor of those that are emulated.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
@@ -284,15 +282,19 @@ def _disks(devices: Element, domain: Domain) -> set[str]:
     taken: set[str] = set()
     booted: list[Element] = []
     if rescue and not rescue.bus:
-        booted.append(_overlay(devices, rescue.disk, _free(bus, taken), bus, options))
+        booted.append(
+            _overlay(devices, rescue.disk, volume_xml.free_name(bus, taken), bus, options)
+        )
     if domain.disk:
-        booted.append(_overlay(devices, domain.disk, _free(bus, taken), bus, options))
+        booted.append(
+            _overlay(devices, domain.disk, volume_xml.free_name(bus, taken), bus, options)
+        )
     beside = sorted(domain.volumes, key=lambda one: one[0].boot_index != 0)
     if not domain.disk:
         booted += [_volume(devices, domain, one, taken) for one in beside[:1]]
         beside = beside[1:]
     for disk in domain.local if rescue is None or rescue.bus else ():
-        _overlay(devices, disk, _free(bus, taken), bus, options)
+        _overlay(devices, disk, volume_xml.free_name(bus, taken), bus, options)
     drive = _config_drive(domain, bus, taken) if domain.config_drive else None
     buses = {bus} if drive is None else {bus, drive[1]}
     buses.update(volume.bus for volume, _ in domain.volumes)
@@ -330,7 +332,7 @@ def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
     """What the domain calls a volume, where these names are taken."""
     name = volume_xml.wanted_name(volume)
     if not name or name in taken:
-        return _free(volume.bus, taken)
+        return volume_xml.free_name(volume.bus, taken)
     taken.add(name)
     return name
 
@@ -341,7 +343,7 @@ def _added_rescue(
     added = _overlay(
         devices,
         rescue.disk,
-        _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
+        volume_xml.free_name(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
         rescue.bus,
         options,
         rescue.device,
@@ -357,31 +359,19 @@ def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Eleme
     options = domain.options
     if domain.config_drive_is_disk:
         device, bus = "disk", disk_bus
-        name = _free(bus, taken, "z" if bus == "virtio" else "a")
+        name = volume_xml.free_name(bus, taken, "z" if bus == "virtio" else "a")
     else:
         device, bus = (
             "cdrom",
             options.get("cdrom_bus", "sata" if options.get("machine_type") == "q35" else "ide"),
         )
-        name = _free(bus, taken)
+        name = volume_xml.free_name(bus, taken)
     drive = Element("disk", type="file", device=device)
     SubElement(drive, "driver", name="qemu", type="raw")
     SubElement(drive, "source", file=str(domain.config_drive))
     SubElement(drive, "target", dev=name, bus=bus)
     SubElement(drive, "readonly")
     return drive, bus
-
-
-def _free(bus: str, taken: set[str], begin: str = "a") -> str:
-    """The next name on a bus, from this letter on; after z comes aa."""
-    ends: list[str] = [
-        *ascii_lowercase[ascii_lowercase.index(begin) :],
-        *(first + second for first in ascii_lowercase for second in ascii_lowercase),
-    ]
-    names = (DEVICE_PREFIXES[bus] + end for end in ends)
-    name = next(one for one in names if one not in taken)
-    taken.add(name)
-    return name
 
 
 def _overlay(

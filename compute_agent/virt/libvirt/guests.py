@@ -40,6 +40,7 @@ from compute_agent.virt.driver import (
     ImageReader,
     VerbContext,
     VerbFailed,
+    before_guest_is_touched,
     required_hardware,
 )
 from compute_agent.virt.interfaces import plugs
@@ -232,11 +233,13 @@ class LibvirtGuests:
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
-            device, bus = _rescue_place(image, required_hardware(spec))
-            plugs(spec.interfaces)
-            self.check(spec, Rescue(Disk(folder / RESCUE), device, bus))
+            with before_guest_is_touched():
+                device, bus = _rescue_place(image, required_hardware(spec))
+                plugs(spec.interfaces)
+                self.check(spec, Rescue(Disk(folder / RESCUE), device, bus))
             try:
-                disk = self._prepare(spec, image, RESCUE, read_image, context)
+                with before_guest_is_touched():
+                    disk = self._prepare(spec, image, RESCUE, read_image, context)
                 self._end(spec.server)
                 disks.adopt(disk)
             finally:

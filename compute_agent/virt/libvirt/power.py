@@ -14,7 +14,7 @@ from common.command_progress import CommandPhase
 from common.models import DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import when_bridged
-from compute_agent.virt.libvirt import disks, jobs, running_domain
+from compute_agent.virt.libvirt import disks, jobs, running_domain, volume_xml
 from compute_agent.virt.libvirt.connection import Connection, GuestDomain
 
 #: Between two looks at a domain that should power off, and between two ACPI requests: a guest that
@@ -60,7 +60,10 @@ def start(
     if context.cancelled():
         raise Cancelled
     if not found.active:
-        for disk in running_domain.disks(libvirt.describe(server, stored=True)).values():
+        stored = libvirt.describe(server, stored=True)
+        if not found.saved and (ordered := volume_xml.in_order(stored)) != stored:
+            libvirt.define(ordered)
+        for disk in running_domain.disks(stored).values():
             disks.verify(disk, context)
         libvirt.mark(server, fence=fence, started=int(time.time()))
 

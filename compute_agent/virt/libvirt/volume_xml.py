@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
@@ -25,6 +26,8 @@ RAW, QCOW2 = "raw", "qcow2"
 NBD, ISCSI, RBD = "nbd", "iscsi", "rbd"
 SECRETS = {ISCSI: "iscsi", RBD: "ceph"}
 DEVICE = re.compile(r"(?:/dev/)?((?:vd|sd|hd|xvd)[a-z]{1,2})", re.ASCII)
+#: Disk bus -> what the names of its disks begin with.
+DEVICE_PREFIXES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
 SCSI_CONTROLLER = "devices/controller[@type='scsi']"
 
 
@@ -182,6 +185,61 @@ def names(*described: str) -> set[str]:
         if one
         for target in ElementTree.fromstring(one).iterfind("devices/disk/target")
     }
+
+
+def in_order(described: str) -> str:
+    """Return the description of a domain that is off with its disks in the order of their names.
+
+    A guest names its disks by their places, for example on the PCI bus. Detached volumes leave
+    gaps in the names, and new disks may get places before older ones. The volumes get the first
+    names that are free, and all disks get the same places in the order of these names.
+    """
+    root = ElementTree.fromstring(described)
+    before = ElementTree.tostring(root)
+    disks = [disk for disk in root.iterfind("devices/disk") if disk.get("device") == "disk"]
+    disks.sort(key=lambda disk: (len(name_of(disk)), name_of(disk)))
+    used = {
+        name_of(disk) for disk in root.iterfind("devices/disk") if disk.findtext("serial") is None
+    }
+    for disk in disks:
+        target = disk.find("target")
+        if target is None or disk.findtext("serial") is None:
+            continue
+        name = free_name(target.get("bus", ""), used)
+        address = disk.find("address")
+        if name != name_of(disk) and address is not None and address.get("type") == "drive":
+            disk.remove(address)  # libvirt derives it from the name
+        target.set("dev", name)
+    disks.sort(key=lambda disk: (len(name_of(disk)), name_of(disk)))
+    places = [
+        place
+        for disk in disks
+        if (place := disk.find("address")) is not None and place.get("type") == "pci"
+    ]
+    for place, attributes in zip(
+        places, sorted((dict(place.attrib) for place in places), key=_position), strict=True
+    ):
+        place.attrib.clear()
+        place.attrib.update(attributes)
+    if ElementTree.tostring(root) == before:
+        return described
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def free_name(bus: str, taken: set[str], begin: str = "a") -> str:
+    """Take the next name on a bus from this letter on; after z comes aa."""
+    ends: list[str] = [
+        *ascii_lowercase[ascii_lowercase.index(begin) :],
+        *(first + second for first in ascii_lowercase for second in ascii_lowercase),
+    ]
+    names = (DEVICE_PREFIXES[bus] + end for end in ends)
+    name = next(one for one in names if one not in taken)
+    taken.add(name)
+    return name
+
+
+def _position(address: Mapping[str, str]) -> list[int]:
+    return [int(address.get(part, "0"), 16) for part in ("domain", "bus", "slot", "function")]
 
 
 def name_of(disk: Element) -> str:

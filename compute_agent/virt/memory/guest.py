@@ -15,7 +15,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from common import local_disks
+from common import device_names, local_disks
 from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
@@ -106,6 +106,8 @@ class MemoryGuest:
     volumes: list[AttachedVolume] = field(default_factory=list)
     #: The ids of the volumes that the host has connected for it.
     connected: list[str] = field(default_factory=list)
+    #: Device name of each volume in the guest, by the volume's id.
+    names: dict[str, str] = field(default_factory=dict)
     #: Where one of them is copied to: the same data is there, too.
     copied: AttachedVolume | None = None
     #: It lets go of no volume while it runs.
@@ -133,6 +135,7 @@ class MemoryGuest:
         if spec.volumes:
             links(spec.volumes, EVERY_PROTOCOL)
         self.volumes = list(spec.volumes)
+        self.names = {one.volume_id: one.device for one in spec.volumes}
         self.connect()
         if spec.shares is not None:
             self.shares = [one for one in self.shares if one.share_id in spec.shares]
@@ -153,6 +156,29 @@ class MemoryGuest:
             lacks = [one for one in has.needed if one.volume_id not in known]
             links(lacks, EVERY_PROTOCOL)
             self.volumes += lacks
+
+    def name_new_volume(self, volume: AttachedVolume) -> None:
+        """Name a volume as Linux does: with the first free name."""
+        used = {*self._local_names(), *self.names.values()}
+        self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
+
+    def name_volumes(self) -> None:
+        """Name all volumes as Linux does at boot: by their order, which hosts keep."""
+        volumes = sorted(
+            (one for one in self.volumes if one.boot_index != 0),
+            key=lambda one: self.names.get(one.volume_id, one.device),
+        )
+        names = device_names.count(self._local_names(), [one.bus for one in volumes])
+        self.names = {one.volume_id: name for one, name in zip(volumes, names, strict=True)}
+        self.names |= {one.volume_id: self._root() for one in self.volumes if one.boot_index == 0}
+
+    def _root(self) -> str:
+        buses = [one.bus for one in self.volumes if one.boot_index == 0]
+        return device_names.root_name(buses[0] if buses else self.options.get("disk_bus"))
+
+    def _local_names(self) -> list[str]:
+        bus = self.options.get("disk_bus")
+        return [self._root(), *device_names.count([self._root()], [bus] * len(self.local))]
 
     def connect(self) -> None:
         """Its host has connected its volumes, and no others."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from common.command_progress import CommandPhase
 from common.models import DomainState, GuestSpec, ImageRef
-from compute_agent.virt.driver import SHUTDOWN, ImageReader, VerbContext
+from compute_agent.virt.driver import (
+    SHUTDOWN,
+    ImageReader,
+    VerbContext,
+    before_guest_is_touched,
+)
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory import images, power
 from compute_agent.virt.memory.guest import MemoryGuest, made
@@ -86,9 +91,10 @@ def rescue(
     """Boot the guest from a disk that is made of ``image``."""
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:
-        plugs(spec.interfaces)
-        links(spec.volumes, EVERY_PROTOCOL)
-        images.fetch(host, image, read_image, context)
+        with before_guest_is_touched():
+            plugs(spec.interfaces)
+            links(spec.volumes, EVERY_PROTOCOL)
+            images.fetch(host, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
         wait(0, context)
         with host.lock:

@@ -192,7 +192,10 @@ class MemoryHost:
             behaviour = behaviours.pop(0) if behaviours else None
         if isinstance(behaviour, Fail):
             raise VerbFailed(
-                behaviour.text, details=behaviour.details, retryable=behaviour.retryable
+                behaviour.text,
+                details=behaviour.details,
+                retryable=behaviour.retryable,
+                reason=behaviour.reason,
             )
         if isinstance(behaviour, Slow) and not behaviour.after:
             pass_by(behaviour.seconds, context)

@@ -50,6 +50,7 @@ def boot(
     stays_paused = paused and not guest.saved and guest.power_state != RUNNING
     if not guest.is_active and not guest.saved:
         guest.boots += 1
+        guest.name_volumes()
         guest.memory = {}
         guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
     if not guest.is_active:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from common.models import FailureReason
 from compute_agent.virt.driver import Cancelled, VerbContext
 
 LOOK_SECONDS = 0.02
@@ -30,6 +31,7 @@ class Fail:
     text: str = "The hypervisor refused."
     retryable: bool = False
     details: str = "scripted"
+    reason: FailureReason = FailureReason.UNSPECIFIED
 
 
 def wait(seconds: float, context: VerbContext) -> None:

@@ -23,6 +23,7 @@ def attach(
         if volume.volume_id not in guest.connected:
             volumes.refuse_cold_bus(volume, guest.power_state)
         guest.volumes = [*_others(guest, volume.volume_id), volume]
+        guest.name_new_volume(volume)
         guest.connect()
         return _changed(host, server, guest, fence)
 
@@ -45,6 +46,7 @@ def detach(
             ):
                 raise volumes.held(one.volume_id, guest.power_state)
         guest.volumes = _others(guest, volume.volume_id)
+        guest.names.pop(volume.volume_id, None)
         guest.connect()
         return _changed(host, server, guest, fence)
 

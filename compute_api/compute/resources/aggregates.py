@@ -118,8 +118,7 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
         raise errors.BadRequest("Duplicate images in request")
     number = _number(aggregate_id)
     request.read(aggregates.show, number)  # before the image service is asked
-    token = request.context.token
-    images = [request.services.images.show(image_id, token) for image_id in wanted]
+    images = [request.image(image_id) for image_id in wanted]
     for image in images:
         if image.status != "active":
             raise errors.BadRequest(f"Image {image.ref.id} is not active: it is {image.status}.")

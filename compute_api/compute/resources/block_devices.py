@@ -42,7 +42,6 @@ class VolumeMapping:
     source_id: str | None
     size_gb: int = 0
     boot_index: int | None = None
-    device: str | None = None
     bus: str | None = None
     device_type: str | None = None
     tag: str | None = None
@@ -135,7 +134,7 @@ def merged(of_image: Sequence[JsonObject], asked: Sequence[JsonObject]) -> list[
 
 
 def _name(one: JsonMapping) -> str | None:
-    return device_names.canonical(one["device_name"]) if one.get("device_name") else None
+    return str(one["device_name"]).removeprefix("/dev/") if one.get("device_name") else None
 
 
 def split(mappings: Sequence[JsonObject]) -> tuple[list[JsonObject], list[VolumeMapping]]:
@@ -191,7 +190,6 @@ def _volume(one: JsonMapping) -> VolumeMapping:
         source_id=source_id,
         size_gb=size,
         boot_index=boot_index(one),
-        device=device_names.canonical(one["device_name"]) if one.get("device_name") else None,
         bus=_one_of(one, "disk_bus", BUSES),
         device_type=_one_of(one, "device_type", DEVICE_TYPES),
         tag=one.get("tag"),
@@ -221,22 +219,13 @@ def check_boot_order(indexes: Sequence[int | None]) -> None:
 
 
 def named(volumes: Sequence[VolumeMapping], local: Sequence[str], bus: str | None) -> list[str]:
-    """What each volume is called. local: names of the host's disks. Raises BadRequest: two disks
-    would have one name."""
-    used = set(local)
-    for one in volumes:
-        if one.device is None:
-            continue
-        if one.device in used:
-            raise errors.BadRequest(
-                f"The volume cannot be assigned the same device name as the root device {one.device}"
-                if local and one.device == local[0]
-                else f"{FIELD}.device_name: two disks are called {one.device}."
-            )
-        used.add(one.device)
-    found = []
-    for one in volumes:
-        name = one.device or device_names.next_free(used, one.bus or bus)
-        used.add(name)
-        found.append(name)
-    return found
+    """Return the device name of each volume, as the guest counts its disks.
+
+    A device_name of the request is passed over, as in Nova: the guest would not use it.
+
+    Args:
+        volumes: In the order in which the guest finds them.
+        local: Names of the disks on the host.
+        bus: Bus of the volumes that name none.
+    """
+    return device_names.count(local, [one.bus or bus for one in volumes])

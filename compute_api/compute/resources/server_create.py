@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common import errors, hardware, ids, local_disks, models, states
+from common import device_names, errors, hardware, ids, image_checks, local_disks, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -47,7 +47,6 @@ from compute_api.edge.validation import is_true
 
 _API = "os_compute_api:"
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
-ROOT = "/dev/vda"  # of a server that boots from a disk of its host
 
 
 @dataclass
@@ -210,7 +209,7 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
         server_volumes.check_image(image, flavor, found.root)
     else:
         parts.check_image(image, flavor)
-    parts.check_hardware(flavor, image.ref.properties)
+    image_checks.check_hardware(flavor, image.ref.properties)
     parts.check_signature(body, image)
     if flavor.root_gb == 0 and found.root is None:
         request.require(_API + "servers:create:zero_disk_flavor")
@@ -254,13 +253,13 @@ def _mappings(request: Request, body: JsonObject) -> list[JsonObject]:
     asked, image_id = block_devices.read(body), str(body.get("imageRef") or "")
     if not image_id:
         return asked
-    image = request.services.images.show(image_id, request.context.token)
+    image = request.image(image_id)
     return block_devices.merged(block_devices.of_image(image_id, image.ref.properties), asked)
 
 
 def _image(request: Request, image_id: str) -> Image:
     """The image, without what it names in place of bytes."""
-    found = request.services.images.show(image_id, request.context.token)
+    found = request.image(image_id)
     kept = {
         name: value
         for name, value in found.ref.properties.items()
@@ -297,7 +296,9 @@ def _columns(
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
         "disk_config": parts.disk_config(body),
-        "root_device_name": volumes.root_name if volumes else ROOT,
+        "root_device_name": volumes.root_name
+        if volumes
+        else device_names.root_name(image.ref.properties.get("hw_disk_bus")),
         "volumes": len(volumes.names) if volumes else 0,
         "availability_zone": None,
     }
@@ -314,10 +315,13 @@ def _volumes(
     if not found.mappings:
         return None
     found = replace(found, bus=properties.get("hw_disk_bus"))
-    root, rest = ROOT, [one for one in found.mappings if not one.is_root]
+    root, rest = (
+        device_names.root_name(found.bus),
+        [one for one in found.mappings if not one.is_root],
+    )
     if found.root is not None:
         [root] = block_devices.named([found.root], [], found.bus)
-    local = local_disks.devices(local_disks.of(flavor, disks), root).values()
+    local = local_disks.devices(local_disks.of(flavor, disks), root, found.bus).values()
     names = block_devices.named(rest, [root, *local], found.bus)
     ordered = replace(found, mappings=[*([found.root] if found.root else []), *rest])
     service = request.services.volumes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import errors, hardware, models, states
+from common import errors, hardware, image_checks, models, states
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -59,7 +59,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     server_disks.check_resize(
         old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks
     )
-    parts.check_hardware(flavor, loads(server.image or "{}").get("properties", {}))
+    image_checks.check_hardware(flavor, loads(server.image or "{}").get("properties", {}))
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
@@ -126,7 +126,7 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
     if server.image_id is None:
         return
     try:
-        image = request.services.images.show(server.image_id, request.context.token)
+        image = request.image(server.image_id)
     except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
         return
     parts.check_image(replace(image, status="active"), flavor)

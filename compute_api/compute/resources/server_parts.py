@@ -12,15 +12,11 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from common import errors, hardware, models
+from common import errors, hardware, image_checks, models
 from common.clients.image import Image
 from common.json_types import JsonMapping, JsonObject
 from common.store.tenants.quotas import Numbers
 
-GIB = 1024**3
-ENCRYPTED_BY = (
-    "cinder_encryption_key_id"  #: property of an image with the data of an encrypted volume
-)
 MAX_HINTED_SERVERS = 64  # that hints name: each is looked up at every placement
 MAX_HINT_BYTES = 16384  # bytes of hints, as JSON
 
@@ -149,14 +145,6 @@ def check_hints(hints: JsonMapping) -> None:
         raise errors.BadRequest(f"os:scheduler_hints: at most {MAX_HINT_BYTES} bytes.")
 
 
-def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
-    """Can a host make such a guest? Raises BadRequest that names the extra spec or the image
-    property."""
-    hardware.hardware(flavor, properties)
-    hardware.resources(flavor, properties)
-    hardware.traits(flavor, properties)
-
-
 def check_same_place(flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]) -> None:
     """A rebuilt server keeps its place on its host, so another image must not ask for another
     one."""
@@ -185,35 +173,10 @@ def _place(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
     }
 
 
-def refuse_encrypted(image: Image) -> None:
-    """Raises BadRequest: what is in it needs a key."""
-    if image.ref.properties.get(ENCRYPTED_BY):
-        raise errors.BadRequest(
-            f"Image {image.ref.id} is unacceptable: it was uploaded from an encrypted volume, which no "
-            "host of this cloud can open; upload it from a volume of a type without encryption."
-        )
-
-
 def check_image(image: Image, flavor: models.Flavor) -> None:
-    """Can this image run in this flavor?"""
-    if image.status != "active":
-        raise errors.BadRequest(f"Image {image.ref.id} is not active.")
-    refuse_encrypted(image)
-    if flavor.memory_mb < image.min_ram:
-        raise errors.BadRequest("Flavor's memory is too small for requested image.")
-    if flavor.root_gb == 0:
-        return
-    if flavor.root_gb < image.min_disk:
-        raise errors.BadRequest(
-            f"Flavor's disk is too small for requested image. Flavor disk is "
-            f"{flavor.root_gb * GIB} bytes, image needs at least {image.min_disk * GIB} bytes."
-        )
-    size = max(image.ref.size, image.virtual_size)
-    if size > flavor.root_gb * GIB:
-        raise errors.BadRequest(
-            f"Flavor's disk is too small for requested image. Flavor disk is "
-            f"{flavor.root_gb * GIB} bytes, image is {size} bytes."
-        )
+    """Can this image run in this flavor, on a disk of a host?"""
+    image_checks.check_disk(image)
+    image_checks.check_flavor(image, flavor)
 
 
 def hostname(name: str, server_id: str, suffix: str = "") -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import errors, ids, states
+from common import errors, ids, image_checks, states
 from common.clients.image import OWN_KEYS
 from common.json_types import JsonObject
 from common.store.rows import ServerRecord
@@ -129,15 +129,13 @@ def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> 
     if request.version not in _RESCUES_VOLUMES:
         refuse_volume_backed(request, server, f"{refused} Cannot rescue a volume-backed instance")
     if image_id:
-        found = request.services.images.show(image_id, request.context.token)
-        if found.status != "active":
-            raise errors.BadRequest(f"Image {image_id} is not active.")
-        parts.refuse_encrypted(found)
+        found = request.image(image_id)
         if found.ref.properties.get(block_devices.IMAGE_MAPPINGS):
             raise errors.BadRequest(
                 f"Requested rescue image '{image_id}' is not supported: it has no bytes, but names "
                 "snapshots of volumes; use another one."
             )
+        image_checks.check_disk(found)
         image = to_wire(found.ref)
     else:
         refuse_volume_backed(

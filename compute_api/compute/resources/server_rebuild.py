@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import errors, hardware, models, states
+from common import device_names, errors, hardware, image_checks, models, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.store.engine import Connection
@@ -67,13 +67,13 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     parts.check_metadata(given.get("metadata", {}), request.limits)
     files = parts.personality(given, request.limits)
     key = _key(request, given)
-    image = request.services.images.show(given["imageRef"], request.context.token)
+    image = request.image(given["imageRef"])
     flavor = from_wire(models.Flavor, loads(server.flavor))
     root = request.read(volumes.root_of, server.id) if server.volumes else None
     if root is None:
         parts.check_image(image, flavor)
     reimage = root is not None and _reimages(request, root, image)
-    parts.check_hardware(flavor, image.ref.properties)
+    image_checks.check_hardware(flavor, image.ref.properties)
     parts.check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
     )
@@ -137,7 +137,11 @@ def _image_columns(
 ) -> JsonObject:
     """What a server that boots from a volume says of its image; the volume has it."""
     if not boots_from_volume:
-        return {"image_id": image.ref.id, "image": to_wire(image.ref)}
+        return {
+            "image_id": image.ref.id,
+            "image": to_wire(image.ref),
+            "root_device_name": device_names.root_name(image.ref.properties.get("hw_disk_bus")),
+        }
     if not reimage:
         return {"image_id": server.image_id}
     frozen = {**to_wire(replace(image.ref, id="")), hardware.ON_VOLUME: True}

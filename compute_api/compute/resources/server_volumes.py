@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common import errors, ids
+from common import errors, ids, image_checks
 from common.clients.image import OWN_KEYS, Image
 from common.clients.volumes import AVAILABLE, Volume
 from common.json_types import JsonMapping, JsonObject
@@ -22,7 +22,6 @@ from common.store.servers import volumes
 from compute_api.compute.dependencies import TenantVolumes
 from compute_api.compute.request import Request
 from compute_api.compute.resources import block_devices
-from compute_api.compute.resources import server_parts as parts
 from compute_api.compute.resources.block_devices import (
     FIELD,
     IMAGE,
@@ -39,7 +38,12 @@ GIB = 1024**3
 #: How long a volume that is being made is waited for before it can be deleted again.
 GIVE_UP_SECONDS, GIVE_UP_POLL_SECONDS = 10.0, 0.25
 #: What a volume says of its image beside the image's properties.
-_NOT_PROPERTIES = OWN_KEYS | {"image_id", "image_name", "signature_verified", parts.ENCRYPTED_BY}
+_NOT_PROPERTIES = OWN_KEYS | {
+    "image_id",
+    "image_name",
+    "signature_verified",
+    image_checks.ENCRYPTED_BY,
+}
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def _looked_at(
         return replace(one, size_gb=one.size_gb or snapshot.size_gb)
     if one.source == IMAGE:
         try:
-            images[source] = request.services.images.show(source, token)
+            images[source] = request.image(source)
         except (errors.NotFound, errors.BadRequest) as problem:
             raise errors.BadRequest(f"{INVALID}: failed to get image {source}.") from problem
     return one
@@ -188,7 +192,8 @@ def _number(said: JsonMapping, name: str) -> int:
 
 def check_image(image: Image, flavor: Flavor, root: VolumeMapping) -> None:
     """Can what the volume holds run in this flavor? Raises BadRequest."""
-    parts.check_image(image, replace(flavor, root_gb=0))
+    image_checks.check_active(image)
+    image_checks.check_flavor(image, replace(flavor, root_gb=0))
     if root.size_gb < image.min_disk:
         raise errors.BadRequest(
             "Volume is smaller than the minimum size specified in image metadata. Volume size is "

@@ -130,7 +130,6 @@ def _wanted(
     return WantedVolume(
         volume_id=volume.id,
         size_gb=volume.size_gb,
-        device=given.get("device") or None,
         tag=tag,
         delete_on_termination=is_true(given.get("delete_on_termination", False)),
         read_only=volume.read_only,

@@ -82,7 +82,7 @@ def test_file_system_goes_with_the_os_unless_told(
 
 
 def test_names_follow_the_root_disk() -> None:
-    assert devices(of(flavor(3, 64), None), "/dev/sda") == {
+    assert devices(of(flavor(3, 64), None), "/dev/sda", "scsi") == {
         "ephemeral0": "/dev/sdb",
         "swap": "/dev/sdc",
     }

@@ -248,3 +248,67 @@ def test_a_disk_goes_into_a_description_and_out_again() -> None:
     assert volume_xml.names(once, "") == {"vda", "sda"}
     assert volume_xml.has_scsi(once) and not volume_xml.has_scsi(described)
     assert volume_xml.found(volume_xml.without(once, KEY)) == {}
+
+
+def domain(*disks: tuple[str, str, str, str]) -> str:
+    """A domain's description: name, bus, serial and slot of each disk."""
+    root = ElementTree.Element("domain")
+    devices = ElementTree.SubElement(root, "devices")
+    for name, bus, serial, slot in disks:
+        disk = ElementTree.SubElement(devices, "disk", device="disk")
+        ElementTree.SubElement(disk, "target", dev=name, bus=bus)
+        if serial:
+            ElementTree.SubElement(disk, "serial").text = serial
+        address = {"type": "pci", "bus": "0x00", "slot": slot} if slot else {"type": "drive"}
+        ElementTree.SubElement(disk, "address", address)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def places(described: str) -> dict[str, tuple[str, str | None]]:
+    """Name and slot of each volume."""
+    return {
+        serial: (volume_xml.name_of(disk), None if place is None else place.get("slot"))
+        for serial, disk in volume_xml.found(described).items()
+        for place in [disk.find("address")]
+    }
+
+
+@pytest.mark.parametrize(
+    ("disks", "ordered"),
+    [
+        ([("vda", "virtio", "", "0x04"), ("vdc", "virtio", "b", "0x06")], {"b": ("vdb", "0x06")}),
+        (
+            # An interface took the slot of a detached volume, so the newer vdb is behind vdc.
+            [
+                ("vda", "virtio", "", "0x04"),
+                ("vdc", "virtio", "b", "0x06"),
+                ("vdb", "virtio", "c", "0x0a"),
+            ],
+            {"c": ("vdb", "0x06"), "b": ("vdc", "0x0a")},
+        ),
+        (
+            # A new flavor brought a local disk.
+            [
+                ("vda", "virtio", "", "0x04"),
+                ("vdb", "virtio", "", "0x07"),
+                ("vdc", "virtio", "b", "0x05"),
+            ],
+            {"b": ("vdc", "0x07")},
+        ),
+        (
+            [("vda", "virtio", "", "0x04"), ("sdc", "scsi", "s", ""), ("sdb", "scsi", "t", "")],
+            {"t": ("sda", None), "s": ("sdb", None)},
+        ),
+    ],
+)
+def test_disks_of_guest_that_is_off_are_put_in_order_of_their_names(
+    disks: list[tuple[str, str, str, str]], ordered: dict[str, tuple[str, str | None]]
+) -> None:
+    once = volume_xml.in_order(domain(*disks))
+    assert places(once) == ordered
+    assert volume_xml.in_order(once) == once
+
+
+def test_disks_in_order_keep_the_description() -> None:
+    described = domain(("vda", "virtio", "", "0x04"), ("vdb", "virtio", "b", "0x05"))
+    assert volume_xml.in_order(described) is described
