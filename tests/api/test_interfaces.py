@@ -308,6 +308,14 @@ def test_who_may(
     assert attach(wired, server, token=token, net_id=red).status_code == changed
 
 
+def test_attach_of_port_without_address_is_begun(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    port = networks.add_port(red, PROJECT, "", ip_allocation="none")
+    attach(wired, server, port_id=port)
+    assert [one.args["networks"][0]["port"] for one in begun(wired, "attach_interface")] == [port]
+
+
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_attach_of_unsupported_port_returns_400_by_name(
     wired: Cloud, networks: Networks, server: str, red: str, case: str

@@ -259,6 +259,15 @@ def test_create_with_network_of_minimum_bandwidth_returns_400_by_name(
     refused(wired, 400, message, networks=[{"uuid": red}])
 
 
+def test_create_with_port_without_address_is_accepted(wired: Cloud, networks: Networks) -> None:
+    bare = networks.add_network("bare", PROJECT, None)
+    ports = [
+        networks.add_port(bare, PROJECT, "", ip_allocation=kind) for kind in ("none", "deferred")
+    ]
+    _, action = made(wired, networks=[{"port": port} for port in ports])
+    assert [one["port"] for one in action.args["networks"]] == ports
+
+
 def test_create_with_limiting_or_invisible_qos_policy_is_accepted(
     wired: Cloud, networks: Networks
 ) -> None:
