@@ -53,7 +53,7 @@ def at_destination(described: str, running: str, marks: DomainMetadata) -> str:
     if about is not None:
         element = ElementTree.fromstring(metadata(marks))
         element.tag = f"{{{NAMESPACE}}}{element.tag}"
-        about[:] = [element]
+        about[:] = [element, *(one for one in about if one.tag != element.tag)]
     _give_socket(root, there)
     return ElementTree.tostring(root, encoding="unicode")
 

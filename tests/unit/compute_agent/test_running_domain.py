@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.models import AttachedVolume
+from common.models import AttachedVolume, Flavor, GuestSpec
 from common.tls import Tls
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import running_domain, volume_xml
+from compute_agent.virt.libvirt import nova_xml, running_domain, volume_xml
 from compute_agent.virt.libvirt.domain_xml import (
     Disk,
     Domain,
@@ -129,6 +129,19 @@ def test_arriving_guest_keeps_its_machine_and_processor_and_has_files_of_its_new
     (element,) = about
     assert element.tag == "{urn:kilonova:server:1}server"
     assert read_metadata(text(element)) == marks
+
+
+def test_arriving_guest_keeps_metadata_of_nova() -> None:
+    spec = GuestSpec(SERVER, 6, "web", Flavor("1", "m1.nano", 1, 128, 1))
+    nova = nova_xml.qualify(nova_xml.instance(spec))
+    arriving = running_domain.at_destination(
+        described("/there", nova=nova), text(running()), DomainMetadata(SERVER, 6)
+    )
+    about = ElementTree.fromstring(arriving).find("metadata")
+    assert about is not None
+    tags = [element.tag for element in about]
+    assert tags == ["{urn:kilonova:server:1}server", f"{{{nova_xml.NAMESPACE}}}instance"]
+    assert about[1].findtext(f"{{{nova_xml.NAMESPACE}}}name") == "web"
 
 
 def test_two_guests_in_one_folder_have_two_sockets() -> None:
