@@ -7,6 +7,8 @@ import ast
 import re
 from pathlib import Path
 
+from deploy.standalone.identity.bootstrap import SERVICES
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,3 +53,10 @@ def names_existing_tests(text: str) -> bool:
         if not (test in tests if test else any(name.startswith("test_") for name in tests)):
             return False
     return bool(references)
+
+
+def test_docs_name_services_of_catalogue_as_bootstrap_does() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    names = re.findall(r"openstack service create --name (\S+) (\S+)", text)
+    assert names
+    assert [(kind, name) for name, kind in names] == [(kind, SERVICES[kind]) for _, kind in names]
