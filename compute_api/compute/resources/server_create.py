@@ -218,6 +218,7 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     parts.check_signature(body, image)
     if flavor.root_gb == 0 and found.root is None:
         request.require(_API + "servers:create:zero_disk_flavor")
+    server_disks.check_boot_disk(local, flavor, image.ref.properties)
     disks = server_disks.requested_disks(local, flavor, request.services.settings.max_local_disks)
     volumes = _volumes(request, found, flavor, disks, image.ref.properties)
     interfaces = server_networks.choose_interfaces(request, body, min_count, max_count)
