@@ -405,7 +405,7 @@ READ = frozenset(
         "hw:numa_nodes",
         "hw:mem_page_size",
         *(
-            f"hw:{limit}cpu_{kind}"
+            f"hw:cpu_{limit}{kind}"
             for limit in ("", "max_")
             for kind in ("sockets", "cores", "threads")
         ),
