@@ -143,8 +143,15 @@ def test_metadata_of_nova_names_the_ports_of_now(libvirt_rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
     address = {
-        **{"address": "10.0.0.9", "version": 4, "prefix": 24, "subnet": "s", "gateway": None},
-        **{"dns": [], "routes": [], "dhcp": True, "floating": []},
+        "address": "10.0.0.9",
+        "version": 4,
+        "prefix": 24,
+        "subnet": "s",
+        "gateway": None,
+        "dns": [],
+        "routes": [],
+        "dhcp": True,
+        "floating": [],
     }
     first, second = replace(rig.interface(), addresses=[address]), rig.interface()
     spec = boot(rig, first)

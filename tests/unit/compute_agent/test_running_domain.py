@@ -131,6 +131,27 @@ def test_arriving_guest_keeps_its_machine_and_processor_and_has_files_of_its_new
     assert read_metadata(text(element)) == marks
 
 
+@pytest.mark.parametrize("sizes", [{}, {"logical_block_size": 512, "physical_block_size": 4096}])
+def test_arriving_guest_keeps_block_sizes_that_it_sees(sizes: dict[str, int]) -> None:
+    """A guest that an older agent described sees QEMU's default whatever its volume says."""
+    volume = AttachedVolume("5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90", "/dev/vdb", 1)
+    there, here = (
+        volume_xml.VolumeSource("file", f"/v/volume-{volume.volume_id}", block_sizes=shown)
+        for shown in (sizes, {"logical_block_size": 4096, "physical_block_size": 4096})
+    )
+    arriving = ElementTree.fromstring(
+        running_domain.at_destination(
+            described("/there", volumes=((volume, here),)),
+            described("/source", volumes=((volume, there),)),
+            DomainMetadata(SERVER, 6),
+        )
+    )
+    shown = arriving.find("devices/disk[serial]/blockio")
+    assert ({} if shown is None else shown.attrib) == {
+        name: str(size) for name, size in sizes.items()
+    }
+
+
 def test_arriving_guest_keeps_metadata_of_nova() -> None:
     spec = GuestSpec(SERVER, 6, "web", Flavor("1", "m1.nano", 1, 128, 1))
     nova = nova_xml.qualify(nova_xml.instance(spec))
