@@ -30,6 +30,8 @@ NAME = "network service"
 #: The binding:profile of ports that Kilonova made: whose they are is written on the ports
 #: themselves.
 MADE = {"made_by": "kilonova"}
+#: Attributes of ports that no host can carry out.
+UNSUPPORTED = ("resource_request", "numa_affinity_policy", "device_profile")
 #: The vif_type that Kilonova records for a port whose vif_details have ovs_hybrid_plug. Neutron's
 #: iptables firewall filters such a port on a Linux bridge that no host makes. In br-int the port
 #: would bypass its security groups.
@@ -51,7 +53,7 @@ def find_unsupported_request(port: JsonObject) -> str | None:
     vnic_type = port.get("binding:vnic_type") or "normal"
     if vnic_type != "normal":
         return f"binding:vnic_type {vnic_type}"
-    return "resource_request" if port.get("resource_request") else None
+    return next((name for name in UNSUPPORTED if port.get(name)), None)
 
 
 def interface_of(

@@ -222,6 +222,8 @@ def test_what_is_wrong_with_networks(wired: Cloud, networks: Networks) -> None:
 UNSUPPORTED = {
     "vnic_type": {"binding:vnic_type": "direct"},
     "resource_request": {"resource_request": {"request_groups": [{"required": ["CUSTOM_A"]}]}},
+    "numa_affinity_policy": {"numa_affinity_policy": "required"},
+    "device_profile": {"device_profile": "fpga"},
     "bandwidth": {"qos_policy_id": {"type": "minimum_bandwidth", "min_kbps": 1000}},
     "packet_rate": {"qos_policy_id": {"type": "minimum_packet_rate", "min_kpps": 10}},
     "network_bandwidth": {"qos_network_policy_id": {"type": "minimum_bandwidth", "min_kbps": 1}},

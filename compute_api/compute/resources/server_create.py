@@ -74,12 +74,25 @@ def create(request: Request) -> ApiResponse:
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
     password = _password(body, key)
-    created = _known(request, key, digest) or _made(
-        request, _parsed(request, body), key, digest, password
-    )
+    created = _known(request, key, digest)
+    disk_config = body.get(parts.DISK_CONFIG)
+    if created is None:
+        order = _parsed(request, body)
+        disk_config = order.columns["disk_config"]
+        created = _made(request, order, key, digest, password)
+    elif disk_config is None:
+        disk_config = _disk_config(request, created.server_id)
     if not created.repeated:
         request.services.wakeup.wake()
-    return _answer(request, body, created, password)
+    return _answer(request, body, created, password, disk_config)
+
+
+def _disk_config(request: Request, server_id: str) -> str:
+    """Return the disk_config of a server that may be deleted by now."""
+    try:
+        return str(request.read(servers.show, server_id, request.scope).disk_config)
+    except errors.NotFound:
+        return "MANUAL"
 
 
 def _known(request: Request, key: str | None, digest: str) -> Created | None:
@@ -165,7 +178,11 @@ def _commit(
 
 
 def _answer(
-    request: Request, body: JsonObject, created: Created, password: Password
+    request: Request,
+    body: JsonObject,
+    created: Created,
+    password: Password,
+    disk_config: str,
 ) -> ApiResponse:
     if is_true(body.get("return_reservation_id", False)):
         return ApiResponse({"reservation_id": created.reservation_id})
@@ -175,7 +192,7 @@ def _answer(
             "server": {
                 "id": created.server_id,
                 "links": links,
-                "OS-DCF:diskConfig": parts.disk_config(body),
+                "OS-DCF:diskConfig": disk_config,
                 "security_groups": parts.security_groups(body),
                 "adminPass": password(created.server_id),
             }
@@ -301,7 +318,7 @@ def _columns(
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
-        "disk_config": parts.disk_config(body),
+        "disk_config": parts.disk_config(body, image.ref.id, image.ref.properties) or "MANUAL",
         "root_device_name": volumes.root_name if volumes else ROOT,
         "volumes": len(volumes.names) if volumes else 0,
         "availability_zone": None,
