@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from common import errors
 from common.action_args import ActionArgs, NetworkArgs
-from common.clients.network import MADE, is_made
+from common.clients.network import MADE, OVS_HYBRID, find_unsupported_request, is_made
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import Interface
@@ -157,7 +157,12 @@ def _described(
     are_new: bool,
 ) -> list[JsonObject]:
     """The interfaces that these ports are; a port that cannot be bound to this host is the host's
-    failure."""
+    failure.
+
+    Invariant: a port that the host would plug past its security groups, or that requests what no
+    host has, fails the step before a guest is plugged or started.
+    """
+    described = networks.described(ports, floating=not are_new)
     failed = {
         port["id"]: port.get("binding:vif_type")
         for port in ports
@@ -169,10 +174,28 @@ def _described(
             f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
             retryable=True,
         )
-    return [
-        to_wire(one) | {"tag": tag}
-        for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)
-    ]
+    if not run.is_undoing:
+        _check_plugging(run, described, host)
+        _check_requests(run, ports)
+    return [to_wire(one) | {"tag": tag} for one, tag in zip(described, tags, strict=True)]
+
+
+def _check_requests(run: PortRun, ports: Sequence[Port]) -> None:
+    for port in ports:
+        request = find_unsupported_request(port)
+        if request:
+            run.fail(f"Port {port['id']} cannot be used: no host supports its {request}.")
+
+
+def _check_plugging(run: PortRun, described: Sequence[Interface], host: str) -> None:
+    hybrid = [one.port for one in described if one.vif_type == OVS_HYBRID]
+    if hybrid:
+        run.fail(
+            f"This host cannot plug port {', '.join(hybrid)}: the network service asks for "
+            "ovs_hybrid_plug, without which security groups would have no effect.",
+            f"on {host}, set firewall_driver = openvswitch for Neutron's Open vSwitch agent",
+            retryable=True,
+        )
 
 
 # --- two hosts at a time: a server that moves while it runs ---

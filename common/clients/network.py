@@ -30,6 +30,12 @@ NAME = "network service"
 #: The binding:profile of ports that Kilonova made: whose they are is written on the ports
 #: themselves.
 MADE = {"made_by": "kilonova"}
+#: Attributes of ports that no host can carry out.
+UNSUPPORTED = ("resource_request", "numa_affinity_policy", "device_profile")
+#: The vif_type that Kilonova records for a port whose vif_details have ovs_hybrid_plug. Neutron's
+#: iptables firewall filters such a port on a Linux bridge that no host makes. In br-int the port
+#: would bypass its security groups.
+OVS_HYBRID = "ovs_hybrid"
 
 
 def device_of(port_id: str) -> str:
@@ -40,6 +46,14 @@ def device_of(port_id: str) -> str:
 def is_made(port: JsonObject) -> bool:
     """Did Kilonova make this port? Then it goes with its server."""
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
+
+
+def find_unsupported_request(port: JsonObject) -> str | None:
+    """Name the request of a port that no host can carry out; None if there is none."""
+    vnic_type = port.get("binding:vnic_type") or "normal"
+    if vnic_type != "normal":
+        return f"binding:vnic_type {vnic_type}"
+    return next((name for name in UNSUPPORTED if port.get(name)), None)
 
 
 def interface_of(
@@ -64,7 +78,9 @@ def interface_of(
         ],
         mtu=int(network.get("mtu") or 0),
         own=is_made(port),
-        vif_type=port.get("binding:vif_type") or "",
+        vif_type=OVS_HYBRID
+        if details.get("ovs_hybrid_plug")
+        else port.get("binding:vif_type") or "",
         device=device_of(port["id"]),
         bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
         active=port.get("status") == "ACTIVE",

@@ -51,5 +51,6 @@ def _path(resource: str, record_id: str) -> str:
 
 
 def _key(resource: str) -> str:
-    """What one of them is called in a body."""
-    return resource.replace("-", "_").removesuffix("s")
+    """Return the name of one record in a body, for example "policy" for "qos/policies"."""
+    name = resource.rpartition("/")[2].replace("-", "_")
+    return f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")

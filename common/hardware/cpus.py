@@ -76,7 +76,7 @@ def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
 
 
 def _limit(requested: HardwareSpecs, kind: str) -> int | None:
-    spec, name = f"hw:max_cpu_{kind}", f"hw_cpu_max_{kind}"
+    spec, name = f"hw:cpu_max_{kind}", f"hw_cpu_max_{kind}"
     flavors, images = requested.spec(spec, _NUMBER), requested.image(name, _NUMBER)
     if flavors and images and images > flavors:
         raise refusal(
@@ -86,7 +86,7 @@ def _limit(requested: HardwareSpecs, kind: str) -> int | None:
 
 
 def _first_limit(requested: HardwareSpecs) -> str:
-    names = [name for kind in KINDS for name in (f"hw:max_cpu_{kind}", f"hw_cpu_max_{kind}")]
+    names = [name for kind in KINDS for name in (f"hw:cpu_max_{kind}", f"hw_cpu_max_{kind}")]
     return next(
         (name for name in names if name in requested.specs or name in requested.properties),
         names[0],

@@ -349,6 +349,7 @@ IMAGES: dict[str, frozenset[str]] = {
             "hw_firmware_stateless",
             "hw_ephemeral_encryption",
             "hw_ipxe_boot",
+            "ipxe_boot",
         ),
         _NO,
     ),
@@ -365,6 +366,7 @@ IMAGES: dict[str, frozenset[str]] = {
             "hw_input_bus",
             "hw_sound_model",
             "hw_ephemeral_encryption_format",
+            "hw_ephemeral_encryption_secret_uuid",
         ),
         _NEVER,
     ),
@@ -379,6 +381,7 @@ IMAGES: dict[str, frozenset[str]] = {
         _NONE,
     ),
     "hw_redirected_usb_ports": _ZERO,
+    "mappings": frozenset(("", "[]")),
     "os_secure_boot": _NONE | {"optional"},
     "hw_firmware_type": frozenset(("bios",)),
 }
@@ -405,7 +408,7 @@ READ = frozenset(
         "hw:numa_nodes",
         "hw:mem_page_size",
         *(
-            f"hw:{limit}cpu_{kind}"
+            f"hw:cpu_{limit}{kind}"
             for limit in ("", "max_")
             for kind in ("sockets", "cores", "threads")
         ),

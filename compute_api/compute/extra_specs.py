@@ -81,7 +81,7 @@ KNOWN: dict[str, Check] = {
     ),
     **dict.fromkeys(
         (
-            f"hw:{most}cpu_{kind}"
+            f"hw:cpu_{most}{kind}"
             for most in ("", "max_")
             for kind in ("sockets", "cores", "threads")
         ),
@@ -92,10 +92,10 @@ KNOWN: dict[str, Check] = {
     "hw:cpu_policy": _words("shared", "dedicated", "mixed"),
     "hw:cpu_thread_policy": _words("prefer", "isolate", "require"),
     "hw:emulator_threads_policy": _words("share", "isolate"),
-    "hw:ephemeral_encryption_format": _words("luks"),
+    "hw:ephemeral_encryption_format": _words("plain", "luks", "luksv2"),
     "hw:maxphysaddr_bits": _some,
     "hw:maxphysaddr_mode": _words("emulate", "passthrough"),
-    "hw:mem_encryption_model": _words("amd-sev", "amd-sev-es"),
+    "hw:mem_encryption_model": _words("amd-sev", "amd-sev-es", "amd-sev-snp"),
     "hw:mem_page_size": _form(
         r"large|small|any|\d{1,12}([kKMGT]i?)?(b|bit|B)?", "small, large, any or a size"
     ),
@@ -108,7 +108,7 @@ KNOWN: dict[str, Check] = {
     "hw:tpm_model": _words("tpm-tis", "tpm-crb"),
     "hw:tpm_version": _words("1.2", "2.0"),
     "hw:tpm_secret_security": _words("user", "host", "deployment"),
-    "hw:usb_model": _words("qemu-xhci", "nec-xhci"),
+    "hw:usb_model": _words("none", "qemu-xhci", "nec-xhci"),
     "hw:viommu_model": _words("intel", "smmuv3", "virtio", "auto"),
     "hw:watchdog_action": _words("none", "pause", "poweroff", "reset", "disabled"),
     "hw_rng:allowed": _truth,

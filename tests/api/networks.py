@@ -36,6 +36,7 @@ class Networks:
         self.networks_by_id: dict[str, JSON] = {}
         self.subnets_by_id: dict[str, JSON] = {}
         self.ports_by_id: dict[str, JSON] = {}
+        self.qos_policies: dict[str, JSON] = {}
         self.groups: list[JSON] = []
         self.floating_ips: list[JSON] = []
         self.routed: set[tuple[str, str]] = set()
@@ -125,6 +126,16 @@ class Networks:
             }
         )
         return str(self.groups[-1]["id"])
+
+    def add_qos_policy(self, project_id: str, *rules: JSON) -> str:
+        """A QoS policy with these rules."""
+        policy_id = ids.new()
+        self.qos_policies[policy_id] = {
+            "id": policy_id,
+            "project_id": project_id,
+            "rules": [{"id": ids.new(), **rule} for rule in rules],
+        }
+        return policy_id
 
     def add_router(self, external: str, inside: str) -> None:
         """A way from an external network into another one."""
@@ -308,6 +319,7 @@ class Networks:
         rows = {
             "networks": self.networks_by_id.values(),
             "ports": self.ports_by_id.values(),
+            "qos/policies": self.qos_policies.values(),
             "security-groups": self.groups,
             "floatingips": self.floating_ips,
             "security-group-rules": [

@@ -16,6 +16,7 @@ from common.store.servers import actions
 from common.wire import to_wire
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
+from tests.api.test_networks import UNSUPPORTED, add_unsupported_port
 
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NETWORK, PORT, SUBNET = (f"{number}0000000-0000-4000-8000-000000000000" for number in range(1, 4))
@@ -305,6 +306,26 @@ def test_who_may(
     assert wired.call("DELETE", f"{path}/{port}", token=token).status_code == changed
     wired.rest(server)
     assert attach(wired, server, token=token, net_id=red).status_code == changed
+
+
+def test_attach_of_port_without_address_is_begun(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    port = networks.add_port(red, PROJECT, "", ip_allocation="none")
+    attach(wired, server, port_id=port)
+    assert [one.args["networks"][0]["port"] for one in begun(wired, "attach_interface")] == [port]
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_attach_of_unsupported_port_returns_400_by_name(
+    wired: Cloud, networks: Networks, server: str, red: str, case: str
+) -> None:
+    port, reason = add_unsupported_port(networks, red, case)
+    answer = attach(wired, server, port_id=port)
+    assert answer.status_code == 400
+    message = f"Port {port} cannot be used: no host supports its {reason}."
+    assert answer.json["badRequest"]["message"] == message
+    assert begun(wired, "attach_interface") == []
 
 
 def test_what_is_wrong_with_an_attachment(

@@ -68,6 +68,14 @@ def test_the_smaller_of_both_is_not_counted(cloud: Cloud, server: str) -> None:
     assert (row.vcpus, row.memory_mb) == (2, 2048)
 
 
+def test_resize_with_disk_config_that_image_disables_returns_400(cloud: Cloud, server: str) -> None:
+    image = {"id": "i", "properties": {"auto_disk_config": "disabled"}}
+    cloud.change(schema.servers, schema.servers.c.id == server, image=image)
+    given = {"flavorRef": LARGE, "OS-DCF:diskConfig": "AUTO"}
+    assert "automatic disk resize" in act(cloud, server, "resize", given, status=400)
+    assert cloud.rows(schema.servers)[0].disk_config == "MANUAL"
+
+
 def test_the_disk_config_changes_where_it_is_given(cloud: Cloud, server: str) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE, "OS-DCF:diskConfig": "AUTO"}, status=202)
     assert cloud.rows(schema.servers)[0].disk_config == "AUTO"

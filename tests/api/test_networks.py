@@ -219,6 +219,70 @@ def test_what_is_wrong_with_networks(wired: Cloud, networks: Networks) -> None:
 # fmt: on
 
 
+UNSUPPORTED = {
+    "vnic_type": {"binding:vnic_type": "direct"},
+    "resource_request": {"resource_request": {"request_groups": [{"required": ["CUSTOM_A"]}]}},
+    "numa_affinity_policy": {"numa_affinity_policy": "required"},
+    "device_profile": {"device_profile": "fpga"},
+    "bandwidth": {"qos_policy_id": {"type": "minimum_bandwidth", "min_kbps": 1000}},
+    "packet_rate": {"qos_policy_id": {"type": "minimum_packet_rate", "min_kpps": 10}},
+    "network_bandwidth": {"qos_network_policy_id": {"type": "minimum_bandwidth", "min_kbps": 1}},
+}
+
+
+def add_unsupported_port(networks: Networks, network_id: str, case: str) -> tuple[str, str]:
+    """Add a port that no host can carry out. Return its id and the text that names the reason."""
+    [(name, value)] = UNSUPPORTED[case].items()
+    if not name.startswith("qos_"):
+        text = "binding:vnic_type direct" if case == "vnic_type" else name
+        return networks.add_port(network_id, PROJECT, **{name: value}), text
+    policy = networks.add_qos_policy(PROJECT, {"type": "dscp_marking", "dscp_mark": 16}, value)
+    port = networks.add_port(network_id, PROJECT, **{name: policy})
+    return port, f"{value['type']} of QoS policy {policy}"
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_create_with_unsupported_port_returns_400_by_name(
+    wired: Cloud, networks: Networks, case: str
+) -> None:
+    port, reason = add_unsupported_port(networks, networks.add_network("red", PROJECT), case)
+    message = f"Port {port} cannot be used: no host supports its {reason}."
+    refused(wired, 400, message, networks=[{"port": port}])
+
+
+def test_create_with_network_of_minimum_bandwidth_returns_400_by_name(
+    wired: Cloud, networks: Networks
+) -> None:
+    red = networks.add_network("red", PROJECT)
+    policy = networks.add_qos_policy(PROJECT, {"type": "minimum_bandwidth", "min_kbps": 1000})
+    networks.networks_by_id[red]["qos_policy_id"] = policy
+    reason = f"minimum_bandwidth of QoS policy {policy}"
+    message = f"Network {red} cannot be used: no host supports its {reason}."
+    refused(wired, 400, message, networks=[{"uuid": red}])
+
+
+def test_create_with_port_without_address_is_accepted(wired: Cloud, networks: Networks) -> None:
+    bare = networks.add_network("bare", PROJECT, None)
+    ports = [
+        networks.add_port(bare, PROJECT, "", ip_allocation=kind) for kind in ("none", "deferred")
+    ]
+    _, action = made(wired, networks=[{"port": port} for port in ports])
+    assert [one["port"] for one in action.args["networks"]] == ports
+
+
+def test_create_with_limiting_or_invisible_qos_policy_is_accepted(
+    wired: Cloud, networks: Networks
+) -> None:
+    """A policy that the tenant may not read is left to the conductor, which reads the port."""
+    red = networks.add_network("red", PROJECT)
+    limit = networks.add_qos_policy(PROJECT, {"type": "bandwidth_limit", "max_kbps": 1000})
+    foreign = networks.add_qos_policy(OTHER, {"type": "minimum_bandwidth", "min_kbps": 1000})
+    ports = [networks.add_port(red, PROJECT, qos_policy_id=one) for one in (limit, foreign)]
+    ports.append(networks.add_port(red, PROJECT, **{"binding:vnic_type": "normal"}))
+    _, action = made(wired, networks=[{"port": port} for port in ports])
+    assert [one["port"] for one in action.args["networks"]] == ports
+
+
 def test_auto_with_nothing_to_allocate(wired: Cloud) -> None:
     refused(
         wired,

@@ -282,6 +282,18 @@ def test_rebuild_refuses_signed_image_if_server_has_certificates(cloud: Cloud, s
     assert rebuild(cloud, server, "2.63", trusted_image_certificates=None).status_code == 202
 
 
+def test_rebuild_with_disk_config_that_image_disables_returns_400(
+    cloud: Cloud, server: str
+) -> None:
+    cloud.images.images[OTHER_IMAGE] = Image(
+        ImageRef(OTHER_IMAGE, properties={"auto_disk_config": "disabled"})
+    )
+    answer = rebuild(cloud, server, **{"OS-DCF:diskConfig": "AUTO"})
+    assert answer.status_code == 400
+    assert "automatic disk resize disabled" in answer.json["badRequest"]["message"]
+    assert rebuild(cloud, server, **{"OS-DCF:diskConfig": "MANUAL"}).status_code == 202
+
+
 def test_state_is_checked_before_the_image_service_is_asked(cloud: Cloud, server: str) -> None:
     cloud.rest(server, "paused")
     cloud.images.down = True

@@ -444,3 +444,60 @@ def test_the_action_is_what_a_conductor_takes(cloud: Cloud) -> None:
     assert [row.server_id for row in taken] == [server]
     row = cloud.store.read(lambda tx: servers.show(tx, server))
     assert servers.loads(row.image)["properties"] == {"architecture": "x86_64"}
+
+
+def use_image(cloud: Cloud, **properties: str) -> None:
+    """Give the image these properties."""
+    image = cloud.images.images[IMAGE]
+    cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
+
+
+@pytest.mark.parametrize(
+    ("properties", "request_body", "expected"),
+    [
+        ({}, {}, "MANUAL"),
+        ({"auto_disk_config": "true"}, {}, "AUTO"),
+        ({"auto_disk_config": "true"}, {"OS-DCF:diskConfig": "MANUAL"}, "MANUAL"),
+        ({"hw_auto_disk_config": "True"}, {}, "AUTO"),
+        ({"auto_disk_config": "false"}, {"OS-DCF:diskConfig": "AUTO"}, "AUTO"),
+        ({"auto_disk_config": "Disabled"}, {}, "MANUAL"),
+    ],
+)
+def test_create_takes_disk_config_of_image_unless_request_has_one(
+    cloud: Cloud, properties: dict[str, str], request_body: dict[str, str], expected: str
+) -> None:
+    use_image(cloud, **properties)
+    for _ in range(2):  # the second is the repetition of the first
+        answer = post(cloud, headers={"Idempotency-Key": "k"}, **request_body)
+        assert answer.json["server"]["OS-DCF:diskConfig"] == expected
+    [row] = cloud.rows(schema.servers)
+    assert row.disk_config == expected
+
+
+def test_create_with_disk_config_that_image_disables_returns_400(cloud: Cloud) -> None:
+    use_image(cloud, auto_disk_config="disabled")
+    answer = post(cloud, **{"OS-DCF:diskConfig": "AUTO"})
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"] == (
+        f"Requested image {IMAGE} has automatic disk resize disabled."
+    )
+    assert cloud.rows(schema.servers) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ipxe_boot", "true"),
+        ("mappings", '[{"virtual": "swap", "device": "sda3"}]'),
+        ("hw_ephemeral_encryption_secret_uuid", IMAGE),
+    ],
+)
+def test_create_with_image_property_of_no_host_returns_400_by_name(
+    cloud: Cloud, name: str, value: str
+) -> None:
+    use_image(cloud, **{name: value})
+    answer = post(cloud)
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"].startswith(f"{name}: ")
+    use_image(cloud, os_distro="debian", hw_floppy_bus="fdc", ipxe_boot="false", mappings="[]")
+    assert post(cloud).status_code == 202

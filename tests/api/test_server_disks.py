@@ -181,6 +181,36 @@ def test_disks_that_a_server_cannot_have(
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"volume_size": 1},
+        {"volume_size": "1"},
+        {"disk_bus": "virtio", "device_type": "disk"},
+        {"disk_bus": "", "device_type": "", "guest_format": ""},
+    ],
+)
+def test_boot_disk_repeats_what_server_has(cloud: Cloud, more: dict[str, Any]) -> None:
+    """gophercloud sends the size of the local boot disk."""
+    assert post(cloud, "both", {**BOOT, **more}, BLANK, mv="2.42").status_code == 202
+    assert [row.disk_gb for row in cloud.rows(schema.servers)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"volume_size": 2}, ".volume_size: flavor m1.both has 1 GiB for the root disk, and 2 "),
+        ({"disk_bus": "scsi"}, ".disk_bus: the image's hw_disk_bus decides the bus of its disk, "),
+        ({"device_type": "cdrom"}, ".device_type: the local boot disk is a disk; "),
+        ({"guest_format": "ext4"}, ".guest_format: not for the image as local boot disk; "),
+    ],
+)
+def test_boot_disk_other_than_server_has_returns_400_by_name(
+    cloud: Cloud, more: dict[str, Any], text: str
+) -> None:
+    assert refused(cloud, "both", {**BOOT, **more}, mv="2.42").startswith(FIELD + text)
+
+
+@pytest.mark.parametrize(
     "mappings",
     [
         [BLANK],

@@ -356,6 +356,8 @@ def test_zones_and_hosts_are_found_by_what_the_api_asks_for(store: Store) -> Non
     assert names(pattern="0_%") == names(pattern="%h") == []
     assert names(after=first["service_id"], limit=2) == ["h1", "h2"]
     assert (
-        names(service_id=first["service_id"]) == names(provider_uuid=first["provider_uuid"]) == ["h0"]
+        names(service_id=first["service_id"])
+        == names(provider_uuid=first["provider_uuid"])
+        == ["h0"]
     )
     assert names(name="h9") == names(provider_uuid=first["service_uuid"]) == []

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -39,7 +40,7 @@ from compute_agent.virt.driver import (
     VerbContext,
     VerbFailed,
 )
-from compute_agent.virt.libvirt import jobs, live_migration
+from compute_agent.virt.libvirt import jobs, live_migration, nova_xml
 from compute_agent.virt.libvirt.connection import (
     JOB_OPERATION_MIGRATION_OUT,
     JOB_OPERATION_SAVE,
@@ -85,6 +86,9 @@ def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
         assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20
         busy.came()
         assert busy.holds_what_was_written()
+        for stored in (False, True):
+            described = ElementTree.fromstring(busy.here.describe(busy.server, stored))
+            assert len(described.findall(f"metadata/{{{nova_xml.NAMESPACE}}}instance")) == 1
     with busy.here.driver.console(busy.server, SERIAL) as serial:
         serial.settimeout(BOOT_SECONDS)
         assert serial.recv(1)

@@ -155,6 +155,21 @@ def test_booted_guest_counts_volumes_in_order_of_their_names(plugging: Rig, boot
             driver.detach_volume(server, fence, three, QUIET)
 
 
+def test_running_guest_gets_qos_and_block_sizes_of_volume(plugging: Rig) -> None:
+    server, given = plugging.ready().server, volume(plugging)
+    rates = {"read_iops_sec": 50, "read_iops_sec_max": 90, "read_iops_sec_max_length": 5}
+    rates |= {"size_iops_sec": 4096, "total_bytes_sec": 1 << 20, "total_bytes_sec_max": 2 << 20}
+    given.connection.update(qos_specs=rates, logical_block_size=512, physical_block_size=4096)
+    plugging.driver.attach_volume(server, 2, given, QUIET)
+    assert has(plugging, server) == {given.volume_id}
+    if plugging.real:
+        disk = volume_xml.found(plugging.describe(server))[given.volume_id]
+        tuned = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
+        assert tuned == {name: str(number) for name, number in rates.items()}
+        sizes = disk.find("blockio")
+        assert sizes is not None and sizes.get("physical_block_size") == "4096"
+
+
 def test_a_running_guest_gets_its_first_disk_on_scsi(plugging: Rig) -> None:
     server = plugging.ready().server
     one, two = (volume(plugging, bus="scsi", device=f"/dev/sd{name}") for name in "ab")

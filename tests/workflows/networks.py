@@ -43,7 +43,9 @@ class Networks(Neighbour, interface=NetworkApi):
         self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0  # looks at a bound port before it is active
         self.cannot_bind: set[str] = set()
+        self.hybrid: set[str] = set()  # hosts with Neutron's hybrid iptables firewall
         self.one_host_a_port = False  # it knows no second binding
+        self.requests: dict[str, Any] | None = None  # the resource_request of new ports
         self.numbers = iter(range(10, 250))
 
     def _speak(self, method: str, about: str = "") -> None:
@@ -82,6 +84,7 @@ class Networks(Neighbour, interface=NetworkApi):
                     {"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}
                 ],
                 "bindings": [],
+                "resource_request": self.requests,
                 **wanted,
             }
             self._bind(port)
@@ -113,7 +116,12 @@ class Networks(Neighbour, interface=NetworkApi):
         held = self._held(port["id"])
         if host == held["binding:host_id"]:
             return self._answer(
-                {"host": host, "vif_type": held["binding:vif_type"], "status": "ACTIVE"}
+                {
+                    "host": host,
+                    "vif_type": held["binding:vif_type"],
+                    "vif_details": held["binding:vif_details"],
+                    "status": "ACTIVE",
+                }
             )
         if host in self.cannot_bind:
             return self._answer({"host": host, "vif_type": "binding_failed"})
@@ -121,8 +129,7 @@ class Networks(Neighbour, interface=NetworkApi):
         if found is None:
             found = {
                 "host": host,
-                "vif_type": "bridge",
-                "vif_details": {},
+                **self._wiring(host),
                 "status": "INACTIVE",
                 "profile": port.get("binding:profile") or {},
             }
@@ -144,6 +151,7 @@ class Networks(Neighbour, interface=NetworkApi):
             before = {
                 "host": port["binding:host_id"],
                 "vif_type": port["binding:vif_type"],
+                "vif_details": port["binding:vif_details"],
                 "status": "INACTIVE",
                 "profile": port.get("binding:profile") or {},
             }
@@ -151,6 +159,7 @@ class Networks(Neighbour, interface=NetworkApi):
                 {
                     "binding:host_id": host,
                     "binding:vif_type": found["vif_type"],
+                    "binding:vif_details": found["vif_details"],
                     "binding:profile": found["profile"],
                     "status": "ACTIVE",
                     "bindings": [before, *(one for one in port["bindings"] if one is not found)],
@@ -203,13 +212,21 @@ class Networks(Neighbour, interface=NetworkApi):
 
     def _bind(self, port: dict[str, Any]) -> None:
         host = port.get("binding:host_id")
-        port["binding:vif_type"] = (
-            "unbound" if not host else "binding_failed" if host in self.cannot_bind else "bridge"
-        )
+        wiring = self._wiring(host) if host else {"vif_type": "unbound", "vif_details": {}}
+        port.update({f"binding:{name}": value for name, value in wiring.items()})
         port.update(looks=0, status="DOWN")
         self._wire(port, looked=0)
 
+    def _wiring(self, host: str) -> dict[str, Any]:
+        """The vif_type and vif_details of a port on this host."""
+        if host in self.cannot_bind:
+            return {"vif_type": "binding_failed", "vif_details": {}}
+        if host in self.hybrid:
+            details = {"ovs_hybrid_plug": True, "bridge_name": "br-int"}
+            return {"vif_type": "ovs", "vif_details": details}
+        return {"vif_type": "bridge", "vif_details": {}}
+
     def _wire(self, port: dict[str, Any], looked: int = 1) -> None:
         port["looks"] += looked
-        if port["binding:vif_type"] == "bridge" and port["looks"] >= self.wires_after:
+        if port["binding:vif_type"] in ("bridge", "ovs") and port["looks"] >= self.wires_after:
             port["status"] = "ACTIVE"

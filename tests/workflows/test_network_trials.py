@@ -85,6 +85,19 @@ def test_a_move_goes_to_a_host_that_can_bind_or_nowhere(cloud: Cloud, workflow: 
     assert (held["binding:host_id"], held["bindings"]) == (before.host, [])
 
 
+@pytest.mark.parametrize("workflow", ["resize", "migrate", "live_migrate", "evacuate", "unshelve"])
+def test_move_goes_to_no_host_with_hybrid_plug(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
+    cloud.networks.hybrid = set(cloud.hosts) - {before.host}
+    trial.begin()
+    cloud.settle()
+    after = cloud.show(trial.server)
+    assert (after.vm_state, after.host) == (before.vm_state, before.host)
+    if before.host is not None:
+        assert cloud.networks.held[port["id"]]["binding:host_id"] == before.host
+
+
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
 def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)

@@ -70,6 +70,45 @@ def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(clou
     assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
+def test_create_goes_to_host_without_hybrid_plug_or_fails_by_name(cloud: Cloud) -> None:
+    cloud.networks.hybrid = {"h1"}
+    server = cloud.create()[0]
+    cloud.settle()
+    assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h2", states.ACTIVE)
+    cloud.networks.hybrid = set(cloud.hosts)
+    server = cloud.create()[0]
+    cloud.settle()
+    shown = cloud.show(server)
+    assert shown.vm_state == states.ERROR
+    assert "ovs_hybrid_plug" in shown.fault["message"]
+    assert cloud.domains(server) == []
+
+
+def test_create_with_network_of_minimum_bandwidth_fails_by_name(cloud: Cloud) -> None:
+    """The ports of a network inherit its QoS policy, so Kilonova's own ports may request, too."""
+    cloud.networks.requests = {"request_groups": [{"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1}}]}
+    server = cloud.create()[0]
+    cloud.settle()
+    shown = cloud.show(server)
+    assert shown.vm_state == states.ERROR
+    assert "resource_request" in shown.fault["message"]
+    assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
+
+
+def test_attach_of_port_with_hybrid_plug_fails_by_name(cloud: Cloud) -> None:
+    server = cloud.create(networks=[])[0]
+    cloud.settle()
+    cloud.networks.hybrid = set(cloud.hosts)
+    ask(cloud, server, "attach_interface")
+    cloud.settle()
+    action = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    assert (action.name, action.state) == ("attach_interface", "failed")
+    assert "ovs_hybrid_plug" in str(action.message)
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert not cloud.show(server).interfaces
+    assert cloud.networks.held == {}
+
+
 def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) -> None:
     cloud.networks.cannot_bind = {"h1"}
     server = cloud.create()[0]

@@ -37,7 +37,7 @@ from compute_agent.virt.driver import (
     VerbFailed,
 )
 from compute_agent.virt.interfaces import no_bridge
-from compute_agent.virt.libvirt import interface_xml
+from compute_agent.virt.libvirt import interface_xml, nova_xml
 from compute_agent.virt.libvirt.domain_xml import (
     NAMESPACE,
     PREFIX,
@@ -321,6 +321,19 @@ class Connection:
             )
 
         self.on(server, "mark the guest", write)
+
+    def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
+        """Change Nova's element in the stored definition, and in the running domain. A domain that
+        an older agent defined has no such element and gets none."""
+
+        def write(domain: Any) -> None:
+            kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+            text = changed(domain.metadata(kind, nova_xml.NAMESPACE, 0))
+            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
+            domain.setMetadata(kind, text, nova_xml.PREFIX, nova_xml.NAMESPACE, flags)
+
+        self.on(server, "describe the guest", write, (libvirt.VIR_ERR_NO_DOMAIN_METADATA,))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed(server)`` whenever a domain's state changed, and for all after a

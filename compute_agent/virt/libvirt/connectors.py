@@ -21,7 +21,7 @@ from common.models import AttachedVolume
 from common.tls import Tls, is_loopback
 from compute_agent.virt import volumes
 from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import nbd, volume_xml
+from compute_agent.virt.libvirt import nbd, volume_tuning, volume_xml
 from compute_agent.virt.libvirt.connector import (
     HOST,
     Connector,
@@ -30,7 +30,6 @@ from compute_agent.virt.libvirt.connector import (
     Secrets,
     not_there,
 )
-from compute_agent.virt.libvirt.hardware_xml import DISK_LIMITS
 from compute_agent.virt.libvirt.host_connectors import (
     DeviceConnector,
     NfsConnector,
@@ -157,7 +156,11 @@ class Connectors:
         """Where QEMU finds it. VerbFailed when this host cannot reach it."""
         link = volumes.link(volume, self.table)
         found = self.table[link.protocol].source(volume, link)
-        return replace(found, limits=_limits(volume, link))
+        return replace(
+            found,
+            limits=volume_tuning.rates(volume.volume_id, link),
+            block_sizes=volume_tuning.block_sizes(volume.volume_id, link),
+        )
 
     def connect(self, volume: AttachedVolume) -> Found:
         """Reach it and verify that it is the one."""
@@ -253,15 +256,6 @@ def describe_host(name: str, address: str) -> dict[str, object]:
         return about
     found = re.search(r"^InitiatorName=(\S+)$", text, re.MULTILINE)
     return about | ({"initiator": found[1]} if found else {})
-
-
-def _limits(volume: AttachedVolume, link: VolumeLink) -> dict[str, int]:
-    """The rates that its volume type has for its consumers."""
-    rates = link.data.get("qos_specs") or {}
-    try:
-        return {rate: int(rates[rate]) for rate in DISK_LIMITS if rate in rates}
-    except (TypeError, ValueError) as problem:
-        raise volumes.unreadable(volume.volume_id, f"qos_specs: {problem}") from problem
 
 
 def _is_direct(path: Path) -> bool:

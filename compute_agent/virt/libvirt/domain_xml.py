@@ -54,6 +54,8 @@ AGENT_CHANNEL = "org.qemu.guest_agent.0"
 #: QEMUs have a guest for a moment when it moves while it runs, on shared storage in one folder, and
 #: the one that ends removes its socket: so the one that begins takes the other name.
 SERIAL_SOCKETS = ("tty", "tty2")
+#: How often the guest's balloon reports the use of memory: Nova's mem_stats_period_seconds.
+MEMORY_STATS_SECONDS = "10"
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
@@ -103,7 +105,8 @@ class Domain:
     """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own
     mock-up). ``disk``: None where a volume takes its place. ``addresses``: where on the PCI bus
     interfaces and volumes have been so far, by MAC address or id. ``local``: the disks beside the
-    own one. ``spice``: the screen speaks SPICE beside VNC. ``volumes``: each with its place."""
+    own one. ``spice``: the screen speaks SPICE beside VNC. ``volumes``: each with its place.
+    ``nova``: Nova's element of the metadata."""
 
     server: str
     fence: int
@@ -125,6 +128,7 @@ class Domain:
     facts: str = ""
     spice: bool = False
     volumes: tuple[tuple[AttachedVolume, VolumeSource], ...] = ()
+    nova: Element | None = None
 
     @property
     def orders_disks(self) -> bool:
@@ -199,8 +203,11 @@ def domain_xml(domain: Domain) -> str:
     root = Element("domain", type=domain.virt_type)
     _text(root, "name", domain_name(domain.server))
     _text(root, "uuid", domain.server)
-    _text(root, "title", NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", domain.name))
-    _marked(SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server"), domain.marks)
+    _text(root, "title", replace_unwritable(domain.name))
+    about = SubElement(root, "metadata")
+    _marked(SubElement(about, f"{{{NAMESPACE}}}server"), domain.marks)
+    if domain.nova is not None:
+        about.append(domain.nova)
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
     hardware_xml.memory(root, domain.place)
     hardware_xml.cpus(root, domain.vcpus, domain.options, domain.place)
@@ -256,7 +263,8 @@ def _devices(devices: Element, domain: Domain) -> None:
         channel = SubElement(devices, "channel", type="unix")
         SubElement(channel, "target", type="virtio", name=AGENT_CHANNEL)
     hardware_xml.rest(devices, domain.options, domain.place)
-    SubElement(devices, "memballoon", model="virtio")
+    balloon = SubElement(devices, "memballoon", model="virtio")
+    SubElement(balloon, "stats", period=MEMORY_STATS_SECONDS)
 
 
 def _consoles(devices: Element, log: Path, *, spice: bool) -> None:
@@ -397,6 +405,11 @@ def _overlay(
     SubElement(element, "target", dev=name, bus=bus)
     hardware_xml.disk_limits(element, options)
     return element
+
+
+def replace_unwritable(text: str) -> str:
+    """Return the text with a replacement character for each that the XML cannot hold."""
+    return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _text(parent: Element, tag: str, text: str, **attributes: str) -> None:

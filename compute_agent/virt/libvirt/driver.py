@@ -302,7 +302,7 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.attach(self._libvirt, server, fence, plugged, context)
-            self._guests.remember(server, lambda facts: facts.plugged(interface))
+            self._guests.plugged(server, interface)
             return state
 
         return self._patiently(context, work)
@@ -315,7 +315,7 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.detach(self._libvirt, server, fence, mac, context)
-            self._guests.remember(server, lambda facts: facts.unplugged(interface.port))
+            self._guests.unplugged(server, interface.port)
             return state
 
         return self._patiently(context, work)

@@ -31,6 +31,7 @@ from common.models import (
     GuestSpec,
     HardwareAssignment,
     ImageRef,
+    Interface,
 )
 from common.server_facts import HostedServer, facts_of
 from common.wire import from_wire, to_wire
@@ -49,6 +50,7 @@ from compute_agent.virt.libvirt import (
     interface_xml,
     interfaces,
     local_disks,
+    nova_xml,
     power,
     volume_xml,
 )
@@ -299,6 +301,18 @@ class LibvirtGuests:
         if known:
             self._libvirt.mark(server, facts=written(changed(_read(known))))
 
+    def plugged(self, server: str, interface: Interface) -> None:
+        """Record in the domain's metadata that the guest has an interface."""
+        self.remember(server, lambda facts: facts.plugged(interface))
+        self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
+
+    def unplugged(self, server: str, port_id: str) -> None:
+        """Record in the domain's metadata that the guest has no interface of this port."""
+        self.remember(server, lambda facts: facts.unplugged(port_id))
+        self._libvirt.change_metadata(
+            server, lambda text: nova_xml.without_interface(text, port_id)
+        )
+
     def pull_plug(self, server: str) -> None:
         """Destroy the domain, if there is one, and drop its saved memory."""
         self._libvirt.destroy(server)
@@ -485,6 +499,7 @@ def described(
             written(facts_of(spec)),
             home.spice,
             home.volumes,
+            nova_xml.qualify(nova_xml.instance(spec)),
         )
     )
 

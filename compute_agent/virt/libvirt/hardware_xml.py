@@ -31,6 +31,13 @@ SMALL_PAGE_KIB = 4
 DISK_LIMITS = tuple(
     f"{way}_{what}_sec" for what in ("bytes", "iops") for way in ("total", "read", "write")
 )
+#: Limits of a volume: also bursts, their length, and the size of a request that counts as one.
+VOLUME_LIMITS = (
+    *DISK_LIMITS,
+    *(f"{name}_max" for name in DISK_LIMITS),
+    "size_iops_sec",
+    *(f"{name}_max_length" for name in DISK_LIMITS),
+)
 RATES = ("average", "peak", "burst")
 #: Ports of a q35 for devices that guests have or are given later.
 PCIE_PORTS = 16
@@ -167,7 +174,7 @@ def clock(root: Element, options: Options) -> None:
 
 def disk_limits(disk: Element, options: Options) -> None:
     """Bytes and requests a second."""
-    found = [name for name in DISK_LIMITS if f"disk_{name}" in options]
+    found = [name for name in VOLUME_LIMITS if f"disk_{name}" in options]
     tuned = SubElement(disk, "iotune") if found else disk
     for name in found:
         SubElement(tuned, name).text = options[f"disk_{name}"]

@@ -37,6 +37,7 @@ from compute_agent.virt.libvirt import (
     host,
     live_migration,
     local_disks,
+    nova_xml,
     power,
     running_domain,
 )
@@ -205,6 +206,7 @@ def finish(
     disk = root_disk(home.folder, spec)
     libvirt.define(running_domain.placed(described(spec, home, disk, found.marks.made), running))
     libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0, facts=written(facts_of(spec)))
+    libvirt.change_metadata(spec.server, lambda known: nova_xml.write(nova_xml.instance(spec)))
     return power.find(libvirt, spec.server)
 
 

@@ -23,6 +23,8 @@ from compute_agent.virt.libvirt.domain_xml import (
     metadata,
 )
 
+#: The sizes of a disk's blocks that a guest sees.
+BLOCK_SIZES = "blockio"
 #: Where the serial console's socket is said.
 SERIAL = "devices/serial[@type='unix']/source"
 
@@ -53,7 +55,7 @@ def at_destination(described: str, running: str, marks: DomainMetadata) -> str:
     if about is not None:
         element = ElementTree.fromstring(metadata(marks))
         element.tag = f"{{{NAMESPACE}}}{element.tag}"
-        about[:] = [element]
+        about[:] = [element, *(one for one in about if one.tag != element.tag)]
     _give_socket(root, there)
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -113,6 +115,10 @@ def _place(root: Element, there: Element) -> None:
         address = known[identity].find("address") if identity in known else None
         if address is not None and device.find("address") is None:
             device.append(address)
+        if device.tag == "disk" and identity in known:
+            for sizes in device.findall(BLOCK_SIZES):
+                device.remove(sizes)
+            device.extend(known[identity].findall(BLOCK_SIZES))
     for identity, device in known.items():
         if device.tag == "controller" and identity not in mine:
             # libvirt added it, and things are on it.

@@ -37,7 +37,8 @@ class VolumeSource:
     has under a name (``export``) by a protocol that QEMU speaks. ``beside``: more servers that have
     it, host:port; ``user`` and ``secret``: who asks, and libvirt's secret with his password;
     ``initiator``: this host's name in iSCSI. ``direct``: past the host's cache; ``limits``:
-    libvirt's name of a rate -> number; ``format``: of a file."""
+    libvirt's name of a rate -> number; ``block_sizes``: the same of sizes that the guest sees;
+    ``format``: of a file."""
 
     kind: str
     path: str = ""
@@ -47,6 +48,7 @@ class VolumeSource:
     tls: bool = False
     direct: bool = True
     limits: Mapping[str, int] = field(default_factory=dict)
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
     protocol: str = "nbd"
     beside: Sequence[str] = ()
     user: str = ""
@@ -75,6 +77,9 @@ def element(
     hardware_xml.disk_limits(
         root, {f"disk_{rate}": str(number) for rate, number in source.limits.items()}
     )
+    if source.block_sizes:
+        sizes = {name: str(number) for name, number in source.block_sizes.items()}
+        SubElement(root, "blockio", sizes)
     if address:
         SubElement(root, "address", dict(address))
     return root

@@ -71,10 +71,25 @@ def create(request: Request) -> ApiResponse:
     body = request.body["server"]
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     identity = IdempotentBody(request.services.vault, request.context.project_id, key, request.body)
-    created = _known(request, identity) or _made(request, _parsed(request, body), identity)
+    created = _known(request, identity)
+    disk_config = body.get(parts.DISK_CONFIG)
+    if created is None:
+        order = _parsed(request, body)
+        disk_config = order.columns["disk_config"]
+        created = _made(request, order, identity)
+    elif disk_config is None:
+        disk_config = _disk_config(request, created.server_id)
     if not created.repeated:
         request.services.wakeup.wake()
-    return _answer(request, body, created, identity)
+    return _answer(request, body, created, identity, disk_config)
+
+
+def _disk_config(request: Request, server_id: str) -> str:
+    """Return the disk_config of a server that may be deleted by now."""
+    try:
+        return str(request.read(servers.show, server_id, request.scope).disk_config)
+    except errors.NotFound:
+        return "MANUAL"
 
 
 def _known(request: Request, identity: IdempotentBody) -> Created | None:
@@ -158,7 +173,11 @@ def _commit(request: Request, order: ServerRequest, identity: IdempotentBody) ->
 
 
 def _answer(
-    request: Request, body: JsonObject, created: Created, identity: IdempotentBody
+    request: Request,
+    body: JsonObject,
+    created: Created,
+    identity: IdempotentBody,
+    disk_config: str,
 ) -> ApiResponse:
     if is_true(body.get("return_reservation_id", False)):
         return ApiResponse({"reservation_id": created.reservation_id})
@@ -173,7 +192,7 @@ def _answer(
             "server": {
                 "id": created.server_id,
                 "links": links,
-                "OS-DCF:diskConfig": parts.disk_config(body),
+                "OS-DCF:diskConfig": disk_config,
                 "security_groups": parts.security_groups(body),
                 **({} if password is None else {"adminPass": password}),
             }
@@ -213,6 +232,7 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     parts.check_signature(body, image)
     if flavor.root_gb == 0 and found.root is None:
         request.require(_API + "servers:create:zero_disk_flavor")
+    server_disks.check_boot_disk(local, flavor, image.ref.properties)
     disks = server_disks.requested_disks(local, flavor, request.services.settings.max_local_disks)
     volumes = _volumes(request, found, flavor, disks, image.ref.properties)
     interfaces = server_networks.choose_interfaces(request, body, min_count, max_count)
@@ -295,7 +315,7 @@ def _columns(
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
-        "disk_config": parts.disk_config(body),
+        "disk_config": parts.disk_config(body, image.ref.id, image.ref.properties) or "MANUAL",
         "root_device_name": volumes.root_name
         if volumes
         else device_names.root_name(image.ref.properties.get("hw_disk_bus")),

@@ -6,7 +6,7 @@ keeps of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common import errors, local_disks
 from common.json_types import JsonMapping, JsonObject
@@ -20,6 +20,8 @@ from compute_api.compute.resources.block_devices import (
     VolumeMapping,
 )
 
+#: The bus of local disks whose image names none.
+DISK_BUS = "virtio"
 _VOLUME = ("volume_id", "snapshot_id", "volume_type")
 
 
@@ -31,7 +33,7 @@ def boot_image(
     image_id = str(body.get("imageRef") or "")
     images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
     for mapping in images:
-        if given := sorted({*_VOLUME, "volume_size"} & set(mapping)):
+        if given := sorted({*_VOLUME} & set(mapping)):
             raise errors.BadRequest(
                 f"{FIELD}.{given[0]}: not for the image as local boot disk; leave it out."
             )
@@ -54,6 +56,36 @@ def boot_image(
     if not image_id and 0 not in indexes:
         raise errors.BadRequest("Invalid imageRef provided.")
     return image_id
+
+
+def check_boot_disk(
+    local: Sequence[JsonMapping], flavor: Flavor, properties: Mapping[str, str]
+) -> None:
+    """Refuse a mapping of the image as local boot disk that asks for another disk than the server
+    gets. The disk may be larger than its mapping asks."""
+    bus = properties.get("hw_disk_bus") or DISK_BUS
+    for mapping in local:
+        if mapping.get("source_type") != IMAGE:
+            continue
+        size = _size(mapping)
+        if size > flavor.root_gb:
+            raise errors.BadRequest(
+                f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.root_gb} GiB for the root "
+                f"disk, and {size} are asked for."
+            )
+        if mapping.get("disk_bus") not in (None, "", bus):
+            raise errors.BadRequest(
+                f"{FIELD}.disk_bus: the image's hw_disk_bus decides the bus of its disk, {bus} "
+                "here; leave it out."
+            )
+        if mapping.get("device_type") not in (None, "", "disk"):
+            raise errors.BadRequest(
+                f"{FIELD}.device_type: the local boot disk is a disk; leave it out."
+            )
+        if mapping.get("guest_format"):
+            raise errors.BadRequest(
+                f"{FIELD}.guest_format: not for the image as local boot disk; leave it out."
+            )
 
 
 def requested_disks(local: Sequence[JsonMapping], flavor: Flavor, most: int) -> JsonObject | None:

@@ -59,7 +59,9 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     server_disks.check_resize(
         old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks
     )
-    image_checks.check_hardware(flavor, loads(server.image or "{}").get("properties", {}))
+    properties = loads(server.image or "{}").get("properties", {})
+    image_checks.check_hardware(flavor, properties)
+    parts.disk_config(given, server.image_id, properties)
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)

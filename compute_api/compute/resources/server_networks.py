@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common import errors
+from common.clients.network import find_unsupported_request
 from common.json_types import JsonMapping, JsonObject
 from common.models import Interface
 from common.store.servers import servers
@@ -28,6 +29,8 @@ from compute_api.edge.validation import FORMATS
 ATTACH_NETWORK = "os_compute_api:servers:create:attach_network"
 ATTACH_EXTERNAL = "network:attach_external_network"
 DEFAULT_GROUP = "default"
+#: Types of QoS rules from which ports get a resource_request.
+GUARANTEES = ("minimum_bandwidth", "minimum_packet_rate")
 AMBIGUOUS = "Multiple possible networks found, use a Network ID to be more specific."
 
 
@@ -164,6 +167,11 @@ def requested_interfaces(
     for one in items:
         if not one.get("port"):
             _check_network(request, one["uuid"], by_id, refusals)
+            reason = _find_guarantee(networks, token, by_id[one["uuid"]])
+            if reason:
+                raise errors.BadRequest(
+                    f"Network {one['uuid']} cannot be used: no host supports its {reason}."
+                )
     _check_addresses(networks, token, items, refusals)
     requested, own = [], []
     for one, network_id in zip(items, ids, strict=True):
@@ -206,10 +214,34 @@ def _ports(
             raise errors.Conflict(f"Port {port_id} is still in use.")
         if port.get("project_id", port.get("tenant_id")) not in (project_id, None):
             raise errors.BadRequest(f"Port {port_id} is not usable: it is another project's.")
-        if not port.get("fixed_ips") and port.get("ip_allocation") != "deferred":
+        if not port.get("fixed_ips") and port.get("ip_allocation") not in ("deferred", "none"):
             raise errors.BadRequest(f"Port {port_id} requires a FixedIP in order to be used.")
+        reason = find_unsupported_request(port) or _find_guarantee(networks, token, port)
+        if reason:
+            raise errors.BadRequest(
+                f"Port {port_id} cannot be used: no host supports its {reason}."
+            )
         found[port_id] = port
     return found
+
+
+def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -> str | None:
+    """Name the guarantee that a port or a network gets from its QoS policy; None if there is none.
+
+    Why: the network service shows resource_request to administrators only. A policy that the caller
+    may not read is left to the conductor, which sees the request when it binds the port.
+    """
+    for policy_id in (record.get("qos_policy_id"), record.get("qos_network_policy_id")):
+        if not policy_id:
+            continue
+        try:
+            policy = networks.record(token, "qos/policies", policy_id)
+        except (errors.NotFound, errors.Forbidden):
+            continue
+        for rule in policy.get("rules") or ():
+            if rule.get("type") in GUARANTEES:
+                return f"{rule['type']} of QoS policy {policy_id}"
+    return None
 
 
 def _check_network(

@@ -16,6 +16,7 @@ from common import errors, hardware, image_checks, models
 from common.clients.image import Image
 from common.json_types import JsonMapping, JsonObject
 from common.store.tenants.quotas import Numbers
+from compute_api.edge.validation import is_true
 
 MAX_HINTED_SERVERS = 64  # that hints name: each is looked up at every placement
 MAX_HINT_BYTES = 16384  # bytes of hints, as JSON
@@ -64,9 +65,23 @@ def access_ip(text: str | None) -> str | None:
     return None if text is None else str(ipaddress.ip_address(text))
 
 
-def disk_config(body: JsonMapping) -> str:
-    """AUTO or MANUAL."""
-    return str(body.get("OS-DCF:diskConfig", "MANUAL"))
+DISK_CONFIG = "OS-DCF:diskConfig"
+
+
+def disk_config(
+    body: JsonMapping, image_id: str | None, properties: Mapping[str, str]
+) -> str | None:
+    """Return AUTO or MANUAL, as the request or else the image has it; None: neither has it.
+
+    Raises:
+        BadRequest: The image disables AUTO, which the request asks for.
+    """
+    of_image = properties.get("auto_disk_config", properties.get("hw_auto_disk_config"))
+    if body.get(DISK_CONFIG) == "AUTO" and str(of_image).strip().lower() == "disabled":
+        raise errors.BadRequest(f"Requested image {image_id} has automatic disk resize disabled.")
+    if DISK_CONFIG in body:
+        return str(body[DISK_CONFIG])
+    return None if of_image is None else "AUTO" if is_true(of_image) else "MANUAL"
 
 
 def security_groups(body: JsonMapping) -> list[dict[str, str]]:

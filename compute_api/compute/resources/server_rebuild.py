@@ -79,6 +79,7 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     )
     kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
     parts.check_signature({**kept, **given}, image)
+    parts.disk_config(given, image.ref.id, image.ref.properties)
     changes = {
         column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
     }

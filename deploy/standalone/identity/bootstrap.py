@@ -18,14 +18,17 @@ from deploy.standalone.json_types import Body
 
 REGION = "RegionOne"
 ROLES = ("admin", "manager", "member", "reader", "service")
+#: Names of services by type, as in OpenStack's guides: some clients search the catalogue by name.
 SERVICES = {
     "identity": "keystone",
-    "compute": "kilonova",
+    "compute": "nova",
     "image": "glance",
     "network": "neutron",
     "block-storage": "cinder",
     "placement": "placement",
 }
+#: Names that an earlier release gave, by type. A name that the operator has chosen stays.
+FORMER_NAMES = {"compute": "kilonova"}
 USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
 """(user, project, roles in that project)."""
 IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
@@ -64,6 +67,9 @@ def bootstrap(
         for kind, url in endpoints.items():
             name = {"name": SERVICES.get(kind, kind)}
             service = _ensure(connection, schema.services, {"type": kind}, name)
+            former = schema.services.c.name == FORMER_NAMES.get(kind)
+            mine = schema.services.c.id == service
+            connection.execute(update(schema.services).where(mine, former).values(name))
             for interface in ("public", "internal", "admin"):
                 place = {"service_id": service, "region_id": REGION, "interface": interface}
                 key = _ensure(connection, schema.endpoints, place, {"url": url})

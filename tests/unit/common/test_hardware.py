@@ -63,8 +63,8 @@ def test_nothing_is_asked() -> None:
         ({"hw:cpu_cores": "2"}, {}, 4, (2, 2, 1)),
         ({"hw:cpu_threads": "2"}, {}, 4, (2, 1, 2)),
         ({"hw:cpu_sockets": "1", "hw:cpu_cores": "2", "hw:cpu_threads": "2"}, {}, 4, (1, 2, 2)),
-        ({"hw:max_cpu_sockets": "2"}, {}, 8, (2, 4, 1)),
-        ({"hw:max_cpu_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
+        ({"hw:cpu_max_sockets": "2"}, {}, 8, (2, 4, 1)),
+        ({"hw:cpu_max_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
         ({}, {"hw_cpu_max_sockets": "1"}, 6, (1, 6, 1)),
         (
             {"hw:cpu_sockets": "2"},
@@ -73,7 +73,7 @@ def test_nothing_is_asked() -> None:
             (2, 4, 1),
         ),  # the flavor's wishes stand
         ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),  # a wish that cannot be met
-        ({"hw:max_cpu_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
+        ({"hw:cpu_max_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
     ],
 )
 def test_topology(specs: Texts, image: Texts, vcpus: int, expected: tuple[int, int, int]) -> None:
@@ -85,16 +85,16 @@ def test_topology(specs: Texts, image: Texts, vcpus: int, expected: tuple[int, i
     ("specs", "image", "words"),
     [
         (
-            {"hw:max_cpu_sockets": "1", "hw:max_cpu_cores": "2", "hw:max_cpu_threads": "1"},
+            {"hw:cpu_max_sockets": "1", "hw:cpu_max_cores": "2", "hw:cpu_max_threads": "1"},
             {},
-            "hw:max_cpu_sockets:",
+            "hw:cpu_max_sockets:",
         ),
         (
-            {"hw:max_cpu_sockets": "2"},
+            {"hw:cpu_max_sockets": "2"},
             {"hw_cpu_max_sockets": "4"},
             "hw_cpu_max_sockets: 4 is more than",
         ),
-        ({"hw:max_cpu_sockets": "2"}, {"hw_cpu_sockets": "4"}, "hw_cpu_sockets: 4 is more than"),
+        ({"hw:cpu_max_sockets": "2"}, {"hw_cpu_sockets": "4"}, "hw_cpu_sockets: 4 is more than"),
         ({"hw:cpu_sockets": "0"}, {}, "hw:cpu_sockets: '0' is not between"),
         ({"hw:cpu_sockets": "nan"}, {}, "hw:cpu_sockets: 'nan' is not a whole number"),
         ({"hw:cpu_sockets": "1" * 5000}, {}, "hw:cpu_sockets: "),

@@ -185,6 +185,21 @@ def test_breaker_opens_for_failures_but_not_for_too_many_requests(
     assert len(service.methods) == requests
 
 
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        ("qos/policies", "policy"),
+        ("security-groups", "security_group"),
+        ("floatingips", "floatingip"),
+    ],
+)
+def test_record_is_read_by_the_singular_of_its_resource(
+    service: Service, resource: str, name: str
+) -> None:
+    service.body = json.dumps({name: {"id": "1"}}).encode()
+    assert Records(NETWORKS).record("t", resource, "1") == {"id": "1"}
+
+
 def test_extensions_are_read_again_after_minutes(service: Service) -> None:
     clock = [0.0]
     client = Bindings(NETWORKS, monotonic=lambda: clock[0])

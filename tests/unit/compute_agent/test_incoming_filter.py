@@ -11,7 +11,8 @@ from xml.etree.ElementTree import Element, SubElement
 import libvirt
 import pytest
 
-from compute_agent.virt.libvirt import running_domain
+from common.models import Flavor, GuestSpec
+from compute_agent.virt.libvirt import nova_xml, running_domain
 from compute_agent.virt.libvirt.incoming import filter as filters
 from compute_agent.virt.libvirt.incoming import rpc
 from compute_agent.virt.libvirt.incoming.filter import Filter, Refused
@@ -102,6 +103,20 @@ def test_the_domain_is_this_hosts_own_where_the_guest_ran() -> None:
         part in cookie
         for part in ("<hostname>h1</hostname>", 'capacity="1073741824"', "qemu64", "xbzrle")
     )
+
+
+def test_metadata_of_nova_is_this_hosts_own() -> None:
+    def nova(name: str) -> Element:
+        spec = GuestSpec(SERVER, 5, name, Flavor("1", "m1.nano", 1, 128, 1))
+        return nova_xml.qualify(nova_xml.instance(spec))
+
+    sent = running()
+    sent.find("metadata").append(nova("there"))  # type: ignore[union-attr]
+    arriving = domain_of(preparing(text(sent)), xml=described("/here", nova=nova("here")))
+    names = ElementTree.fromstring(arriving).findall(
+        "metadata/nova:instance/nova:name", {"nova": nova_xml.NAMESPACE}
+    )
+    assert [name.text for name in names] == ["here"]
 
 
 def test_what_is_remembered_of_the_server_is_this_hosts_own() -> None:

@@ -45,6 +45,7 @@ def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() 
         ("", "nothing", False),
         ("unbound", "unbound", False),
         ("vhostuser", "vhostuser", False),
+        ("ovs_hybrid", "ovs_hybrid", False),
         ("binding_failed", "binding_failed", True),
     ],
 )

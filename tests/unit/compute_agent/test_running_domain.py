@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.models import AttachedVolume
+from common.models import AttachedVolume, Flavor, GuestSpec
 from common.tls import Tls
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import running_domain, volume_xml
+from compute_agent.virt.libvirt import nova_xml, running_domain, volume_xml
 from compute_agent.virt.libvirt.domain_xml import (
     Disk,
     Domain,
@@ -129,6 +129,40 @@ def test_arriving_guest_keeps_its_machine_and_processor_and_has_files_of_its_new
     (element,) = about
     assert element.tag == "{urn:kilonova:server:1}server"
     assert read_metadata(text(element)) == marks
+
+
+@pytest.mark.parametrize("sizes", [{}, {"logical_block_size": 512, "physical_block_size": 4096}])
+def test_arriving_guest_keeps_block_sizes_that_it_sees(sizes: dict[str, int]) -> None:
+    """A guest that an older agent described sees QEMU's default whatever its volume says."""
+    volume = AttachedVolume("5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90", "/dev/vdb", 1)
+    there, here = (
+        volume_xml.VolumeSource("file", f"/v/volume-{volume.volume_id}", block_sizes=shown)
+        for shown in (sizes, {"logical_block_size": 4096, "physical_block_size": 4096})
+    )
+    arriving = ElementTree.fromstring(
+        running_domain.at_destination(
+            described("/there", volumes=((volume, here),)),
+            described("/source", volumes=((volume, there),)),
+            DomainMetadata(SERVER, 6),
+        )
+    )
+    shown = arriving.find("devices/disk[serial]/blockio")
+    assert ({} if shown is None else shown.attrib) == {
+        name: str(size) for name, size in sizes.items()
+    }
+
+
+def test_arriving_guest_keeps_metadata_of_nova() -> None:
+    spec = GuestSpec(SERVER, 6, "web", Flavor("1", "m1.nano", 1, 128, 1))
+    nova = nova_xml.qualify(nova_xml.instance(spec))
+    arriving = running_domain.at_destination(
+        described("/there", nova=nova), text(running()), DomainMetadata(SERVER, 6)
+    )
+    about = ElementTree.fromstring(arriving).find("metadata")
+    assert about is not None
+    tags = [element.tag for element in about]
+    assert tags == ["{urn:kilonova:server:1}server", f"{{{nova_xml.NAMESPACE}}}instance"]
+    assert about[1].findtext(f"{{{nova_xml.NAMESPACE}}}name") == "web"
 
 
 def test_two_guests_in_one_folder_have_two_sockets() -> None:

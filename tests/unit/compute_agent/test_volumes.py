@@ -92,12 +92,68 @@ def test_what_is_no_file_or_too_small_is_refused(tmp_path: Path) -> None:
             host(tmp_path).connect(local(tmp_path / f"{name}-{KEY}"))
 
 
+BURSTS = {
+    "read_bytes_sec": 100,
+    "read_bytes_sec_max": 400,
+    "read_bytes_sec_max_length": 5,
+    "write_bytes_sec": 100,
+    "write_bytes_sec_max": 400,
+    "total_iops_sec": "50",
+    "total_iops_sec_max": "90",
+    "size_iops_sec": "4096",
+}
+
+
+def test_bursts_and_block_sizes_of_volume_type_are_written(tmp_path: Path) -> None:
+    connection = {
+        "device_path": str(made(tmp_path)),
+        "qos_specs": BURSTS | {"of_the_back_end": "gold"},
+        "logical_block_size": "512",
+        "physical_block_size": 4096,
+    }
+    given = volume(driver_volume_type="local", **connection)
+    disk = volume_xml.element(given, host(tmp_path).source(given), "vdb")
+    rates = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
+    assert rates == {name: str(number) for name, number in BURSTS.items()}
+    sizes = disk.find("blockio")
+    assert sizes is not None
+    assert sizes.attrib == {"logical_block_size": "512", "physical_block_size": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("connection", "name"),
+    [
+        ({"qos_specs": {"total_bytes_sec": 1, "read_bytes_sec": 1}}, "total_bytes_sec"),
+        ({"qos_specs": {"read_iops_sec_max": 9}}, "read_iops_sec_max"),
+        ({"qos_specs": {"read_iops_sec": 9, "read_iops_sec_max": 8}}, "read_iops_sec_max"),
+        ({"qos_specs": {"total_bytes_sec": 1, "size_iops_sec": 9}}, "size_iops_sec"),
+        (
+            {"qos_specs": {"read_iops_sec": 9, "read_iops_sec_max_length": 8}},
+            "read_iops_sec_max_length",
+        ),
+        ({"qos_specs": {"total_bytes_sec": "-1"}}, "total_bytes_sec"),
+        ({"qos_specs": {"total_bytes_sec": 10**19}}, "total_bytes_sec"),
+        ({"qos_specs": ["total_bytes_sec"]}, "qos_specs"),
+        ({"logical_block_size": 513}, "logical_block_size"),
+        ({"physical_block_size": "<b>"}, "physical_block_size"),
+        ({"logical_block_size": 4096, "physical_block_size": 512}, "physical_block_size"),
+    ],
+)
+def test_qos_that_hosts_cannot_carry_out_is_refused_by_name(
+    tmp_path: Path, connection: dict[str, Any], name: str
+) -> None:
+    given = volume(driver_volume_type="local", device_path=str(made(tmp_path)), **connection)
+    with pytest.raises(VerbFailed) as failed:
+        host(tmp_path).source(given)
+    assert name in str(failed.value) and given.volume_id in str(failed.value)
+
+
 def test_rates_are_the_volume_types(tmp_path: Path) -> None:
     connection = {"device_path": str(made(tmp_path)), "qos_specs": {"read_iops_sec": "7", "x": 1}}
     given = replace(volume(), connection={"driver_volume_type": "local", **connection})
     assert host(tmp_path).source(given).limits == {"read_iops_sec": 7}
     given.connection["qos_specs"] = {"read_iops_sec": "<b>"}
-    with pytest.raises(VerbFailed, match="cannot be used"):
+    with pytest.raises(VerbFailed, match="read_iops_sec '<b>' is not a whole number"):
         host(tmp_path).source(given)
 
 

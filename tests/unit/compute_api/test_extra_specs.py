@@ -43,6 +43,11 @@ from compute_api.compute.extra_specs import KNOWN, check, check_names
         ("anything", "goes"),
         ("others:anything", "goes"),
         ("hw_video:ram_max_mb", "64"),
+        *((f"hw:cpu_max_{kind}", "2") for kind in ("sockets", "cores", "threads")),
+        ("hw:mem_encryption_model", "amd-sev-snp"),
+        ("hw:ephemeral_encryption_format", "luksv2"),
+        ("hw:ephemeral_encryption_format", "plain"),
+        ("hw:usb_model", "none"),
     ],
 )
 def test_what_is_accepted(name: str, value: str) -> None:
@@ -76,6 +81,7 @@ def test_what_is_accepted(name: str, value: str) -> None:
         ("accel:x", "1", "does not exist"),
         ("hw_rng:x", "1", "does not exist"),
         ("vmware:x", "1", "does not exist"),
+        ("hw:max_cpu_sockets", "2", "does not exist"),
     ],
 )
 def test_what_is_refused(name: str, value: str, words: str) -> None:

@@ -151,6 +151,50 @@ def test_a_destination_that_cannot_bind_is_another_hosts_chance() -> None:
     assert move.places() == [("h1", [])] * 2
 
 
+def rebind_to_h2(engine: Engine, run: PortRun) -> None:
+    networks.rebind_to(engine, run, "h2")
+
+
+@pytest.mark.parametrize("call", [networks.bind_at_destination, rebind_to_h2])
+def test_bind_refuses_hybrid_plug_by_name(call: Call) -> None:
+    move = Move()
+    move.networks.hybrid = {"h2"}
+    run = move.call(call)
+    assert run.problem is not None
+    assert "ovs_hybrid_plug" in str(run.problem) and move.ports[0] in str(run.problem)
+    assert run.problem.retryable, "another host may have another firewall"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"binding:vnic_type": "direct"},
+        {
+            "resource_request": {
+                "request_groups": [{"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1}}]
+            }
+        },
+    ],
+)
+@pytest.mark.parametrize("call", [networks.bind_at_destination, rebind_to_h2])
+def test_bind_refuses_port_request_of_no_host_by_name(call: Call, change: dict[str, Any]) -> None:
+    move = Move()
+    move.networks.held[move.ports[1]].update(change)
+    run = move.call(call)
+    assert run.problem is not None
+    [name] = change
+    assert name in str(run.problem) and move.ports[1] in str(run.problem)
+    assert not run.problem.retryable
+
+
+def test_undo_binds_to_host_with_hybrid_plug_without_failure() -> None:
+    move = Move()
+    move.networks.hybrid = {"h1"}
+    back = move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), phase="undo")
+    assert back.problem is None
+    assert {one.vif_type for one in left(back, "plugged")} == {"ovs_hybrid"}
+
+
 def test_a_service_that_knows_one_host_a_port_binds_late() -> None:
     move = Move()
     move.networks.one_host_a_port = True

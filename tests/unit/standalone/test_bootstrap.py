@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from deploy.standalone.database import Database
 from deploy.standalone.identity import schema
@@ -47,3 +47,25 @@ def test_removed_service_has_no_endpoint_until_it_is_back(database: Database) ->
     ):
         bootstrap(database, PASSWORDS, endpoints, without)
         assert named(database) == left
+
+
+def service_names(database: Database) -> dict[str, str]:
+    """Return the names of the services in the catalogue, by type."""
+    return {row.type: row.name for row in database.rows(select(schema.services))}
+
+
+def test_bootstrap_names_services_as_clients_search_for_them(database: Database) -> None:
+    """libcloud and Masakari search the catalogue by name, "nova", besides the type."""
+    endpoints = {"compute": "http://c:8774/v2.1", "placement": "http://c:8778"}
+    bootstrap(database, PASSWORDS, endpoints)
+    assert service_names(database) == {"compute": "nova", "placement": "placement"}
+
+
+def test_bootstrap_renames_service_of_earlier_release_only(database: Database) -> None:
+    endpoints = {"compute": "http://c:8774/v2.1"}
+    for name, expected in (("kilonova", "nova"), ("ours", "ours")):
+        bootstrap(database, PASSWORDS, endpoints)
+        with database.write() as connection:
+            connection.execute(update(schema.services).values(name=name))
+        bootstrap(database, PASSWORDS, endpoints)
+        assert service_names(database) == {"compute": expected}

@@ -79,6 +79,7 @@ _DEVICE = _shape(
         "model": _shape("name type"),
         "mac": _shape("address"),
         "address": _ADDRESS,
+        "blockio": _shape("logical_block_size physical_block_size"),
         "master": _shape("startport"),
         "target": _shape("dev chassis chassisNr port busNr index hotplug"),
     },
