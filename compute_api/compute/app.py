@@ -35,6 +35,9 @@ from compute_api.edge.policy import Policy
 from compute_api.edge.response import JSON_TYPE, send
 from compute_api.edge.routing import SMALL_BODY_BYTES, Endpoint, by_path
 
+#: What a body in JSON may call itself, as in Nova.
+BODY_TYPES = (JSON_TYPE, "application/vnd.openstack.compute+json", "text/plain")
+
 
 def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
     """The application over these services; ``policy``: in place of the defaults."""
@@ -119,7 +122,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         if route.body is None:
             return None
         media_type = request_data.media_type_of(req.content_type or JSON_TYPE)
-        if media_type != JSON_TYPE:
+        if media_type not in BODY_TYPES:
             raise errors.UnsupportedMediaType(
                 f"Unsupported Content-Type {media_type[:80]}; send application/json"
             )

@@ -203,7 +203,13 @@ class Schema:
         )  # not its place in a list
         name = explanations.cut(name)
         if explanations.SECRET.intersection(path):
-            return f"Invalid input for field/attribute {name}. The value is not repeated here."
+            rule = problem.validator_value
+            why = {
+                "maxLength": f" It has more than {rule} characters.",
+                "format": f" It is not {rule}.",
+                "type": f" Its type is not {rule}.",
+            }.get(str(problem.validator), "")
+            return f"Invalid input for field/attribute {name}. The value is not repeated here.{why}"
         message = explanations.cut(problem.message, 2 * explanations.MAX_SHOWN_CHARACTERS)
         if problem.validator == "format":
             message = (

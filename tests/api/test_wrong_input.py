@@ -311,6 +311,33 @@ def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
     assert answer.json["badMediaType"]["code"] == 415
 
 
+@pytest.mark.parametrize(
+    "media_type", ["application/vnd.openstack.compute+json", "text/plain", "text/plain; charset=x"]
+)
+def test_body_with_a_media_type_that_nova_takes_is_read(cloud: Cloud, media_type: str) -> None:
+    body = b'{"keypair": {"name": "k"}}'
+    headers = {"Content-Type": media_type}
+    assert cloud.call("POST", "/os-keypairs", raw=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("user_data", "why"),
+    [
+        ("a" * 65536, "It has more than 65535 characters."),
+        ("no base64!", "It is not base64."),
+        (5, "Its type is not string."),
+    ],
+)
+def test_refusal_of_user_data_gives_the_reason_and_not_the_value(
+    cloud: Cloud, user_data: object, why: str
+) -> None:
+    body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1", "user_data": user_data}}
+    message = cloud.call("POST", "/servers", body).json["badRequest"]["message"]
+    assert message == (
+        f"Invalid input for field/attribute user_data. The value is not repeated here. {why}"
+    )
+
+
 @pytest.mark.parametrize("token", [None, "", "forged"])
 def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
     answer = cloud.call("GET", "/servers", token=token)
