@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -26,6 +27,8 @@ from common.store.placement.host_states import HostRows, Rows
 from common.store.placement.inventories import MOST
 from common.wire import from_wire
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -275,9 +278,16 @@ class Columns:
         for provider, text in rows.assignments:
             (place,), (known,) = self.positions([provider])
             if known:
-                self.held.setdefault(base.names[place], []).append(
-                    from_wire(HardwareAssignment, json.loads(text))
-                )
+                try:
+                    assignment = from_wire(HardwareAssignment, json.loads(text))
+                except (ValueError, TypeError):
+                    log.exception(
+                        "what a guest on host %s has of its own is damaged and not counted: %.200s",
+                        base.names[place],
+                        text,
+                    )
+                    continue
+                self.held.setdefault(base.names[place], []).append(assignment)
         sizes = np.array([len(gear) for gear in self.gear.values], np.int64)
         base.devices[at] = sizes[self.own["gear"][at]]
         for row in at.tolist() if self.held else ():
@@ -379,12 +389,22 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _mapping(text: str | None) -> JsonObject:
-    found = json.loads(text) if text else {}
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        return {}
     return found if isinstance(found, dict) else {}
 
 
 def _records(kind: type[T], text: str) -> list[T]:
-    return [from_wire(kind, one) for one in json.loads(text)]
+    """Return the records of a host's column. Of a damaged one there are none: no other host waits
+    for it."""
+    try:
+        return [from_wire(kind, one) for one in json.loads(text)]
+    except (ValueError, TypeError):
+        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        return []
 
 
 def _empty_stock(size: int) -> Stock:

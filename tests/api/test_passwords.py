@@ -263,7 +263,7 @@ def test_password_of_idempotent_create_does_not_follow_from_the_database(
     assert server["adminPass"] not in _guesses(cloud, "deploy-web-1", server["id"], project)
 
 
-def test_password_of_idempotent_create_differs_between_clouds_with_other_secret_keys(
+def test_password_of_idempotent_create_depends_on_the_secret_key(
     make_cloud: Callable[..., Cloud],
 ) -> None:
     clouds = [make_cloud(secret_key=text) for text in ("one", "two")]

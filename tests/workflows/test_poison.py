@@ -487,3 +487,25 @@ def test_delete_ends_when_a_document_of_its_server_cannot_be_read(
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.show(server).vm_state == states.DELETED
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        *(("hosts", column.name) for column in schema.hosts.c if isinstance(column.type, Json)),
+        ("guests", "assignment"),
+    ],
+)
+def test_damaged_document_of_a_host_stops_no_placement(
+    cloud: Cloud, table: str, column: str
+) -> None:
+    [first] = cloud.create(networks=[])
+    cloud.settle()
+    host = cloud.show(first).host
+    place = "name" if table == "hosts" else "host"
+    statement = sa.text(f"UPDATE {table} SET {column} = '[1,2' WHERE {place} = :host")
+    cloud.store.write(lambda tx: tx.execute(statement, {"host": host}))
+    servers = cloud.create(3, networks=[])
+    for _ in range(6):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
