@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from common import device_names, errors, local_disks
 from common.hardware import hardware
 from common.json_types import JsonObject
-from common.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface
+from common.models import OVS_HYBRID, AttachedVolume, Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
 
 LATEST = "latest"
@@ -84,6 +84,8 @@ EC2_KEYS = {
     "instance-action": "2008-09-01",
 }
 SEED_BYTES = 512
+#: Types of links by vif_type, where the two differ. cloud-init refuses unknown types.
+LINK_TYPES = {"": "bridge", OVS_HYBRID: "ovs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +409,7 @@ def network_data(interfaces: Sequence[Interface]) -> JsonObject:
             {
                 "id": link,
                 "vif_id": interface.port,
-                "type": interface.vif_type or "bridge",
+                "type": LINK_TYPES.get(interface.vif_type, interface.vif_type),
                 "mtu": interface.mtu or None,
                 "ethernet_mac_address": interface.mac,
             }

@@ -58,6 +58,12 @@ class ImageRef:
     properties: dict[str, str] = field(default_factory=dict)
 
 
+#: The vif_type of an interface whose port has ovs_hybrid_plug in its vif_details. Neutron's
+#: iptables firewall filters such a port on a Linux bridge that no host makes. In br-int the port
+#: would bypass its security groups.
+OVS_HYBRID = "ovs_hybrid"
+
+
 @dataclass(frozen=True, slots=True)
 class Interface:
     """A network interface of a server: a port of the network service as it was last described.

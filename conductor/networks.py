@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from common import errors
 from common.action_args import ActionArgs, NetworkArgs
-from common.clients.network import MADE, OVS_HYBRID, find_unsupported_request, is_made
+from common.clients.network import MADE, find_unsupported_request, is_made
 from common.clock import SECOND
 from common.json_types import JsonObject
-from common.models import Interface
+from common.models import OVS_HYBRID, Interface
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import BINDING, LATE_PORTS, PORT, PORTS
 from common.store.rows import ServerRow

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from common import errors
 from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, document, kind_of
 from common.json_types import JsonMapping, JsonObject
-from common.models import Interface
+from common.models import OVS_HYBRID, Interface
 
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
 EXTENSIONS_KEPT_SECONDS = 300.0  #: they change with an upgrade of the service
@@ -32,10 +32,6 @@ NAME = "network service"
 MADE = {"made_by": "kilonova"}
 #: Attributes of ports that no host can carry out.
 UNSUPPORTED = ("resource_request", "numa_affinity_policy", "device_profile")
-#: The vif_type that Kilonova records for a port whose vif_details have ovs_hybrid_plug. Neutron's
-#: iptables firewall filters such a port on a Linux bridge that no host makes. In br-int the port
-#: would bypass its security groups.
-OVS_HYBRID = "ovs_hybrid"
 
 
 def device_of(port_id: str) -> str:

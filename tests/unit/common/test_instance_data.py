@@ -268,7 +268,8 @@ def test_network_data_of_addresses_that_the_guest_is_told() -> None:
     }
 
 
-def test_network_data_of_addresses_that_the_guest_leases() -> None:
+@pytest.mark.parametrize("vif_type", ["ovs", "ovs_hybrid"])
+def test_network_data_of_addresses_that_the_guest_leases(vif_type: str) -> None:
     leased = {**V4, "dhcp": True}
     told = network_data(
         [
@@ -280,7 +281,7 @@ def test_network_data_of_addresses_that_the_guest_leases() -> None:
                 {**V6, "dhcp": True, "ipv6_mode": "slaac"},
                 device="",
                 mtu=0,
-                vif_type="ovs",
+                vif_type=vif_type,
             )
         ]
     )
