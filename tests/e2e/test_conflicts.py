@@ -100,7 +100,6 @@ def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(
         ("os-stop", None),
         ("pause", None),
         ("suspend", None),
-        ("createImage", {"name": "never"}),
         ("shelve", None),
         ("rebuild", {"imageRef": in_memory.image("empty")}),
         ("forceDelete", None),
