@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.store import schema
-from tests.api.conftest import Cloud
+from tests.api.conftest import IMAGE, Cloud
 
 
 @pytest.fixture
@@ -129,6 +129,29 @@ def test_a_lock_does_not_stop_admins_and_stops_delete(cloud: Cloud, server: str)
     assert act(cloud, server, "forceDelete").status_code == 409
     assert act(cloud, server, "os-stop", token="admin").status_code == 202
     assert cloud.call("DELETE", f"/servers/{server}", token="admin").status_code == 204
+
+
+# --- a server that could not be built ---
+@pytest.mark.parametrize("vm_state", ["error", "active"])
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("os-stop", None),
+        ("reboot", {"type": "HARD"}),
+        ("rescue", None),
+        ("rebuild", {"imageRef": IMAGE}),
+    ],
+)
+def test_server_on_no_host_is_refused_at_once_what_is_done_on_a_host(
+    cloud: Cloud, server: str, vm_state: str, key: str, body: Any
+) -> None:
+    cloud.rest(server, vm_state, host=None)
+    before = len(cloud.rows(schema.actions))
+    answer = act(cloud, server, key, body)
+    assert answer.status_code == 409
+    assert "it is on no host" in answer.json["conflictingRequest"]["message"]
+    assert len(cloud.rows(schema.actions)) == before
+    assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
 
 
 # --- an admin's word ---

@@ -88,6 +88,7 @@ def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
                         locked=locked,
                         action="a" if task_state else None,
                         shares=0,
+                        host="host1",
                     )
                     got = (
                         judged(states.matching_row(rows, vm_state), found, caller)
@@ -164,6 +165,7 @@ def test_accepted_action_takes_the_server_refused_leaves_it(
                     action=holder,
                     locked=False,
                     locked_by=None,
+                    host="host1",
                 )
             )
         before, row = server_of(store), rows_of(name)[0]
@@ -198,7 +200,7 @@ def test_an_action_without_a_task_state_holds_the_server_too(store: Store) -> No
     with store.begin() as tx:
         tx.execute(
             sa.update(schema.servers).values(
-                vm_state="active", task_state=None, action=None, locked=False
+                vm_state="active", task_state=None, action=None, locked=False, host="host1"
             )
         )
     assert asked(store, "trigger_crash_dump", CALLERS["user"]) == 202

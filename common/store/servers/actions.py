@@ -157,6 +157,11 @@ def check(
         raise errors.WrongState(row.name, server_id, "vm_state", found.vm_state)
     if row.task != states.ANY and found.task_state not in row.task:
         raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
+    if found.host is None and row.needs_host:
+        raise errors.Conflict(
+            f"Cannot '{row.name}' instance {server_id}: it is on no host. Delete it and create it "
+            "again."
+        )
     if found.shares and not row.with_shares:
         raise errors.Conflict(
             f"Cannot '{row.name}' instance {server_id} while it has shares; detach them first."

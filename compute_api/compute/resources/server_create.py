@@ -231,7 +231,12 @@ def _parsed(request: Request, body: JsonObject) -> ServerRequest:
     image_checks.check_hardware(flavor, image.ref.properties)
     parts.check_signature(body, image)
     if flavor.root_gb == 0 and found.root is None:
-        request.require(_API + "servers:create:zero_disk_flavor")
+        try:
+            request.require(_API + "servers:create:zero_disk_flavor")
+        except errors.Forbidden as refusal:
+            raise errors.Forbidden(
+                "Only volume-backed servers are allowed for flavors with zero disk."
+            ) from refusal
     server_disks.check_boot_disk(local, flavor, image.ref.properties)
     disks = server_disks.requested_disks(local, flavor, request.services.settings.max_local_disks)
     volumes = _volumes(request, found, flavor, disks, image.ref.properties)
