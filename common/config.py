@@ -147,7 +147,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the API listens on."),
         cfg.PortOpt("port", default=8774, help="Port of the API."),
         cfg.IntOpt("workers", default=1, min=1, max=64, help="Processes of the API."),
-        cfg.IntOpt("threads", default=16, min=1, max=64, help="Threads of each API process."),
+        cfg.IntOpt("threads", default=16, min=1, max=64, help="Threads of each API process; requests to one server have four times as many beside these."),
         cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
         cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
