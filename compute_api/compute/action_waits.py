@@ -4,8 +4,8 @@ to end.
 
 ``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the
 request's error. When the time is over, the outcome is unknown and the caller answers 202, as for
-any other action. The interval of the polls grows from 20 to 200 ms. Only a share of the threads may
-wait."""
+any other action. The interval of the polls grows from 20 to 200 ms. Requests to a server have
+threads of their own (``edge.worker``), most of which may wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from common import errors
 from common.clock import Clock
@@ -21,9 +21,14 @@ from common.store.engine import Store
 from common.store.rows import EventRow
 from common.store.servers import actions
 
+if TYPE_CHECKING:
+    from compute_api.compute.dependencies import Services
+
 T = TypeVar("T")
 
 STEP_TIMEOUT_SECONDS = 30.0
+SLOT_SECONDS = 10.0  #: that a request waits for a thread which may wait
+TURN_TIMEOUTS = 2  #: timeouts of an answer for which a request waits for its turn
 _ENDED_EARLY = "The action was ended before it was done."
 #: Statuses with which another service refuses what its quota or policy forbids; the user gets the
 #: same.
@@ -32,14 +37,72 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
 
 
 @contextmanager
-def slot(slots: threading.BoundedSemaphore) -> Iterator[bool]:
-    """One of the few threads that may wait, without waiting for one; whether there is one."""
-    is_free = slots.acquire(blocking=False)
+def slot(services: Services) -> Iterator[bool]:
+    """Take one of the threads that may wait, as soon as one is free; yields whether one was."""
+    seconds = min(SLOT_SECONDS, services.settings.answer_timeout_seconds)
+    is_free = services.wait_slots.acquire(timeout=seconds)
     try:
         yield is_free
     finally:
         if is_free:
-            slots.release()
+            services.wait_slots.release()
+
+
+class Turns:
+    """Lines of this process's requests that wait to begin an action, one line a server.
+
+    Only the first request of a line asks the database whether its turn has come.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
+        """Wait to be the first of a server's line; go on without that when the time is over."""
+        with self._lock:
+            line, length = self._lines.get(server_id, (threading.Lock(), 0))
+            self._lines[server_id] = line, length + 1
+        is_first = line.acquire(timeout=timeout_seconds)
+        try:
+            yield
+        finally:
+            if is_first:
+                line.release()
+            with self._lock:
+                line, length = self._lines.pop(server_id)
+                if length > 1:
+                    self._lines[server_id] = line, length - 1
+
+
+def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits: bool = True) -> T:
+    """Begin an action of a server when those before it have ended.
+
+    Args:
+        begin: Begins it, or raises Busy.
+        waits: Whether the request has a slot; without one it tries once.
+
+    Raises:
+        Busy: The actions before it have not ended within the time.
+    """
+    seconds = TURN_TIMEOUTS * services.settings.answer_timeout_seconds if waits else 0
+    end = time.monotonic() + seconds
+    with services.turns.first(server_id, seconds):
+        return for_turn(begin, timeout_seconds=max(0, end - time.monotonic()))
+
+
+def begin_in_turn(services: Services, server_id: str, begin: Callable[[], T]) -> T:
+    """Begin an action at once, or in its turn if another action has the server.
+
+    Raises:
+        Busy: As ``in_turn``.
+    """
+    try:
+        return begin()
+    except errors.Busy:
+        with slot(services) as is_free:
+            return in_turn(services, server_id, begin, waits=is_free)
 
 
 def for_step(

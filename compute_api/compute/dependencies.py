@@ -19,6 +19,8 @@ from common.json_types import JsonObject
 from common.models import Access, Command, Interface
 from common.store.engine import Store
 from common.vault import Vault
+from compute_api.compute import waiting_threads
+from compute_api.compute.action_waits import Turns
 from compute_api.compute.creation import Creator
 from compute_api.compute.quota import KeystoneLimits, Quota, UnregisteredLimits
 
@@ -206,14 +208,20 @@ class Services:
     volumes: TenantVolumes | None = None  #: None: there is no block storage service
     quota: Quota = field(init=False)  #: where all limits are read
     creator: Creator = field(init=False)  #: makes all new servers
-    #: requests that may wait for a host at a time: a quarter of the threads, so that silent hosts
+    #: requests that may wait for a host at a time: half as many as threads, so that silent hosts
     #: cannot stop the API
     query_slots: threading.BoundedSemaphore = field(init=False)
-    #: requests that may wait for a step of their action, as many
+    #: requests that may wait for a step of their action, or for their turn at a server
     wait_slots: threading.BoundedSemaphore = field(init=False)
+    turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
         self.quota = Quota(self.settings.quota, self.keystone, self.settings.unregistered)
         self.creator = Creator(self.store, self.settings.quota)
-        self.query_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))
-        self.wait_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))
+        threads = self.settings.threads
+        self.query_slots = threading.BoundedSemaphore(max(1, threads // 2))
+        # The other waiting threads are left to requests that do not wait.
+        self.wait_slots = threading.BoundedSemaphore(
+            max(1, threads * (waiting_threads.PER_THREAD - 1))
+        )
+        self.turns = Turns()

@@ -15,6 +15,7 @@ from common import errors
 from common.json_types import JsonObject
 from common.store.hosts import services
 from common.store.rows import ServerRecord
+from compute_api.compute.action_waits import SLOT_SECONDS
 from compute_api.compute.request import Request
 
 HOST_TIMEOUT_SECONDS = 2.0  #: seconds for the answer of one host of many
@@ -74,7 +75,8 @@ def query_hosts(
 def _slot(request: Request) -> Iterator[None]:
     """One of the few threads that may wait for hosts."""
     slots = request.services.query_slots
-    if not slots.acquire(blocking=False):
+    seconds = min(SLOT_SECONDS, request.services.settings.answer_timeout_seconds)
+    if not slots.acquire(timeout=seconds):
         raise errors.Unavailable("Too many requests are waiting for hosts to answer; try again.")
     try:
         yield

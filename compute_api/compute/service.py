@@ -18,6 +18,7 @@ from wsgiref.types import WSGIApplication
 from oslo_config import cfg
 
 from common import access, service
+from compute_api.compute import waiting_threads
 from compute_api.compute.policies import COMPUTE_RULES
 from compute_api.edge.policy import Policy, configured
 from compute_api.edge.server import Server, limits
@@ -177,6 +178,8 @@ def main() -> None:
         limits=limits(conf, conf.api.max_body),
         fault=_fault,
         check=lambda: access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY),
+        may_wait=waiting_threads.may_wait,
+        waiting_threads=conf.api.threads * waiting_threads.PER_THREAD,
     ).run()
 
 

@@ -13,6 +13,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Protocol
 
@@ -34,6 +35,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     limits = ClientLimits()
     clients: ClientConnections
+    #: Requests that may wait, by path, have this many threads beside those of all others.
+    may_wait: Callable[[str], bool] = staticmethod(lambda path: False)
+    waiting_threads = 1
 
     @staticmethod
     def fault(status: int, text: str) -> object:
@@ -59,6 +63,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.poller.register(
             self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
         )
+        self._waiting = ThreadPoolExecutor(self.waiting_threads)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
             self._turn(1.0)
@@ -67,7 +72,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         end = time.monotonic() + self.cfg.graceful_timeout
         while len(self.clients) and time.monotonic() < end:
             self._turn(0.1)
-        self.tpool.shutdown(wait=False)
+        for pool in (self.tpool, self._waiting):
+            pool.shutdown(wait=False)
         for listener in self.sockets:
             listener.close()
 
@@ -85,7 +91,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     # --- answers: in threads of the pool ---
     def _begin(self, client: ClientConnection) -> None:
-        self.tpool.submit(self._serve, client, self._answer)
+        pool = self._waiting if self.may_wait(client.incoming.request.path) else self.tpool
+        pool.submit(self._serve, client, self._answer)
 
     def _go_on(self, client: ClientConnection) -> None:
         self.tpool.submit(self._serve, client, self._write)

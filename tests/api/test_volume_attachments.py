@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from common import errors
+from common import errors, ids
 from common.store import schema
 from tests.api.conftest import Cloud
 from tests.api.volumes import OTHER, SHARED, VOLUME, Volumes, done, storing
@@ -429,3 +432,41 @@ def test_a_volume_that_has_grown_is_seen(cloud: Cloud, server: str) -> None:
     assert codes(tag=OTHER) == [404] and codes() == [200]
     [action], [row] = begun(cloud, "extend_volume"), cloud.rows(schema.block_devices)
     assert action.args == {"was": "active", "block_device": row.uuid, "volume_id": VOLUME}
+
+
+@pytest.fixture
+def busy(make_cloud: Callable[..., Cloud]) -> Iterator[tuple[Cloud, str]]:
+    """A cloud whose actions take a moment each, and a server of it."""
+    cloud, ended = make_cloud(answer_timeout_seconds=30), threading.Event()
+    server = cloud.create()
+    cloud.rest(server)
+
+    def conduct() -> None:
+        while not ended.wait(0.02):
+            if any(row.action for row in cloud.rows(schema.servers)):
+                done(cloud, server)
+
+    conductor = threading.Thread(target=conduct)
+    conductor.start()
+    yield cloud, server
+    ended.set()
+    conductor.join(30)
+
+
+def test_parallel_attachments_to_one_server_take_turns(busy: tuple[Cloud, str]) -> None:
+    cloud, server = busy
+    service, volumes = storing(cloud), [ids.new() for _ in range(20)]
+    for volume in volumes:
+        service.held[volume] = replace(service.held[VOLUME], id=volume)
+    with ThreadPoolExecutor(len(volumes)) as pool:
+        answers = list(pool.map(lambda one: attach(cloud, server, one, mv="2.101"), volumes))
+    assert [answer.status_code for answer in answers] == [202] * len(volumes)
+    assert len(begun(cloud, "attach_volume")) == len(volumes)
+
+
+def test_action_waits_for_attachment_that_shows_no_task_state(busy: tuple[Cloud, str]) -> None:
+    cloud, server = busy
+    storing(cloud)
+    assert attach(cloud, server, mv="2.101").status_code == 202
+    answer = cloud.call("POST", f"/servers/{server}/action", {"pause": None})
+    assert answer.status_code == 202, answer.text

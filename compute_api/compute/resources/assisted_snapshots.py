@@ -93,9 +93,7 @@ def _begin(request: Request, row: states.Action, volume_id: str, about: Values) 
         about=about,
     )
     try:
-        with action_waits.slot(request.services.wait_slots) as is_free:
-            timeout = request.services.settings.answer_timeout_seconds
-            action_waits.for_turn(begin, timeout_seconds=timeout if is_free else 0)
+        action_waits.begin_in_turn(request.services, server_id, begin)
     except (errors.Conflict, errors.NotFound) as problem:
         raise errors.BadRequest(problem.text) from problem
     request.services.wakeup.wake()

@@ -68,7 +68,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
         "networks": [_requested_interface(request, networks, server, given)],
         "security_groups": [],
     }
-    with action_waits.slot(request.services.wait_slots) as is_free:
+    with action_waits.slot(request.services) as is_free:
         if not is_free:
             raise errors.Unavailable(
                 "Too many requests are waiting for interfaces to be attached; try again."
@@ -79,8 +79,8 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 def _attached(request: Request, server: ServerRecord, args: JsonObject) -> ApiResponse:
     """Begin, and answer with the interface that the guest has got."""
     timeout, store = request.services.settings.answer_timeout_seconds, request.services.store
-    action_id = action_waits.for_turn(
-        lambda: _begin(request, server, ATTACH, args), timeout_seconds=timeout
+    action_id = action_waits.in_turn(
+        request.services, server.id, lambda: _begin(request, server, ATTACH, args)
     )
     request.services.wakeup.wake()
     assert ATTACH.answer_after is not None
@@ -132,11 +132,11 @@ def detach(request: Request, server: ServerRecord, port_id: str) -> None:
     if port_id not in _tags(server):
         raise errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     request.check(DETACH, server, waits=True)
-    with action_waits.slot(request.services.wait_slots) as is_free:
-        action_waits.for_turn(
-            lambda: _begin(request, server, DETACH, {"port": port_id}),
-            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
-        )
+    action_waits.begin_in_turn(
+        request.services,
+        server.id,
+        lambda: _begin(request, server, DETACH, {"port": port_id}),
+    )
     request.services.wakeup.wake()
 
 

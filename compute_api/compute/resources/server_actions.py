@@ -8,6 +8,7 @@ network service."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import falcon
 
@@ -43,7 +44,8 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
     request.require(row.policy, target)
     if row.query is not None:
         return ApiResponse(QUERIES[row.query](request, server), row.success)
-    request.check(row, server)  # before another service is asked; begin checks again
+    # Before another service is asked; begin checks again.
+    request.check(row, server, waits=True)
     prepared = PREPARERS.get(key, nothing)(request, server, request.body[key])
     if row.immediate is not None:
         request.write(
@@ -66,15 +68,17 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
 def _begin(
     request: Request, rows: list[states.Action], server: ServerRecord, prepared: PreparedAction
 ) -> str:
+    begin = partial(
+        request.begin,
+        prepared.begin,
+        rows,
+        server.id,
+        args=prepared.args,
+        changes=prepared.changes,
+        secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
+    )
     try:
-        return request.begin(
-            prepared.begin,
-            rows,
-            server.id,
-            args=prepared.args,
-            changes=prepared.changes,
-            secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
-        )
+        return action_waits.begin_in_turn(request.services, server.id, begin)
     except errors.Unavailable:
         raise  # whether it has begun is not known: nothing is taken back
     except errors.Problem:
@@ -117,7 +121,7 @@ def _matching_rows(key: str, served: list[states.Action], request: Request) -> l
 
 def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
     """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
-    with action_waits.slot(request.services.wait_slots) as is_free:
+    with action_waits.slot(request.services) as is_free:
         if is_free:
             action_waits.for_step(
                 request.services.store,

@@ -48,7 +48,9 @@ def attach(request: Request, server: ServerRecord) -> JsonObject:
         "protocol": share.protocol,
         "export_location": share.export_location,
     }
-    _in_turn(request, partial(request.begin, shares.attach, ATTACH, server.id, share=wanted))
+    _in_turn(
+        request, server, partial(request.begin, shares.attach, ATTACH, server.id, share=wanted)
+    )
     return {
         "share": view.of(request.read(shares.show, server.id, share.id), server, request.is_admin)
     }
@@ -79,14 +81,14 @@ def _usable(request: Request, share_id: str) -> Share:
 def detach(request: Request, server: ServerRecord, share_id: str) -> None:
     """DELETE …/shares/{share_id}"""
     request.check(DETACH, server, waits=True)
-    _in_turn(request, partial(request.begin, shares.detach, DETACH, server.id, share_id=share_id))
+    _in_turn(
+        request,
+        server,
+        partial(request.begin, shares.detach, DETACH, server.id, share_id=share_id),
+    )
 
 
-def _in_turn(request: Request, begin: Callable[[], str]) -> None:
+def _in_turn(request: Request, server: ServerRecord, begin: Callable[[], str]) -> None:
     """Begin when the action before has ended, if that is soon."""
-    with action_waits.slot(request.services.wait_slots) as is_free:
-        action_waits.for_turn(
-            begin,
-            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
-        )
+    action_waits.begin_in_turn(request.services, server.id, begin)
     request.services.wakeup.wake()

@@ -67,9 +67,9 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
     wanted = _wanted(request, server, volume, given)
     begin = partial(request.begin, volumes.attach, ATTACH, server.id, volume=wanted)
     settings = request.services.settings
-    with action_waits.slot(request.services.wait_slots) as is_free:
+    with action_waits.slot(request.services) as is_free:
         timeout = settings.answer_timeout_seconds if is_free else 0
-        action = action_waits.for_turn(begin, timeout_seconds=timeout)
+        action = action_waits.in_turn(request.services, server.id, begin, waits=is_free)
         request.services.wakeup.wake()
         row = request.read(volumes.show, server.id, volume.id)
         if request.version in _AT_ONCE:
@@ -212,11 +212,9 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
     request.check(SWAP, server, waits=True)
     _refuse_swap(request, server, old, new)
     swap = partial(volumes.swap, volume_id=volume_id, new_volume_id=new.id, new_size_gb=new.size_gb)
-    with action_waits.slot(request.services.wait_slots) as is_free:
-        action_waits.for_turn(
-            partial(request.begin, swap, SWAP, server.id),
-            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
-        )
+    action_waits.begin_in_turn(
+        request.services, server.id, partial(request.begin, swap, SWAP, server.id)
+    )
     request.services.wakeup.wake()
 
 
@@ -263,9 +261,5 @@ def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
     if row.status == volumes.DETACHING:
         return  # asked for again: it is on its way
     begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
-    with action_waits.slot(request.services.wait_slots) as is_free:
-        action_waits.for_turn(
-            begin,
-            timeout_seconds=request.services.settings.answer_timeout_seconds if is_free else 0,
-        )
+    action_waits.begin_in_turn(request.services, server.id, begin)
     request.services.wakeup.wake()

@@ -88,7 +88,7 @@ def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
         raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
     rows = request.read(volumes.list_of, server.id)
     found = VolumeSnapshots(service, request.context.token)
-    with action_waits.slot(request.services.wait_slots) as is_free:
+    with action_waits.slot(request.services) as is_free:
         if not is_free:
             raise errors.Unavailable("Too many requests are waiting; try again.")
         try:
