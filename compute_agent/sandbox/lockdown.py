@@ -23,6 +23,10 @@ from compute_agent.sandbox import landlock
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
 #: libseccomp's words: let a system call pass; let it fail with an error.
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
+#: A comparison: the argument, masked with the first datum, is the second one.
+MASKED_EQUAL = 7
+#: The flag of clone with which it makes a thread. https://man7.org/linux/man-pages/man2/clone.2.html
+CLONE_THREAD = 0x10000
 #: _LINUX_CAPABILITY_VERSION_3
 CAPABILITIES_VERSION = 0x20080522
 #: What no helper needs: other machines, other processes, the kernel's set-up, another view of the
@@ -84,22 +88,27 @@ FORBIDDEN = (
     "shmget",
     "semget",
     "mq_open",
+    # A second process would outlive the helper. Threads are made by clone.
+    "fork",
+    "vfork",
+    # Helpers of one host run as one user, who may signal each of them, or the agent.
+    "kill",
+    "tkill",
+    "tgkill",
+    "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo",
+    "pidfd_send_signal",
 )
 #: Nor does one that runs no other program and was given its files open.
 FORBIDDEN_ALONE = (
     "execve",
     "execveat",
-    "fork",
-    "vfork",
     "clone",
     "clone3",
     "open",
     "openat",
     "openat2",
     "creat",
-    "kill",
-    "tkill",
-    "tgkill",
     "unlink",
     "unlinkat",
     "rename",
@@ -184,7 +193,40 @@ def forbidding(alone: bool) -> ctypes.c_void_p:
             _checked(
                 library.seccomp_rule_add_array(made, REFUSE | errno.EPERM, number, 0, None), name
             )
+    if not alone:
+        _forbid_processes(library, made)
     return made
+
+
+def _forbid_processes(library: ctypes.CDLL, made: ctypes.c_void_p) -> None:
+    """Let a program make threads and no processes.
+
+    The arguments of clone3 are in memory, where no filter can look. As on a kernel without clone3,
+    the C library then uses clone.
+    """
+    resolve = library.seccomp_syscall_resolve_name
+    _checked(
+        library.seccomp_rule_add_array(made, REFUSE | errno.ENOSYS, resolve(b"clone3"), 0, None),
+        "clone3",
+    )
+    no_thread = _Comparison(0, MASKED_EQUAL, CLONE_THREAD, 0)
+    _checked(
+        library.seccomp_rule_add_array(
+            made, REFUSE | errno.EPERM, resolve(b"clone"), 1, ctypes.byref(no_thread)
+        ),
+        "clone",
+    )
+
+
+class _Comparison(ctypes.Structure):
+    """libseccomp's struct scmp_arg_cmp: what an argument of a system call is compared with."""
+
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
 
 
 @functools.cache

@@ -257,13 +257,11 @@ def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None
 
 
 def test_servers_of_one_request_have_names_that_fit_their_column(cloud: Cloud) -> None:
-    answer = post(
-        cloud, name="n" * 255, hostname="h" * 63, min_count=10, networks="none", mv="2.90"
-    )
+    answer = post(cloud, name="n" * 255, min_count=10)
     assert answer.status_code == 202, answer.text
     rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
     assert [rows[0].name, rows[9].name] == ["n" * 253 + "-1", "n" * 252 + "-10"]
-    assert [rows[0].hostname, rows[9].hostname] == ["h" * 61 + "-1", "h" * 60 + "-10"]
+    assert [rows[0].hostname, rows[9].hostname] == ["n" * 61 + "-1", "n" * 60 + "-10"]
 
 
 # --- Idempotency-Key ---

@@ -289,6 +289,35 @@ def test_a_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
     assert "PermissionError: [Errno 1]" in ended.reason
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        "import os; os.posix_spawn('/bin/true', ['true'], {})",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
+    ],
+)
+def test_program_makes_no_process_and_signals_none(
+    helpers: Helpers, tmp_path: Path, code: str
+) -> None:
+    (tmp_path / "file").touch(0o644)
+    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
+    assert ended.status != 0
+    assert "PermissionError: [Errno 1]" in ended.reason
+
+
+def test_program_makes_threads(helpers: Helpers, tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o644)
+    code = (
+        "import threading; one = threading.Thread(target=print, args=('here',)); "
+        "one.start(); one.join()"
+    )
+    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
+    assert (ended.status, ended.output.strip()) == (0, b"here")
+
+
 def test_user_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="there is no user no-such-user"):
         Helpers(SandboxSettings(user="no-such-user"))
