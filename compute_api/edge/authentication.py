@@ -108,9 +108,14 @@ def authenticated(
     judge = partial(
         tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue"
     )
+    # Options of its own: the library registers one that is required, for which a reload of ours
+    # would then refuse every file.
+    options = cfg.ConfigOpts()
+    options([], project="kilonova", default_config_files=[], default_config_dirs=[])
     protocol = type("AuthProtocol", (_AuthProtocol,), {"refusal": staticmethod(judge)})(
         application,
         {
+            "oslo_config_config": options,
             "auth_type": "password",
             "auth_url": own.auth_url,
             "username": own.username,

@@ -13,6 +13,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import falcon
 from keystoneauth1.exceptions import ConnectionError as IdentitySilent
 from keystonemiddleware.auth_token import AuthProtocol
+from oslo_config.cfg import ConfigOpts
 
 from deploy.standalone.json_types import Body
 from deploy.standalone.web import App, secret
@@ -58,7 +59,9 @@ def guarded(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApp
     are in front."""
     # It warns of every option that belongs to its authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
-    behind = AuthProtocol(app, dict(identity))
+    options = ConfigOpts()
+    options([], project="kilonova", default_config_files=[], default_config_dirs=[])
+    behind = AuthProtocol(app, {**identity, "oslo_config_config": options})
 
     def choose(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         inner: WSGIApplication = app if is_open(environ["PATH_INFO"]) else behind

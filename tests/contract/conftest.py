@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from oslo_config import cfg
 
-from common import config
 from common.store.engine import Store
 from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
@@ -35,14 +32,6 @@ __all__ = ["lab", "network_hosts"]
 QEMU = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("guests")])
 QEMU_MOVES = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")])
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
-
-
-@pytest.fixture(autouse=True)
-def _nobodys_middleware() -> None:
-    """keystonemiddleware of a test in this process requires an option of all configurations that
-    are read later."""
-    with suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
-        config.CONF.set_default("auth_url", "http://127.0.0.1:1", group="keystone_authtoken")
 
 
 @pytest.fixture

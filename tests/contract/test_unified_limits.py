@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import openstack
 import pytest
 import requests
 from keystoneauth1 import loading
-from oslo_config import cfg
 from oslo_limit import limit
 
 from common import config, errors
@@ -109,10 +107,6 @@ def client(
     process."""
     made: list[UnifiedLimits] = []
     monkeypatch.setattr(limit, "_SDK_CONNECTION", None)
-    with suppress(
-        cfg.NoSuchOptError, cfg.NoSuchGroupError
-    ):  # which middleware of tests before this one has required
-        config.CONF.set_default("auth_url", cloud.auth_url, group="keystone_authtoken")
 
     def make(*lines: str) -> UnifiedLimits:
         found = limits.configured(config.load(str(written(cloud, tmp_path, *lines))))
