@@ -31,6 +31,7 @@ def images() -> Furnished:
     return made, {
         "create": ({"id": "j"},),
         "show": ("i",),
+        "look": ("i",),
         "delete": ("i",),
         "find": ({"name": "one"},),
         "leave_empty": ("i",),
