@@ -152,6 +152,7 @@ def changes(name: str, call: str) -> bool:
 def test_most_calls_that_change_something_are_seen_to() -> None:
     assert {(name, call) for name, call in CALLS if not changes(name, call)} == {
         ("images", "show"),
+        ("images", "look"),
         ("images", "find"),
         ("networks", "port"),
         ("networks", "names_guests"),
