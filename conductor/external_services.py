@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.clients.image import Image
 from common.clients.volumes import Attachment, Volume, VolumeSnapshot
 from common.json_types import JsonObject
 from common.models import Command, ImageRef, Interface, RequestSpec, Selection
@@ -38,6 +39,9 @@ class ImageApi(Protocol):
 
     def show(self, image_id: str) -> ImageRef:
         """The image as it is now."""
+
+    def look(self, image_id: str) -> Image:
+        """The same, with all that its use depends on."""
 
     def delete(self, image_id: str) -> None:
         """Remove an image; one that is gone is fine."""

@@ -4,7 +4,7 @@
 The image's id was chosen when the request was accepted, so each of these can be repeated: a record
 that is there is the one we made, one that is gone was removed by us.
 
-Also here: which backups go when a newer one is whole.
+Also here: which backups go when a newer one is whole, and whether an image can still be used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from common import errors
+from common import errors, image_checks
 from common.action_args import ImageArgs
-from common.json_types import JsonMapping
-from common.models import Result
+from common.clients.image import Image
+from common.json_types import JsonMapping, JsonObject
+from common.models import Flavor, Result
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions
+from common.wire import from_wire
 from conductor.external_services import ImageApi
-from conductor.saga import ActionData, Engine, Run, Step, Verb
+from conductor.saga import ActionData, AnyRun, Engine, Run, Step, Verb
 
 T = TypeVar("T")
 
@@ -94,6 +96,33 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
     fences = engine.store.read(lambda tx: actions.backup_fences(tx, server))
     backups.sort(key=lambda image: fences.get(image, 0), reverse=True)
     try_all(images.delete, backups[int(args["rotation"]) :])
+
+
+# --- an image that a disk is made of ---
+def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
+    """Check again that an image can be used, because it may have changed since the request.
+
+    Raises:
+        Problem: It cannot, with the reason. Unavailable: the image service does not answer.
+    """
+    image_checks.check_flavor(check_disk(engine, image_id), from_wire(Flavor, flavor))
+
+
+def check_disk(engine: Engine, image_id: str) -> Image:
+    """As ``check``, of an image that no flavor must have room for; returns the image."""
+    image = service(engine).look(image_id)
+    image_checks.check_disk(image)
+    return image
+
+
+def check_own(engine: Engine, run: AnyRun) -> None:
+    """``check`` the image that the server's disk is made of."""
+    check(engine, str((run.server.image or {})["id"]), run.server.flavor)
+
+
+def has_own(run: AnyRun) -> bool:
+    """True if the server's disk is made of an image."""
+    return bool((run.server.image or {}).get("id"))
 
 
 # --- steps ---

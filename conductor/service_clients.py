@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from common.clients import shares, volumes
 from common.clients.identity import IdentityClient
+from common.clients.image import Image
 from common.clients.network_bindings import Bindings
 from common.clients.own_images import OwnImages
 from common.clients.shares import ShareClient
@@ -33,7 +34,10 @@ class ImageService:
         self._images.ask(lambda client, token: client.create(record, token))
 
     def show(self, image_id: str) -> ImageRef:
-        return self._images.ask(lambda client, token: client.look(image_id, token)).ref
+        return self.look(image_id).ref
+
+    def look(self, image_id: str) -> Image:
+        return self._images.ask(lambda client, token: client.look(image_id, token))
 
     def delete(self, image_id: str) -> None:
         self._images.ask(lambda client, token: client.delete(image_id, token))

@@ -14,19 +14,26 @@ from dataclasses import dataclass
 
 from common import states
 from common.action_args import CreateArgs
+from common.clock import SECOND
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import claims, guest, networks, volumes
+from conductor import claims, guest, images, networks, volumes
 from conductor.claims import PlacementData
 from conductor.networks import PortData
 from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
 from conductor.volumes import VolumesData
 
+#: Since the API asked the image service: an image of a request that waited for longer is checked
+#: again, so that a create which need not wait costs no call.
+IMAGE_AGE = SECOND // 2
+
 
 @dataclass(kw_only=True)
 class CreateData(PlacementData, PortData, VolumesData):
     """What the steps leave."""
+
+    image_checked: bool = False  #: since the request
 
 
 CreateRun = Run[CreateArgs, CreateData]
@@ -45,6 +52,8 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
     for run in runs:
         if run.volumes and not volumes.are_reserved(run):
             run.go_to("volumes")
+        elif _must_check_image(run):
+            run.go_to("image")
     ready = [run for run in runs if not run.paused]
     claims.claim_and_place(tx, engine, ready, _spec)
     for run in ready:
@@ -52,6 +61,17 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
             run.set(
                 task_state=states.NETWORKING if networks.asks_for_networks(run) else states.SPAWNING
             )
+
+
+def _must_check_image(run: CreateRun) -> bool:
+    """True if the server waited for so long that its image may have changed."""
+    waited = run.locked_at - run.action.created_at
+    return waited >= IMAGE_AGE and images.has_own(run) and not run.data.image_checked
+
+
+def _image_checked(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
+    for run in runs:
+        run.data.image_checked = True
 
 
 def _plugged(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
@@ -95,6 +115,14 @@ CREATE = Workflow(
             call=volumes.make_ready,
             apply=volumes.await_volumes,
             lane=Lane.VOLUME,
+            by_name=True,
+        ),
+        Step(
+            "image",
+            "before a host is claimed: the image may have changed since the request",
+            call=images.check_own,
+            apply=_image_checked,
+            condition=images.has_own,
             by_name=True,
         ),
         Step(

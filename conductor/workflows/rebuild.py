@@ -23,7 +23,7 @@ from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.wire import to_wire
-from conductor import claims, guest, volumes
+from conductor import claims, guest, images, volumes
 from conductor.claims import PlacementData
 from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb, Workflow, fault_of
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
@@ -169,10 +169,9 @@ def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed
     """Refused before the host was told: as it was. Later the row says the new image already: only
     another rebuild, or a look by its owner, makes that true."""
     begun = run.action.step == REBUILD_STEP or run.data.reimaged_since is not None
-    as_before = not begun and _has_another_image(run)
-    if as_before:
+    if not begun and _has_another_image(run):
         run.set(**_columns_before(engine, run))
-    if not as_before or run.data.undo_failures:
+    if begun or run.data.undo_failures:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
     if run.is_left_off:
         guests.want(tx, [run.server.id], guests.STOPPED, False)
@@ -185,6 +184,12 @@ REBUILD = Workflow(
     data=RebuildData,
     failed=_failed,
     steps=(
+        Step(
+            "image",
+            "before anything is touched: it may have changed since the request",
+            call=images.check_own,
+            condition=images.has_own,
+        ),
         Step(
             "check",
             "before anything is touched: the new image may ask for what this host has not",

@@ -10,7 +10,7 @@ from common.models import FailureReason
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.wire import to_wire
-from conductor import guest
+from conductor import guest, images
 from conductor.saga import (
     ActionData,
     AnyRun,
@@ -29,6 +29,15 @@ def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Verb:
     return "rescue", {"guest": to_wire(guest.spec(engine, run)), "image": image}
 
 
+def _check_image(engine: Engine, run: Run[RescueArgs, ActionData]) -> None:
+    assert run.args.image is not None, "the step's condition"
+    images.check_disk(engine, run.args.image.id)
+
+
+def _has_image(run: Run[RescueArgs, ActionData]) -> bool:
+    return run.args.image is not None
+
+
 def _unrescue(engine: Engine, run: AnyRun) -> Verb:
     return "unrescue", {"guest": to_wire(guest.spec(engine, run))}
 
@@ -37,6 +46,8 @@ def _rescue_failed(
     tx: Connection, engine: Engine, run: Run[RescueArgs, ActionData], problem: StepFailed
 ) -> None:
     """Keep the server as it was if its guest was not touched."""
+    if run.action.step == "image":
+        return
     if problem.reason is not FailureReason.UNTOUCHED:
         _failed(tx, engine, run, problem)
     elif run.args.was == states.STOPPED:
@@ -54,6 +65,12 @@ RESCUE = Workflow(
     data=ActionData,
     failed=_rescue_failed,
     steps=(
+        Step(
+            "image",
+            "before anything is touched: it may have changed since the request",
+            call=_check_image,
+            condition=_has_image,
+        ),
         Step(
             "rescue",
             "one command; the server's own disk is never changed by it",

@@ -102,6 +102,7 @@ THREADS = {
     "common/clients/limits.py": "a silent identity service must hold whoever needs a limit for a moment only",
     "common/clients/vendor_data.py": "a target that never ends its answer must hold a boot for a moment only",
     "common/tracing.py": "a collector that is silent must hold the end of a process for a moment only",
+    "compute_api/edge/worker.py": "requests that wait must not hold up others",
     "compute_api/edge/health.py": "a dependency that is silent must hold who asks for a moment only",
     "compute_api/console/sessions.py": "what a guest says needs a thread beside what its browser says",
     "compute_agent/volume_helper.py": "a target that does not answer must hold up no other volume of the host",

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from common import errors
+from common.clients.image import Image
 from common.models import ImageRef
 from conductor.external_services import ImageApi
 from tests.workflows.neighbours import Neighbour
@@ -21,6 +23,7 @@ class Images(Neighbour, interface=ImageApi):
         super().__init__("image service")
         self.records: dict[str, dict[str, Any]] = {}
         self.refuses: str | None = None
+        self.changed: dict[str, dict[str, Any]] = {}  #: what became of images, by their ids
         #: Sort key of an image by its number. Images within the same second have the same age.
         self.age: Callable[[int], int] = operator.neg
 
@@ -38,6 +41,13 @@ class Images(Neighbour, interface=ImageApi):
         if image_id not in self.records:
             raise errors.NotFound(f"Image {image_id} could not be found.")
         return self._answer(ImageRef(image_id, "qcow2", len(self.records[image_id]["data"] or b"")))
+
+    def look(self, image_id: str) -> Image:
+        """An image that nobody made here is there, and can be used."""
+        self._speak("look", image_id)
+        record = self.records.get(image_id, {"status": "active"})
+        image = Image(ImageRef(image_id, "qcow2", 1), status=record["status"])
+        return self._answer(replace(image, **self.changed.get(image_id, {})))
 
     def delete(self, image_id: str) -> None:
         self._speak("delete", image_id)

@@ -31,6 +31,7 @@ def images() -> Furnished:
     return made, {
         "create": ({"id": "j"},),
         "show": ("i",),
+        "look": ("i",),
         "delete": ("i",),
         "find": ({"name": "one"},),
         "leave_empty": ("i",),
@@ -151,6 +152,7 @@ def changes(name: str, call: str) -> bool:
 def test_most_calls_that_change_something_are_seen_to() -> None:
     assert {(name, call) for name, call in CALLS if not changes(name, call)} == {
         ("images", "show"),
+        ("images", "look"),
         ("images", "find"),
         ("networks", "port"),
         ("networks", "names_guests"),

@@ -4,11 +4,15 @@ rotation, time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from common import errors, states
-from common.models import FailureReason
+from common.models import FailureReason, ImageRef
+from common.store.rows import ActionRow
 from common.store.servers import actions
+from common.wire import to_wire
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
 from tests.workflows.scenarios import ARGS, ask, trial_of
@@ -144,6 +148,84 @@ def test_rescue_that_fails_before_guest_is_touched_leaves_server_as_it_was(
     last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (last.state, last.message) == ("failed", "The image is no image.")
     assert cloud.findings() == []
+
+
+IMAGE = "77777777-7777-4777-8777-777777777777"
+CHANGES = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"status": "deactivated"}, f"Image {IMAGE} is not active."),
+        ({"ref": ImageRef(IMAGE, "iso", 1)}, "its format is 'iso'"),
+        ({"min_ram": 99999}, "Flavor's memory is too small for requested image."),
+    ],
+)
+
+
+def give_image(cloud: Cloud, server: str) -> None:
+    """The server's disk is made of an image."""
+    cloud.store.write(
+        lambda tx: actions.update_servers(
+            tx, {server: {"image": to_wire(ImageRef(IMAGE, "qcow2"))}}
+        )
+    )
+
+
+def last_action(cloud: Cloud, server: str) -> ActionRow:
+    return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+
+
+@CHANGES
+def test_create_ends_before_claim_if_image_changed_while_it_waited(
+    cloud: Cloud, change: dict[str, Any], reason: str
+) -> None:
+    cloud.round()
+    [server] = cloud.create()
+    give_image(cloud, server)
+    cloud.images.changed[IMAGE] = change
+    cloud.time.pass_by(1)
+    cloud.settle()
+    row, last = cloud.show(server), last_action(cloud, server)
+    assert (row.vm_state, row.host, last.state) == (states.ERROR, None, "failed")
+    assert reason in (last.message or "") and reason in row.fault["message"]
+    assert cloud.findings() == []
+
+
+def test_create_that_waited_asks_for_its_image_once(cloud: Cloud) -> None:
+    cloud.round()
+    for seconds, calls in ((0, 0), (1, 1)):
+        cloud.images.asked.clear()
+        [server] = cloud.create()
+        give_image(cloud, server)
+        cloud.time.pass_by(seconds)
+        cloud.settle()
+        assert cloud.show(server).vm_state == states.ACTIVE
+        assert cloud.images.asked.count(("look", IMAGE)) == calls
+
+
+@CHANGES
+def test_rebuild_ends_before_server_is_touched_if_image_changed(
+    cloud: Cloud, change: dict[str, Any], reason: str
+) -> None:
+    server = trial_of(cloud, "rebuild").server
+    give_image(cloud, server)
+    cloud.images.changed[IMAGE] = change
+    for args in ({}, {"before": {"image_id": None, "image": None}}):
+        cloud.ask(server, "rebuild", args=args)
+        cloud.settle()
+        last = last_action(cloud, server)
+        assert cloud.show(server).vm_state == states.ACTIVE
+        assert last.state == "failed" and reason in (last.message or "")
+    assert cloud.show(server).image is None, "as it was before the request"
+
+
+def test_rescue_ends_before_server_is_touched_if_image_changed(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "rescue")
+    cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
+    trial.begin()
+    cloud.settle()
+    last = last_action(cloud, trial.server)
+    assert cloud.show(trial.server).vm_state == states.ACTIVE
+    assert last.state == "failed" and "is not active" in (last.message or "")
 
 
 @pytest.mark.parametrize("rotation", [1, 2, 3])
