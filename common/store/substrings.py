@@ -7,11 +7,13 @@ collation, and PostgreSQL of none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+
+T = TypeVar("T")
 
 
 class _Holds(sa.sql.functions.FunctionElement[bool]):
@@ -21,7 +23,7 @@ class _Holds(sa.sql.functions.FunctionElement[bool]):
     inherit_cache = True
 
 
-def holds(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
+def holds(column: sa.ColumnElement[T], text: str) -> sa.ColumnElement[bool]:
     """The column has the text in it, in the same case."""
     return _Holds(column, sa.literal(text, sa.Text()))
 
