@@ -548,6 +548,8 @@ class Live:
 
 def documents(text: str) -> list[Any]:
     """The JSON documents in a text, one after the other; other lines between them are dropped."""
+    # A client that waits shows progress, if there is any, and ends that with no line feed.
+    text = re.sub(r"\rProgress: \d+", "", text)
     found, decoder, at = [], json.JSONDecoder(), 0
     while match := re.compile(r"^[\[{]", re.MULTILINE).search(text, at):
         document, at = decoder.raw_decode(text, match.start())
