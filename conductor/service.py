@@ -42,7 +42,7 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide
+from common.rpc.host_link import ControlSide, Refusals
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from common.store.engine import Connection, Store
@@ -82,6 +82,7 @@ CLEANUP_SECONDS = 5.0
 SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
+MAX_NOTED_HOSTS = 100  #: whose refused messages a sweep notes
 NO_SECRET = (
     "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "
     "same for all conductors and on no other machine"
@@ -190,7 +191,9 @@ class Conductor:
         messages: Messages,
         cookies: SyncCookies,
         notifications: NotificationSender | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
+        self._refusals = refusals
         self.engine, self._messages, self._cookies, self._notifications = (
             engine,
             messages,
@@ -322,12 +325,20 @@ class Conductor:
             hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_SECONDS
             try:
                 sweep(self.engine, watch, heard, hears)
+                self._note_refusals()
             except errors.Unavailable as problem:
                 log.warning("the sweep waits: %s", problem)
                 with self._lock:
                     self._heard |= heard
             except Exception:
                 log.exception("a sweep failed; the next begins in a second")
+
+    def _note_refusals(self) -> None:
+        """Keep the numbers of refused messages of hosts, for ``kilonova hosts``."""
+        refused = self._refusals.take() if self._refusals is not None else None
+        if refused:
+            most = dict(refused.most_common(MAX_NOTED_HOSTS))  # names may be made up
+            self.engine.store.write(lambda tx: hosts.note_refusals(tx, most), alone=False)
 
     def clean_up(self) -> None:
         """Loop: what neighbours have still to remove."""
@@ -501,6 +512,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         messages,
         SyncCookies(conf.host_keys.command_secret),
         _notification_sender(conf, engine) if settings else None,
+        link.refusals,
     )
     conductor_rpc.serve(transport, owner, conductor)
     conductor_rpc.listen(link, conductor, joins, HostCertificates(signer))

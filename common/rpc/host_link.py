@@ -139,6 +139,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
+        self._new: Counter[str] = Counter()
         self._said: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -148,6 +149,7 @@ class Refusals:
             if host not in self.counted and len(self.counted) >= REMEMBERED:
                 host = "(others)"  # names may be made up without end
             self.counted[host] += 1
+            self._new[host] += 1
             if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
                 return
             self._said[host] = time.monotonic()
@@ -159,6 +161,12 @@ class Refusals:
             self.counted[host],
             why,
         )
+
+    def take(self) -> Counter[str]:
+        """Return the numbers of refused messages since the last call, by host."""
+        with self._lock:
+            taken, self._new = self._new, Counter()
+        return taken
 
 
 class _Questions:

@@ -24,6 +24,8 @@ from common.store.servers import failed_builds
 from common.text import one_line
 
 CAUSES = 3  # that are spelled out for a host or an image; all of them in --json
+#: For how long ``hosts`` shows that messages of a host were refused; --json always has them.
+REFUSALS_SHOWN_SECONDS = 3600
 #: What filters may ask of a host beside what its agent calls facts.
 _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
 
@@ -86,6 +88,10 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
         "tried_again_in": wait,
         "open": state == "up" and not host["disabled"] and not wait,
         "traits": host["traits"],
+        "refused_messages": host["refused_messages"],
+        "refused_ago": None
+        if host["refused_at"] is None
+        else max(0, (at - host["refused_at"]) // SECOND),
         "facts": {**(host["facts"] or {}), **{name: host[name] for name in _FACTS}},
     }
 
@@ -159,6 +165,11 @@ def trouble(row: JsonObject) -> str:
         count = sum(one["builds"] for one in row["failed_builds"])
         said.append(
             f"{count} builds failed there in the last hour: {_causes(row['failed_builds'])}"
+        )
+    if row["refused_ago"] is not None and row["refused_ago"] < REFUSALS_SHOWN_SECONDS:
+        said.append(
+            f"{row['refused_messages']} messages in its name were refused, the last one "
+            f"{row['refused_ago']} s ago: a conductor's log says why"
         )
     if not row["has_key"]:
         said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")

@@ -411,6 +411,8 @@ def test_flood_of_one_host_delays_no_report_of_another(world: World) -> None:
         lambda: sum(control.refusals.counted.values()) == number, 10, control.refusals.counted
     )
     assert control.refusals.counted["h1"] > number / 2, "refused before their header was read"
+    assert control.refusals.take()["h1"] == control.refusals.counted["h1"]
+    assert not control.refusals.take()
 
 
 def test_report_with_too_many_guests_is_refused_and_the_next_is_taken(world: World) -> None:

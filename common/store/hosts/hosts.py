@@ -170,6 +170,18 @@ def unclaimed(tx: Connection) -> list[tuple[str, str]]:
     return sorted(set(found) - known)
 
 
+def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
+    """Add the numbers of refused messages to those of the hosts. Other names are passed over."""
+    tx.execute(
+        sa.update(hosts)
+        .where(hosts.c.name == sa.bindparam("host"))
+        .values(
+            refused_messages=hosts.c.refused_messages + sa.bindparam("number"), refused_at=now()
+        ),
+        [{"host": host, "number": number} for host, number in sorted(refused.items())],
+    )
+
+
 def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
     """Keep the newest numbers that a host was told to measure; schedulers find them by their own
     time."""

@@ -68,6 +68,9 @@ hosts = Table(
     # 0022: servers whose guest it told of without a record, and as files/ID those of which it has
     # files alone; NULL: none
     Column("unclaimed", Json),
+    # 0023: messages in its name that conductors refused, and when they refused the last one
+    Column("refused_messages", BigInteger, nullable=False, server_default="0"),
+    time_column("refused_at"),
 )
 
 host_images = Table(  # 0004: images that hosts shall fetch ahead

@@ -244,3 +244,16 @@ def test_builds_that_failed_are_told_with_their_causes(
         "3 times: The image is damaged.",
         "3 hosts, 3 of them take new servers",
     ]
+
+
+def test_host_with_refused_messages_is_named_for_an_hour(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (5, 7):
+        store.write(lambda tx, n=number: hosts.note_refusals(tx, {"b": n, "made-up": 1}))
+    row = told(conf, capsys)["b"]
+    assert (row["refused_messages"], row["refused_ago"] < 60) == (12, True)
+    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    assert "12 messages in its name were refused, the last one" in line
+    change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
+    assert not any("refused" in line for line in lines(conf, capsys))
