@@ -33,6 +33,16 @@ def needed() -> str:
     )
 
 
+def remedy(found: str | None) -> str:
+    """Return what the operator can do about a database of another version than this code needs."""
+    if found and found > needed():
+        return (
+            "The database is newer than this code: install the release on this machine that the "
+            "database was upgraded with."
+        )
+    return "Run: kilonova database upgrade"
+
+
 def guarded(store: Store) -> Store:
     """The same store, whose connections are only to a database of this version."""
     said: list[str | None] = [needed()]
@@ -48,7 +58,7 @@ def guarded(store: Store) -> Store:
         connection.close()
         refusal = errors.WrongSchema(
             f"The database has version {found or 'none'}, this service needs {needed()}; it "
-            "waits until they fit. The operator can run: kilonova database upgrade"
+            f"waits until they fit. {remedy(found)}"
         )
         if said[0] != found:
             log.error("%s", refusal)

@@ -32,7 +32,7 @@ def check(options: argparse.Namespace) -> int:
     if not is_agent:
         _check_policies(conf)
     vendor_data.configured(conf)
-    print("the configuration is fine")
+    print("the options are fine")
     if options.no_neighbours:
         return 0
     failed = 0
@@ -58,6 +58,7 @@ def database(conf: cfg.ConfigOpts) -> str:
     """Its kind and version. Raises Problem: it does not answer, or has another version."""
     from common.store import upgrades
     from common.store.engine import Store
+    from common.store.version import remedy
 
     access.database(conf)
     store = Store.opened(conf, pool=1)
@@ -67,7 +68,7 @@ def database(conf: cfg.ConfigOpts) -> str:
         store.close()
     if found != needed:
         raise config.ConfigError(
-            f"it has version {found or 'none'}, this code needs {needed}; run: kilonova database upgrade"
+            f"it has version {found or 'none'}, this code needs {needed}. {remedy(found)}"
         )
     return f"{store.dialect_name}, version {found}"
 

@@ -91,10 +91,11 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
                 lambda tx: _looked(tx, domains, answers),
                 doctor_fix.guest_commands(options.config),
             )
-    tell(store, found, options.json)
+    unseen = sorted(set(silent) - _down(store))
+    tell(store, found, options.json, unseen)
     for name in sorted(set(silent)):
         print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
-    return status(found, set(silent) - _down(store))
+    return status(found, unseen)
 
 
 def status(found: Sequence[Finding], silent: Collection[str]) -> int:
@@ -108,8 +109,9 @@ def _down(store: Store) -> set[str]:
     return {f"host {row.host}" for row in rows if not row.up}
 
 
-def tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
-    """Print the findings; for people with what waits, and how each is mended."""
+def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()) -> None:
+    """Print the findings; for people with what waits, how each is mended, and who did not answer
+    (``unseen``)."""
     if as_json:
         print(json.dumps([facts(one) for one in found]))
         return
@@ -128,7 +130,8 @@ def tell(store: Store, found: Sequence[Finding], as_json: bool) -> None:
     for server, what, seconds in ages["actions"]:
         if seconds >= LONG_SECONDS:
             print(f"in hand for {seconds:.0f} s: server {server}: {one_line(what)}")
-    print(f"{len(found)} findings" if found else "all is well")
+    result = f"{len(found)} findings" if found else "nothing found" if unseen else "all is well"
+    print(result + (f"; not looked at: {', '.join(unseen)}" if unseen else ""))
 
 
 def facts(one: Finding) -> dict[str, str]:

@@ -80,7 +80,7 @@ def test_what_an_operator_asks(operator: Operator) -> None:
     rest.await_status(server, "ACTIVE")
     operator.words |= {"SERVER": server, "RULE": "os_compute_api:servers:show", "ROLE": "reader"}
     told = operator.types(OPERATE, "Commands")
-    for said in ("the configuration is fine", "OPTION", "already", NODE, server, "all is well"):
+    for said in ("the options are fine", "OPTION", "already", NODE, server, "all is well"):
         assert said in told
     rest.call("DELETE", f"/servers/{server}")
     rest.await_gone(server)

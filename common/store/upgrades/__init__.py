@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from common import errors
 from common.store.engine import Connection, Store
-from common.store.version import needed
+from common.store.version import needed, remedy
 
 
 def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
@@ -67,5 +67,5 @@ def check(store: Store) -> None:
         where = store.url.render_as_string(hide_password=True)
         raise errors.Problem(
             f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
-            "If that is the right one ([database] url), run: kilonova database upgrade"
+            f"If that is the right one ([database] url): {remedy(found)}"
         )

@@ -41,11 +41,11 @@ def test_each_neighbour_has_a_line(run: Run, tmp_path: Path) -> None:
     status, told = run(control_plane(tmp_path), "check")
     lines = told.splitlines()
     assert status == 1
-    assert lines[0] == "the configuration is fine"
+    assert lines[0] == "the options are fine"
     names = [line.partition(": ")[0] for line in lines[1:]]
     assert names == ["database", "broker", "identity", "image", "network"]
     assert all("does not work: " in line for line in lines[1:])
-    assert "run: kilonova database upgrade" in lines[1]
+    assert "Run: kilonova database upgrade" in lines[1]
     assert "broker-secret" not in told
     assert main(["--config", str(tmp_path / "kilonova.conf"), "database", "upgrade"]) == 0
     assert "database: works: sqlite, version " in run(control_plane(tmp_path), "check")[1]
@@ -60,7 +60,7 @@ def test_a_broker_that_is_not_named_is_said(run: Run) -> None:
 def test_only_the_file_is_read_when_that_is_asked(run: Run, tmp_path: Path) -> None:
     assert run(control_plane(tmp_path), "check", "--no-neighbours") == (
         0,
-        "the configuration is fine\n",
+        "the options are fine\n",
     )
 
 
