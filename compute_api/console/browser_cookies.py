@@ -4,10 +4,10 @@ on.
 
 Used by ``page_server`` for pages and by ``sessions`` for websockets. A program that fetches no
 page, or not as a browser does, gets no cookie and needs none: its token is good once, for whoever
-comes first. A page inside another one gets none either, since a browser may not keep it; one of
-SPICE is offered one all the same, which binds nothing until a websocket brings it: then the others
-of its session can be told from strangers. Each token has a cookie of its own, so that nobody can
-plant one beforehand."""
+comes first. A page inside another one is offered a cookie which binds nothing until a websocket
+brings it, since a browser may not keep it. Then the other connections of a SPICE session, and a
+reload of the page, can be told from strangers. Each token has a cookie of its own, so that nobody
+can plant one beforehand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.datastructures import Headers
 
 from common import errors
-from common.console_types import OF_SEVERAL_CONNECTIONS
 from common.store.engine import Store
 from common.store.servers import console_tokens
 
@@ -46,7 +45,7 @@ class BrowserCookies:
         cookie = secrets.token_urlsafe(32)
         try:
             record = self._store.read(lambda tx: console_tokens.find(tx, token))
-            if record is None or not (alone or record.kind in OF_SEVERAL_CONNECTIONS):
+            if record is None:
                 return None
             if alone and not self._store.write(lambda tx: console_tokens.bind(tx, token, cookie)):
                 return None

@@ -6,8 +6,9 @@ second, which ends sessions whose guest is gone, and ``check_tokens`` more rarel
 whose user has lost the right to them. The bytes are opaque. A session of SPICE is several
 websockets, its channels: the first uses the token up, the others bring the cookie that it brought,
 also to another process of this service, and end with it. Sockets block on both sides: a slow
-reader slows the writer. Must stay true: nothing of a session outlives the process, so that after a
-crash users ask for a new URL."""
+reader slows the writer. The browser that opened a session may open it again, at a reload: the new
+connection takes the place of the old one. Must stay true: nothing of a session outlives the
+process, so that after a crash users ask for a new URL."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from websockets.sync.server import ServerConnection
 
 from common import errors
 from common.config import ConfigError
-from common.console_types import HOST_KINDS, SPICE_DIRECT
+from common.console_types import HOST_KINDS, OF_SEVERAL_CONNECTIONS, SPICE_DIRECT
 from common.json_types import JsonObject
 from common.store.engine import Store
 from common.store.servers import console_tokens
@@ -44,6 +45,7 @@ KEEP_INTERVAL_SECONDS = 600.0  #: seconds at most, well below the time that expi
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
 _REVOKED = "Your token was revoked, or your user or project is disabled."
 _ENDED = "The console's session has ended: ask for a new address."
+_AGAIN = "The console was opened again in this browser."
 _GONE = "The server was deleted or has moved, or the console was closed: ask for a new address."
 
 
@@ -67,11 +69,12 @@ class SessionRefused(Exception):
 
 
 class ConsoleSession:
-    """One that is open. ``caller``: the encrypted token of its user. ``end`` may be called from any
-    thread."""
+    """One that is open. ``caller``: the encrypted token of its user; ``used_at``: when the token of
+    the console was used for it. ``end`` may be called from any thread."""
 
-    def __init__(self, browser: ServerConnection, guest: Side, caller: str | None = None) -> None:
-        self._browser, self._guest, self.caller = browser, guest, caller
+    def __init__(self, browser: ServerConnection, guest: Side, record: Any) -> None:
+        self._browser, self._guest, self.caller = browser, guest, record.caller
+        self.used_at: int = record.used_at
         self._end = (DONE, "The guest has ended its console.")
         self._ended_at: float | None = None
 
@@ -156,8 +159,10 @@ class ConsoleSessions:
                 raise BadToken
             if not self._callers.is_valid(record.caller):
                 raise BadToken
-            if record.used_at is not None:
+            if record.used_at is not None and record.kind in OF_SEVERAL_CONNECTIONS:
                 return self._add_channel(browser, record)
+            if record.used_at is not None:
+                self._end_before(record)
             self._take_place(record)
         except (BadToken, SessionRefused, errors.Problem) as refusal:
             return _refuse(browser, refusal)
@@ -182,6 +187,17 @@ class ConsoleSessions:
                 self._channels[record.hash] -= 1
                 self._channels += Counter()  # forgets those of which there are none
 
+    def _end_before(self, record: Any) -> None:
+        """End the session that the same browser has opened before, and wait for its place. One of
+        another process ends at its next look at the records."""
+        with self._lock:
+            open_here = [one for one, of in self._open.items() if of == record.hash]
+        for session in open_here:
+            session.end(DONE, _AGAIN)
+        until = time.monotonic() + ENDING_SECONDS
+        while record.hash in self._places and time.monotonic() < until:
+            time.sleep(0.01)
+
     def _take_place(self, record: Any) -> None:
         with self._lock:
             if record.hash in self._places:
@@ -202,15 +218,19 @@ class ConsoleSessions:
             self._places[record.hash] = (record.server_id, record.user_id)
 
     def _join(self, browser: ServerConnection, token: str, cookie: str) -> None:
-        """Use the token up, open the guest's side, carry bytes; then the token's row goes, and the
-        session's other connections with it."""
-        record = self._store.write(lambda tx: console_tokens.use(tx, token, cookie))
+        """Use the token, open the guest's side, carry bytes; then the token is given up, and the
+        session's other connections end."""
+        record = self._store.write(
+            lambda tx: (
+                console_tokens.use(tx, token, cookie) or console_tokens.take_over(tx, token, cookie)
+            )
+        )
         if record is None:
             raise BadToken
         try:
             self._carry(browser, record)
         finally:
-            self._forget(record.hash)
+            self._forget(record)
             with self._lock:
                 others = [one for one, of in self._open.items() if of == record.hash]
             for session in others:
@@ -218,7 +238,7 @@ class ConsoleSessions:
 
     def _carry(self, browser: ServerConnection, record: Any) -> None:
         """Open the guest's side, and carry bytes until one of both ends."""
-        session = ConsoleSession(browser, self._reach(record), record.caller)
+        session = ConsoleSession(browser, self._reach(record), record)
         with self._lock:
             self._open[session] = record.hash
         try:
@@ -266,9 +286,9 @@ class ConsoleSessions:
             return plain
         return TlsSocket.proved(plain, proof.for_client(), host)
 
-    def _forget(self, token_hash: str) -> None:
+    def _forget(self, record: Any) -> None:
         try:
-            self._store.write(lambda tx: console_tokens.forget(tx, token_hash))
+            self._store.write(lambda tx: console_tokens.forget(tx, record.hash, record.used_at))
         except errors.Unavailable as problem:
             log.warning("the record of a console's session stays until it expires: %s", problem)
 
@@ -283,6 +303,8 @@ class ConsoleSessions:
         for session, token_hash in found.items():
             if token_hash not in alive:
                 session.end(REFUSED, _GONE)
+            elif alive[token_hash] != session.used_at:
+                session.end(DONE, _ENDED if alive[token_hash] is None else _AGAIN)
         if alive and time.monotonic() > self._kept_at + min(
             self._seconds / 4, KEEP_INTERVAL_SECONDS
         ):

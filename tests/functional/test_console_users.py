@@ -114,9 +114,42 @@ def test_an_address_belongs_to_the_browser_that_fetched_its_page(
         token, origin=PLAIN, additional_headers={"Cookie": f"other=1; {own}"}
     ) as browser:
         assert echoes(browser)
-        assert world.hangs_up(
-            token, additional_headers={"Cookie": own}
-        )  # once, also for this browser
+        assert world.hangs_up(token)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reload_in_the_same_browser_takes_the_console_over(
+    make: Callable[..., World], is_open: bool
+) -> None:
+    world = make(url=PLAIN, origins=())
+    token = world.token()
+    own = {"additional_headers": {"Cookie": cookie(world, token)}}
+    with world.open(token, **own) as first:
+        assert echoes(first)
+        if not is_open:
+            first.close()
+            await_true(lambda: len(world.sessions) == 0)
+        with world.open(token, **own) as second:
+            assert echoes(second)
+            if is_open:
+                assert ended(first) == (parts.DONE, "The console was opened again in this browser.")
+            assert echoes(second)
+            assert world.hangs_up(token), "another browser"
+    await_true(lambda: len(world.sessions) == 0)
+
+
+def test_reload_inside_a_page_that_is_allowed_takes_the_console_over(
+    make: Callable[..., World],
+) -> None:
+    world = make(origins=(ALLOWED,))
+    token = world.token()
+    kept = cookie(world, token, **{"Sec-Fetch-Dest": "iframe", "Referer": f"{ALLOWED}/project/"})
+    own = {"additional_headers": {"Cookie": kept}}
+    with world.open(token, **own) as first:
+        assert echoes(first)
+        with world.open(token, **own) as second:
+            assert echoes(second)
+        assert world.hangs_up(token), "another browser"
 
 
 def test_a_cookie_of_one_address_opens_no_other(make: Callable[..., World]) -> None:
@@ -157,7 +190,8 @@ def test_programs_and_pages_inside_others_need_no_cookie(
 ) -> None:
     world = make(origins=())
     token = world.token()
-    assert "Set-Cookie" not in world.get(page(token), headers)[2]
+    offered = world.get(page(token), headers)[2].get("Set-Cookie", "")
+    assert ("Partitioned" in offered) == ("iframe" in headers.values())
     with world.open(token) as browser:
         assert echoes(browser)
     await_true(lambda: len(world.sessions) == 0)
@@ -168,8 +202,14 @@ def test_a_page_inside_another_is_not_bound_where_that_is_allowed(
     make: Callable[..., World],
 ) -> None:
     world = make(origins=(ALLOWED,))
-    assert cookie(world, world.token()) == ""
-    assert cookie(world, world.token(), **{"Sec-Fetch-Dest": "document"})
+    for headers, is_bound in (({}, False), ({"Sec-Fetch-Dest": "document"}, True)):
+        token = world.token()
+        assert cookie(world, token, **headers)
+        if is_bound:
+            assert world.hangs_up(token)
+        else:
+            with world.open(token) as browser:
+                assert echoes(browser)
 
 
 def test_neither_cookie_nor_caller_is_logged(
@@ -181,7 +221,7 @@ def test_neither_cookie_nor_caller_is_logged(
     own = cookie(world, token)
     with world.open(token, additional_headers={"Cookie": own}) as browser:
         assert echoes(browser)
-    world.hangs_up(token, additional_headers={"Cookie": own})
+    assert world.hangs_up(token)
     ours = [
         record.getMessage()
         for record in caplog.records

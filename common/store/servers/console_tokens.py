@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Console tokens: who has one may open a guest's console, once.
+"""Console tokens: who has one may open a guest's console, once; a browser again, until it expires.
 
 Made by the API, used and kept by the console service. Only the token's SHA-256 is stored. It is
 good for the very guest that it was made for (server, host and the fence of its record): a server
@@ -7,9 +7,11 @@ that was deleted or has moved has another one. Once a browser has fetched the pa
 good for this browser only, which brings a cookie. A session of SPICE is several connections: each
 brings the cookie that the first one brought.
 ``caller`` is the sealed token of the user who asked for it, for as long as the row stands. A token
-that was used stands for the session that it opened; its row goes when the session ends, and whoever
-removes the row ends the session. Must stay true: whether a token may be used is decided by the one
-UPDATE in ``use``.
+that was used stands for the session that it opened, and whoever removes the row ends the session.
+When the session ends, the row goes, unless the token is a browser's: that browser may open the
+console again, as at a reload of the page. It may also do so while the session is open, which then
+ends. Must stay true: whether a token may be used is decided by the one UPDATE in ``use`` or in
+``take_over``; ``used_at`` tells one session of a token from the next.
 """
 
 from __future__ import annotations
@@ -154,32 +156,56 @@ def use(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
     return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token))).one()
 
 
+def _is_open_in(token: str, cookie: str) -> sa.ColumnElement[bool]:
+    """The token's session is open in the browser with this cookie."""
+    return sa.and_(
+        console_tokens.c.hash == hashed(token),
+        console_tokens.c.browser == hashed(cookie),
+        console_tokens.c.used_at.is_not(None),
+        console_tokens.c.expires_at > now(),
+        _GUEST_IS_THERE,
+    )
+
+
 def of_open_session(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
-    """The record of a session that is open and may have several connections, for one more by who
-    brings the cookie of its first."""
+    """The record of a session that is open, for who brings the cookie of its first connection."""
     if not cookie:
         return None
-    return tx.execute(
-        sa.select(console_tokens).where(
-            console_tokens.c.hash == hashed(token),
-            console_tokens.c.kind.in_(OF_SEVERAL_CONNECTIONS),
-            console_tokens.c.browser == hashed(cookie),
-            console_tokens.c.used_at.is_not(None),
-            console_tokens.c.expires_at > now(),
-            _GUEST_IS_THERE,
-        )
-    ).first()
+    return tx.execute(sa.select(console_tokens).where(_is_open_in(token, cookie))).first()
 
 
-def alive(tx: Connection, hashes: Sequence[str]) -> set[str]:
-    """Of these sessions those that may go on: their row is there, and so is their guest."""
-    return set(
-        tx.scalars(
-            sa.select(console_tokens.c.hash).where(
-                console_tokens.c.hash.in_(hashes), _GUEST_IS_THERE
-            )
+def take_over(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
+    """Give the open session of a token to a new connection of the same browser.
+
+    Returns:
+        the record, or None if the session is not open in this browser. The session that had the
+        earlier ``used_at`` is to end.
+    """
+    taken = tx.execute(
+        sa.update(console_tokens)
+        .where(_is_open_in(token, cookie), console_tokens.c.kind.not_in(OF_SEVERAL_CONNECTIONS))
+        .values(used_at=_later())
+    )
+    if taken.rowcount != 1:
+        return None
+    return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token))).one()
+
+
+def _later() -> sa.ColumnElement[int]:
+    """Now, or a microsecond after the last use where the clock has not gone on."""
+    last = console_tokens.c.used_at
+    return sa.case((now() > last, now()), else_=last + 1)
+
+
+def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
+    """Of these sessions those that may go on: hash -> when the token was used last, None where that
+    session has ended. Their row is there, and so is their guest."""
+    rows = tx.execute(
+        sa.select(console_tokens.c.hash, console_tokens.c.used_at).where(
+            console_tokens.c.hash.in_(hashes), _GUEST_IS_THERE
         )
     )
+    return {row.hash: row.used_at for row in rows}
 
 
 def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
@@ -191,9 +217,15 @@ def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
     )
 
 
-def forget(tx: Connection, token_hash: str) -> None:
-    """The session has ended."""
-    tx.execute(sa.delete(console_tokens).where(console_tokens.c.hash == token_hash))
+def forget(tx: Connection, token_hash: str, used_at: int) -> None:
+    """The session that began at ``used_at`` has ended. A browser may open the console again, if it
+    is of one connection; of anybody else the row goes."""
+    own = sa.and_(console_tokens.c.hash == token_hash, console_tokens.c.used_at == used_at)
+    again = sa.and_(
+        console_tokens.c.browser.is_not(None), console_tokens.c.kind.not_in(OF_SEVERAL_CONNECTIONS)
+    )
+    tx.execute(sa.delete(console_tokens).where(own, sa.not_(again)))
+    tx.execute(sa.update(console_tokens).where(own).values(used_at=None))
 
 
 def sessions(tx: Connection) -> list[ConsoleTokenRow]:
