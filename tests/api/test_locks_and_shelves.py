@@ -362,3 +362,16 @@ def test_shelve_of_longest_server_name_gives_image_name_of_255(cloud: Cloud, let
     name = newest(cloud).args["name"]
     assert len(name) == 255
     assert name == letter * 247 + "-shelved"
+
+
+def test_offloaded_server_shows_no_zone_and_keeps_its_pin(cloud: Cloud, server: str) -> None:
+    cloud.rest(
+        server,
+        "shelved_offloaded",
+        host=None,
+        availability_zone=None,
+        pinned_availability_zone="zA",
+    )
+    shown = cloud.call("GET", f"/servers/{server}", mv="2.96").json["server"]
+    assert shown["OS-EXT-AZ:availability_zone"] == ""
+    assert shown["pinned_availability_zone"] == "zA"

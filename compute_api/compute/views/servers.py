@@ -227,6 +227,14 @@ def _groups(row: ServerRecord, view: ServerView) -> object:
     return _group_list(row.interfaces or "[]", row.security_groups) or OMITTED
 
 
+def _zone(row: ServerRecord) -> str:
+    """The zone of the server's host; before it has one, the zone that the request asked for. A
+    server that was offloaded is in no zone, as in Nova."""
+    if row.vm_state == states.SHELVED_OFFLOADED:
+        return ""
+    return str(row.availability_zone or row.pinned_availability_zone or "")
+
+
 LATER = "2.75"  # answers to PUT and rebuild say everything only from here on
 
 #: Every field of a server, in the order of the API's documents.
@@ -258,7 +266,7 @@ FIELDS: tuple[Field, ...] = (
     Field("fault", _fault, optional=True),
     Field(
         "OS-EXT-AZ:availability_zone",
-        lambda row, view: row.availability_zone or row.pinned_availability_zone or "",
+        lambda row, view: _zone(row),
         in_updates_since=LATER,
     ),
     Field(
