@@ -83,6 +83,7 @@ MESSAGES = (
 #: The steps of ``conductor.workflows.create.CREATE``, and what each leaves.
 STEPS = (
     ("volumes", "made, reserved"),
+    ("image", "looked at again"),
     ("place", "host claimed"),
     ("networks", "ports made, bound"),
     ("connect_volumes", "host may connect"),
@@ -140,16 +141,16 @@ def life() -> str:
     boxes = [Box(20, 20, 150, 60, ("POST /servers", "one committed row"), TRUTH)]
     arrows = []
     for number, (step, leaves) in enumerate(STEPS):
-        left = 200 + 160 * number
-        boxes.append(Box(left, 20, 140, 60, (step, leaves)))
-        arrows.append(Arrow(((left - (20 if number else 30), 50), (left, 50)), (), (0, 0)))
+        left = 190 + 141 * number
+        boxes.append(Box(left, 20, 126, 60, (step, leaves)))
+        arrows.append(Arrow(((left - (15 if number else 20), 50), (left, 50)), (), (0, 0)))
     boxes += [Box(left, top, 140, 42, (state,)) for state, (left, top) in STATES.items()]
     boxes[1 + len(STEPS)] = Box(*STATES["active"], 160, 42, ("active",), TRUTH)
-    arrows.append(Arrow(((1230, 80), (1230, 130), (520, 130), (520, 270)), ("create",), (530, 180)))
+    arrows.append(Arrow(((1240, 80), (1240, 130), (520, 130), (520, 270)), ("create",), (530, 180)))
     arrows += [Arrow(points, (", ".join(names),), at) for _, _, names, points, at in WAYS]
     said = (
         (20, 110, "Each step is in the journal before it begins; a failure undoes those before it."),
-        (20, 128, "Steps that a server does not need are passed over: of volumes, of networks, plug, run."),
+        (20, 128, "Steps that a server does not need are passed over: volumes, image, networks, plug, run."),
         (330, 600, "delete and forceDelete lead from every state to deleted. An action that fails leads back,"),
         (330, 618, "or to error when that is not sure. Not all ways are drawn: states.md has every one."),
     )  # fmt: skip

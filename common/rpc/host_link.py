@@ -62,7 +62,7 @@ STALE_SECONDS = 5.0  #: longer than a host waits for an answer
 Method = Callable[..., object]
 REFUSED = metrics.Metric(
     metrics.COUNTER,
-    "refused_messages_total",
+    "refused_messages",
     "Messages between hosts and the control plane that were refused; the log names the hosts.",
 )
 

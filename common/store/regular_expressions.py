@@ -41,7 +41,10 @@ def _bounded(element: Any, compiler: SQLCompiler, **more: Any) -> str:
 @compiles(_Bounded, "mysql")
 @compiles(_Bounded, "mariadb")
 def _bounded_mariadb(element: Any, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CONCAT('(*LIMIT_MATCH={_MAX_STEPS})', {compiler.process(element.clauses, **more)})"
+    # By its collation MariaDB would not tell capital letters from small ones.
+    return (
+        f"CONCAT('(*LIMIT_MATCH={_MAX_STEPS})(?-i)', {compiler.process(element.clauses, **more)})"
+    )
 
 
 def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnElement[bool]:

@@ -17,6 +17,7 @@ from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1 import session as auth_session
 from keystoneauth1.identity import v3
 from keystonemiddleware.auth_token import AuthProtocol
+from oslo_config.cfg import ConfigOpts
 from webob import Request, Response
 
 from tests.standalone import Cloud, connect, running
@@ -260,9 +261,12 @@ def middleware_of(cloud: Cloud) -> AuthProtocol:
         names = ("HTTP_X_USER_ID", "HTTP_X_PROJECT_ID", "HTTP_X_ROLES", "HTTP_X_USER_NAME")
         return Response(json={name: environ.get(name) for name in names})(environ, start_response)
 
+    options = ConfigOpts()  # of its own, which no configuration of ours has
+    options([], project="test", default_config_files=[], default_config_dirs=[])
     return AuthProtocol(
         shown,
         {
+            "oslo_config_config": options,
             "auth_type": "password",
             "auth_url": cloud.auth_url,
             "username": "kilonova",

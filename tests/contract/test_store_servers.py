@@ -77,7 +77,7 @@ def creation(
             }
         ]
 
-    return Creation(project, "u", 1, 64, 1, 1, "r", rows, key, "digest", group)
+    return Creation(project, "u", 1, 64, 1, 1, "r", rows, key, "digest", group=group)
 
 
 def names(store: Store, **wanted: Any) -> list[str]:

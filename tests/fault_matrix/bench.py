@@ -18,10 +18,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import errors, states
-from common.models import Command, RequestSpec, Selection
+from common import errors, ids, states
+from common.models import Command, ImageRef, RequestSpec, Selection
 from common.store import engine as store_engine
 from common.store import schema
+from common.wire import to_wire
 from compute_agent.sync import Work
 from conductor import cleanups, lanes, runner
 from conductor.saga import Engine
@@ -330,7 +331,20 @@ class Bench:
         """The workflow is asked for."""
         self.incarnations.open()
         self.trial.begin()
+        if self.trial.scenario.ask == "create" and not self.trial.scenario.volumes:
+            self._let_image_age()
         self.adopt()
+
+    def _let_image_age(self) -> None:
+        """Give the new server an image, and let it wait for so long that this is checked again."""
+        image = ImageRef(ids.new(), "qcow2")
+        with self.cloud.store.begin() as tx:
+            tx.execute(
+                sa.update(schema.servers)
+                .where(schema.servers.c.id == self.trial.server)
+                .values(image=to_wire(image), image_id=image.id)
+            )
+        self.time.pass_by(1)
 
     def adopt(self) -> None:
         """The action that has the server now is the one that is watched."""
