@@ -391,10 +391,15 @@ KEYS = "/openstack/latest/meta_data.json"
     [
         ("POST", "/action", {"rebuild": {"imageRef": IMAGE, "key_name": "new"}}, "ssh-rsa new"),
         ("POST", "/action", {"rebuild": {"imageRef": IMAGE, "hostname": "fresh"}}, "fresh"),
-        ("POST", "/action", {"rebuild": {"imageRef": IMAGE, "metadata": {"k": "v2"}}}, "v2"),
+        (
+            "POST",
+            "/action",
+            {"rebuild": {"imageRef": IMAGE, "metadata": {"k": "after-it"}}},
+            "after-it",
+        ),
         ("PUT", "", {"server": {"name": "fresh"}}, "fresh"),
         ("PUT", "", {"server": {"hostname": "fresh"}}, "fresh"),
-        ("POST", "/metadata", {"metadata": {"k": "v2"}}, "v2"),
+        ("POST", "/metadata", {"metadata": {"k": "after-it"}}, "after-it"),
     ],
 )
 def test_metadata_shows_change_of_server_at_once(

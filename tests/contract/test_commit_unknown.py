@@ -90,7 +90,9 @@ def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None
     creator, asked = Creator(store, LIMITS), creation(key="k")
     with unanswered(store, committed=committed):
         made = creator.create(asked)
-    assert creator.create(asked) == Created(made.server_id, made.reservation_id, repeated=True)
+    assert creator.create(asked) == Created(
+        made.server_id, made.reservation_id, repeated=True, digest=asked.digest
+    )
     assert count(store, schema.servers) == 1
 
 
