@@ -28,6 +28,7 @@ from common.config import ConfigError
 from common.console_types import HOST_KINDS, OF_SEVERAL_CONNECTIONS, SPICE_DIRECT
 from common.json_types import JsonObject
 from common.store.engine import Store
+from common.store.rows import ConsoleTokenRow
 from common.store.servers import console_tokens
 from common.tls import Tls
 from common.tls_socket import TlsSocket
@@ -72,9 +73,9 @@ class ConsoleSession:
     """One that is open. ``caller``: the encrypted token of its user; ``used_at``: when the token of
     the console was used for it. ``end`` may be called from any thread."""
 
-    def __init__(self, browser: ServerConnection, guest: Side, record: Any) -> None:
+    def __init__(self, browser: ServerConnection, guest: Side, record: ConsoleTokenRow) -> None:
         self._browser, self._guest, self.caller = browser, guest, record.caller
-        self.used_at: int = record.used_at
+        self.used_at = record.used_at
         self._end = (DONE, "The guest has ended its console.")
         self._ended_at: float | None = None
 
