@@ -16,6 +16,7 @@ from string import ascii_lowercase
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from common import device_names
 from common.models import AttachedVolume
 from compute_agent.virt.libvirt import hardware_xml
 
@@ -26,8 +27,6 @@ RAW, QCOW2 = "raw", "qcow2"
 NBD, ISCSI, RBD = "nbd", "iscsi", "rbd"
 SECRETS = {ISCSI: "iscsi", RBD: "ceph"}
 DEVICE = re.compile(r"(?:/dev/)?((?:vd|sd|hd|xvd)[a-z]{1,2})", re.ASCII)
-#: Disk bus -> what the names of its disks begin with.
-DEVICE_PREFIXES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
 SCSI_CONTROLLER = "devices/controller[@type='scsi']"
 
 
@@ -237,7 +236,7 @@ def free_name(bus: str, taken: set[str], begin: str = "a") -> str:
         *ascii_lowercase[ascii_lowercase.index(begin) :],
         *(first + second for first in ascii_lowercase for second in ascii_lowercase),
     ]
-    names = (DEVICE_PREFIXES[bus] + end for end in ends)
+    names = (device_names.PREFIXES[bus] + end for end in ends)
     name = next(one for one in names if one not in taken)
     taken.add(name)
     return name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from common import errors, local_disks
+from common import device_names, errors, local_disks
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor
 from compute_api.compute.resources import block_devices
@@ -20,8 +20,6 @@ from compute_api.compute.resources.block_devices import (
     VolumeMapping,
 )
 
-#: The bus of local disks whose image names none.
-DISK_BUS = "virtio"
 _VOLUME = ("volume_id", "snapshot_id", "volume_type")
 
 
@@ -63,7 +61,7 @@ def check_boot_disk(
 ) -> None:
     """Refuse a mapping of the image as local boot disk that asks for another disk than the server
     gets. The disk may be larger than its mapping asks."""
-    bus = properties.get("hw_disk_bus") or DISK_BUS
+    bus = properties.get("hw_disk_bus") or device_names.VIRTIO
     for mapping in local:
         if mapping.get("source_type") != IMAGE:
             continue
