@@ -66,7 +66,8 @@ def to_shed(oldest_first: Iterable[Connection], addresses: Mapping[Connection, s
 
 
 def origin(peer: object) -> str:
-    """What counts as one address: the network of an IPv6 address, for who has one has all of it."""
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address,
+    because a client has all addresses of its network."""
     host = peer[0] if isinstance(peer, tuple) else str(peer)
     if ":" not in host:
         return str(host)

@@ -38,7 +38,7 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
 
 @contextmanager
 def slot(services: Services) -> Iterator[bool]:
-    """Take one of the threads that may wait, as soon as one is free; yields whether one was."""
+    """Wait for one of the threads that may wait. Yields False if none is free in time."""
     seconds = min(SLOT_SECONDS, services.settings.answer_timeout_seconds)
     is_free = services.wait_slots.acquire(timeout=seconds)
     try:

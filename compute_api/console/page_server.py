@@ -182,7 +182,7 @@ class PageServer:
 
 
 def origin(url: str) -> str:
-    """What a browser says as Origin for a page of this URL; empty: it is none."""
+    """Return the Origin that a browser sends for a page of this URL, "" if it is not a URL."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port

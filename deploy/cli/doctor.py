@@ -110,8 +110,8 @@ def _down(store: Store) -> set[str]:
 
 
 def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()) -> None:
-    """Print the findings; for people with what waits, how each is mended, and who did not answer
-    (``unseen``)."""
+    """Print the findings. The output for people also has remedies, what waits, and the services and
+    hosts that did not answer (``unseen``)."""
     if as_json:
         print(json.dumps([facts(one) for one in found]))
         return
