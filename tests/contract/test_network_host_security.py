@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from tests.contract.network_lab import Lab, await_true, captured, mac, run
@@ -90,6 +91,7 @@ def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
         guest.take_address()
     assert bad.reaches("10.0.0.7")
     assert good.reaches("10.0.0.7")
+    begun = time.monotonic()
     with captured(far, "ip6 and ip6[6] == 0 or icmp", lab.folder) as away:
         for kind in ("mld", "mld-early"):
             bad.run(sys.executable, SEND, "flood", "1000", kind, bad.mac)
@@ -104,7 +106,9 @@ def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
         reports = [
             line for line in away().splitlines() if bad.mac in line and "multicast listener" in line
         ]
-        assert 0 < len(reports) < 100, len(reports)
+        # 50 reports at once, and 10 more for each second that the machine took for the test.
+        limit = 51 + 10 * (time.monotonic() - begun)
+        assert 0 < len(reports) <= limit < 1000, (len(reports), limit)
 
 
 def test_guests_reach_no_listener_of_a_host_by_the_gateway(lab: Lab) -> None:
