@@ -161,7 +161,8 @@ def of_role(
         [served, doors, answers, replies, called, hosts, re.escape(notifications), outbox],
         [served, doors, answers, _DEFAULT, called, re.escape(notifications), outbox],
         [served, doors, answers, replies, called, hosts, re.escape(notifications)],
-        Topic(exchange(prefix), read=rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.#$"),
+        # It hears each host by its name while another host is in quarantine.
+        Topic(exchange(prefix), read=rf"^(({REPORTS}|{HEARTBEATS})\..+|{ANSWERS}\.{_NUMBER}\.#)$"),
         Topic(
             calls,
             *_sides(

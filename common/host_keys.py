@@ -213,6 +213,13 @@ class AllKeys:
             )
         return self._make(host, generation, purpose)
 
+    def hosts(self) -> list[str]:
+        """Return all hosts that have a key, and may speak; raises Unavailable."""
+        with self._lock:
+            self._found = self._look()
+            self._looked_at = self._clock.monotonic()
+            return list(self._found)
+
     def _generations(self, host: str) -> Generations | None:
         """A host that is not known is looked for at once, but a stranger who makes names up has the
         database asked ten times a second at most."""

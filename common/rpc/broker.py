@@ -276,12 +276,17 @@ class Listener:
     ) -> None:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()
+        self._reconnects = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
+
+    def reconnect(self) -> None:
+        """End the connection and make a new one, for which ``declare`` is called again."""
+        self._reconnects.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -298,17 +303,20 @@ class Listener:
                 self._stop.wait(RETRY)
 
     def _serve(self, connection: Connection) -> None:
+        self._reconnects.clear()
         channel = connection.default_channel
         for queue, take in self._declare(channel).items():
             channel.basic_consume(
                 queue, no_ack=True, callback=lambda message, take=take: self._take(take, message)
             )
         self.is_ready.set()
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or self._reconnects.is_set()):
             try:
                 connection.drain_events(timeout=1.0)
             except TimeoutError:
                 connection.heartbeat_check()
+        if self._reconnects.is_set():  # to close it in order takes as long as a flood lasts
+            connection.collect(socket_timeout=1)
 
     def _take(self, take: Take, message: Any) -> None:
         """Whatever fails here is a message that was lost."""

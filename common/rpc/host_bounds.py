@@ -10,8 +10,11 @@ answer to each exchange, and reports of 4,096 guests have 400 KB.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common.host_keys import NotGenuine
 from common.rate_limit import RateLimiter
@@ -23,6 +26,12 @@ MAX_ITEMS = 4096  #: of a list or an object
 MAX_TEXT_CHARS = 8192
 MAX_DEPTH = 32
 MAX_NUMBER = 2**63 - 1  #: what a column of the database holds
+#: A host floods when so many of its messages are above its allowance within a second. A message
+#: counts once more for each 64 KiB.
+FLOOD_MESSAGES, FLOOD_UNIT_BYTES = 1000, 64 * 1024
+QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 60.0, 900.0
+DRAIN_SECONDS = 5.0  #: for messages that the broker took in before the quarantine began
+FORGIVEN_SECONDS = 3600.0
 
 
 class Allowances:
@@ -44,6 +53,62 @@ class Allowances:
             raise NotGenuine(f"{size} bytes, at most {MAX_MESSAGE_BYTES}")
         if self._bytes.take(host, size)[0]:
             raise NotGenuine(f"it sends more than {BYTES_A_SECOND} bytes a second")
+
+
+@dataclass(slots=True)
+class _Flooder:
+    """What is known of a host that sent more than its allowance."""
+
+    counted_since: float  #: begin of the second in which ``counted`` messages came
+    counted: int = 0
+    quarantines: int = 0
+    begun: float = -math.inf  #: of its newest quarantine
+    until: float = -math.inf
+
+
+class Quarantine:
+    """Which hosts sent far more than their allowance, and are not heard for a while.
+
+    The first quarantine takes 60 seconds, each further one within an hour twice as long as the one
+    before, at most 15 minutes. Thread-safe.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._flooders: dict[str, _Flooder] = {}
+        self._lock = threading.Lock()
+
+    def count(self, host: str, size: int) -> float:
+        """Count a message of ``size`` bytes that was above the host's allowance.
+
+        Returns:
+            The seconds of the quarantine that begins with this message, or 0.
+        """
+        with self._lock:
+            now = self._monotonic()
+            flooder = self._flooders.setdefault(host, _Flooder(now))
+            if now - flooder.counted_since > 1:
+                flooder.counted_since, flooder.counted = now, 0
+            flooder.counted += 1 + size // FLOOD_UNIT_BYTES
+            if flooder.counted < FLOOD_MESSAGES or now - flooder.begun < DRAIN_SECONDS:
+                return 0
+            if now - flooder.until > FORGIVEN_SECONDS:
+                flooder.quarantines = 0
+            seconds = min(QUARANTINE_SECONDS * (1 << flooder.quarantines), MAX_QUARANTINE_SECONDS)
+            flooder.quarantines = min(flooder.quarantines + 1, 8)
+            flooder.begun, flooder.until, flooder.counted = now, now + seconds, 0
+            return seconds
+
+    def hosts(self) -> set[str]:
+        """Return the hosts whose quarantine has not ended."""
+        with self._lock:
+            now = self._monotonic()
+            self._flooders = {
+                host: flooder
+                for host, flooder in self._flooders.items()
+                if now - max(flooder.until, flooder.counted_since) < FORGIVEN_SECONDS
+            }
+            return {host for host, flooder in self._flooders.items() if now < flooder.until}
 
 
 def require_bounded(content: object, place: str = "the message", depth: int = 0) -> None:

@@ -40,10 +40,11 @@ from common.broker_identities import (
     host_queue,
     join_queue,
 )
-from common.host_keys import HostKey, Keys, NotGenuine, Purpose
+from common.host_keys import AllKeys, HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds
 from common.rpc.broker import Channel, Connect, Listener, Sender, Take
+from common.rpc.host_bindings import HostBindings
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
@@ -350,12 +351,14 @@ class ControlSide(_Side):
     """The end of a conductor, which serves, or of the API, which only asks."""
 
     def __init__(
-        self, connect: Connect, keys: Keys, prefix: str = PREFIX, role: str = CONDUCTOR
+        self, connect: Connect, keys: AllKeys, prefix: str = PREFIX, role: str = CONDUCTOR
     ) -> None:
         super().__init__(connect, keys, prefix, FROM_HOSTS)
+        self._hosts = keys.hosts
         self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
-        self._allowances = host_bounds.Allowances()
+        self._allowances, self._quarantine = host_bounds.Allowances(), host_bounds.Quarantine()
+        self._bindings: HostBindings | None = None
         self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
@@ -371,6 +374,9 @@ class ControlSide(_Side):
         the generation of its key too."""
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._joins = dict(joins or {})
+        self._bindings = HostBindings(
+            self._connect, self._prefix, self._doors, self._hosts, self._quarantine.hosts
+        )
         self._listening()
 
     def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
@@ -389,8 +395,14 @@ class ControlSide(_Side):
         """Ask a host.
 
         Raises:
-            NoAnswer: it did not answer in time. Problem: what it answered with.
+            NoAnswer: it did not answer in time, or is in quarantine. Problem: what it answered
+                with.
         """
+        if host in self._quarantine.hosts():
+            raise errors.NoAnswer(
+                f"Host {host} is not asked {method}: it sent far more messages than it may, and is "
+                "in quarantine."
+            )
         message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
         return self._asked(
             host,
@@ -417,15 +429,43 @@ class ControlSide(_Side):
         return takes
 
     def _take_answer(self, body: bytes, key: str) -> None:
-        self._opened(body, lambda header, content: self._questions.answered(header, content))
+        sender = key.removeprefix(f"{ANSWERS}.").partition(".")[2]
+        if self._may_send(sender, len(body), self._rename):
+            self._opened(body, self._questions.answered)
 
-    def _take(self, door: str, body: bytes, key: str) -> None:
-        # The broker holds a host to routing keys that end in its name.
-        sender = key.removeprefix(f"{door}.")
+    def _rename(self) -> None:
+        """Await answers under a name that a host in quarantine does not know."""
+        self._name = uuid.uuid4().hex
+        self._listening().reconnect()
+
+    def _may_send(self, sender: str, size: int, escape: Callable[[], None]) -> bool:
+        """Whether a message is within the allowance of its sender.
+
+        Args:
+            sender: the host that the routing key names. The broker holds each host to its own.
+            size: bytes of the message.
+            escape: called when the sender begins to flood, so that the broker drops its messages.
+        """
         try:
-            self._allowances.take(sender, len(body))
+            self._allowances.take(sender, size)
         except NotGenuine as problem:
             self.refusals.count(sender, problem)
+            if seconds := self._quarantine.count(sender, size):
+                log.warning(
+                    "host %.80s is in quarantine for %d s: more than %d of its messages came within "
+                    "a second above its allowance. The broker drops its messages. Look at the host, "
+                    "and give it a new key: kilonova host rotate",
+                    sender,
+                    seconds,
+                    host_bounds.FLOOD_MESSAGES,
+                )
+                escape()
+            return False
+        return True
+
+    def _take(self, door: str, body: bytes, key: str) -> None:
+        assert self._bindings is not None  # a door is open once there are bindings
+        if not self._may_send(key.removeprefix(f"{door}."), len(body), self._bindings.wake):
             return
 
         def take(header: Header, content: JsonObject) -> None:
@@ -478,6 +518,8 @@ class ControlSide(_Side):
 
     def close(self) -> None:
         super().close()
+        if self._bindings is not None:
+            self._bindings.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()

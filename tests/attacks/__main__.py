@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.attacks import bus, doors, machine
+from tests.attacks import bus, doors, floods, machine
 from tests.attacks.target import Attack, Outcome, Target
 
 ATTACKS: dict[str, Attack] = {
@@ -44,6 +44,7 @@ ATTACKS: dict[str, Attack] = {
     "patterns": doors.patterns,
     "slow-clients": doors.slow_clients,
     "passwords": doors.passwords,
+    "floods": floods.floods,
 }
 MOST_STATUS, FILES = 100, 4096
 

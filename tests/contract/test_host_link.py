@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from common import config, errors
-from common.broker_identities import CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
+from common.broker_identities import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
 from common.clock import Clock
 from common.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
 from common.models import (
@@ -29,7 +29,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.rpc import agent, conductor, host_bounds, host_link
+from common.rpc import agent, conductor, host_bindings, host_bounds, host_link
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, Header, HostSide, pack
 from common.wire import to_wire
@@ -396,7 +396,7 @@ def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
 def test_flood_of_one_host_delays_no_report_of_another(world: World) -> None:
     told = Told((SyncAnswer(3), None))
     control = world.listening(told)
-    junk, number = b"x" * 300, 3000
+    junk, number = b"x" * 300, host_bounds.FLOOD_MESSAGES
     with opener(world.conf, world.url)() as connection:
         channel = connection.default_channel
         for _ in range(number):
@@ -408,11 +408,95 @@ def test_flood_of_one_host_delays_no_report_of_another(world: World) -> None:
         link = conductor.ConductorClient(world.host("h2"))
         assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
     assert await_true(
-        lambda: sum(control.refusals.counted.values()) == number, 10, control.refusals.counted
+        lambda: sum(control.refusals.counted.values()) == number,
+        10,
+        lambda: control.refusals.counted,
     )
     assert control.refusals.counted["h1"] > number / 2, "refused before their header was read"
     assert control.refusals.take()["h1"] == control.refusals.counted["h1"]
     assert not control.refusals.take()
+
+
+def flood(world: World, routing_key: str, number: int) -> None:
+    with opener(world.conf, world.url)() as connection:
+        channel = connection.default_channel
+        for _ in range(number):
+            channel.basic_publish(
+                channel.prepare_message(b"x" * 300, content_encoding="binary"),
+                exchange=exchange(world.prefix),
+                routing_key=routing_key,
+            )
+
+
+def was_dropped(world: World, routing_key: str) -> bool:
+    """Whether the broker has no queue for a message with this routing key."""
+    returned: list[Any] = []
+    with opener(world.conf, world.url)(confirm_publish=True) as connection:
+        channel = connection.default_channel
+        channel.events["basic_return"].add(lambda *why: returned.append(why))
+        channel.basic_publish(
+            channel.prepare_message(b"x", content_encoding="binary"),
+            exchange=exchange(world.prefix),
+            routing_key=routing_key,
+            mandatory=True,
+        )
+    return bool(returned)
+
+
+@pytest.mark.parametrize("door", [REPORTS, HEARTBEATS])
+def test_host_that_floods_is_dropped_by_the_broker_and_others_are_heard(
+    world: World, door: str
+) -> None:
+    told = Told((SyncAnswer(3), None))
+    world.listening(told)
+    flood(world, f"{door}.h1", 4 * host_bounds.FLOOD_MESSAGES)
+    await_true(lambda: was_dropped(world, f"{door}.h1"), 30)
+    assert was_dropped(world, f"{REPORTS}.h1")
+    assert was_dropped(world, f"{HEARTBEATS}.h1")
+    link = conductor.ConductorClient(world.host("h2"))
+    assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
+
+
+def test_second_conductor_hears_all_hosts_again_after_the_first_has_died(world: World) -> None:
+    told = Told((SyncAnswer(3), None))
+    first = world.listening(told)
+    flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
+    await_true(lambda: was_dropped(world, f"{REPORTS}.h1"), 30)
+    first.close()
+    world.listening(told)
+    link = conductor.ConductorClient(world.host("h1"))
+    assert link.sync(Sync("h1", 3), 5) == (SyncAnswer(3), None)
+
+
+def test_host_added_during_a_quarantine_is_heard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_bindings, "REPEAT_SECONDS", 0.2)
+    told = Told((SyncAnswer(3), None))
+    world.listening(told)
+    flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
+    await_true(lambda: was_dropped(world, f"{REPORTS}.h1"), 30)
+    world.generations["h4"] = Generations(1)
+    await_true(lambda: not was_dropped(world, f"{REPORTS}.h4"), 30)
+    assert was_dropped(world, f"{REPORTS}.h1")
+
+
+def test_host_that_floods_answers_is_not_asked_and_others_answer(world: World) -> None:
+    world.serving("h2", Told({}))
+    control = world.control()
+    listener = world.host("h1")  # it declares the queue that the thief reads
+    listener.serve({})
+    assert listener.wait_until_ready(30)
+    listener.close()
+    api = agent.AgentClient(control)
+    no_answer(lambda: api.query("h1", "v", {}, 1))()
+    questions = world.read(host_queue(world.prefix, "h1"))
+    answer_to = Header.read(questions[-1].partition(b"\n")[0]).answer_to
+    flood(world, f"{ANSWERS}.{answer_to}.h1", 4 * host_bounds.FLOOD_MESSAGES)
+    await_true(lambda: was_dropped(world, f"{ANSWERS}.{answer_to}.h1"), 30)
+    with pytest.raises(errors.NoAnswer, match="is in quarantine"):
+        api.query("h1", "v", {}, 5)
+    assert api.query("h2", "v", {}) == {}
 
 
 def test_report_with_too_many_guests_is_refused_and_the_next_is_taken(world: World) -> None:

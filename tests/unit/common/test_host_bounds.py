@@ -9,7 +9,7 @@ import pytest
 
 from common.host_keys import NotGenuine
 from common.rpc import host_bounds
-from common.rpc.host_bounds import Allowances, require_bounded
+from common.rpc.host_bounds import Allowances, Quarantine, require_bounded
 
 
 def nested(depth: int) -> Any:
@@ -74,3 +74,56 @@ def test_host_above_its_bytes_a_second_is_refused_and_others_are_not() -> None:
 def test_message_above_its_length_is_refused() -> None:
     with pytest.raises(NotGenuine, match="1048577 bytes"):
         Allowances().take("h1", host_bounds.MAX_MESSAGE_BYTES + 1)
+
+
+def flood(quarantine: Quarantine, host: str = "h1", size: int = 300) -> list[float]:
+    """The quarantines that begin while a host sends as many messages as a flood has."""
+    number = host_bounds.FLOOD_MESSAGES // (1 + size // host_bounds.FLOOD_UNIT_BYTES)
+    counted = [quarantine.count(host, size) for _ in range(number)]
+    return [seconds for seconds in counted if seconds]
+
+
+def test_flood_of_a_host_begins_a_quarantine_of_this_host_alone() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    assert (flood(quarantine), quarantine.hosts()) == ([60], {"h1"})
+    now[0] = 60.0
+    assert quarantine.hosts() == set()
+
+
+def test_flood_of_large_messages_begins_a_quarantine_after_fewer() -> None:
+    quarantine = Quarantine(lambda: 0.0)
+    assert len(flood(quarantine, size=16 * 1024 * 1024)) == 0
+    assert quarantine.count("h1", 16 * 1024 * 1024) == 60
+
+
+def test_messages_above_the_allowance_but_below_a_flood_begin_no_quarantine() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    for _ in range(10):
+        assert not any(quarantine.count("h1", 300) for _ in range(host_bounds.FLOOD_MESSAGES - 1))
+        now[0] += 1.1
+    assert quarantine.hosts() == set()
+
+
+def test_messages_sent_before_the_quarantine_do_not_lengthen_it() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    flood(quarantine)
+    now[0] = host_bounds.DRAIN_SECONDS - 0.1
+    assert flood(quarantine) == []
+    now[0] = host_bounds.DRAIN_SECONDS + 1
+    assert flood(quarantine) == [120]
+
+
+def test_repeated_floods_double_the_quarantine_and_a_quiet_hour_ends_that() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    seconds = []
+    for _ in range(6):
+        [begun] = flood(quarantine)
+        seconds.append(begun)
+        now[0] += begun
+    assert seconds == [60, 120, 240, 480, 900, 900]
+    now[0] += host_bounds.FORGIVEN_SECONDS + 1
+    assert flood(quarantine) == [60]

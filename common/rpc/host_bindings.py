@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bindings that let hosts' messages into the conductors' queues.
+
+By default one binding of each queue lets every host's messages in. While a host is in quarantine,
+the queues have a binding for each other host instead. So the broker drops the messages of the
+flooding host, and no conductor spends time on them.
+
+The bindings of single hosts stay at the broker afterwards, where they change nothing. Each
+conductor restores the default once a minute unless it has a host in quarantine. So the death of
+the conductor that ended the default leaves no new host unheard for longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+
+from common import errors
+from common.broker_identities import exchange
+from common.rpc.broker import BROKEN, Channel, Connect
+
+log = logging.getLogger(__name__)
+ALL = "#"
+REPEAT_SECONDS = 10.0  #: how often new hosts get their binding during a quarantine
+RESTORE_SECONDS = 60.0
+
+
+class HostBindings:
+    """A thread that keeps the bindings as the quarantine demands.
+
+    Args:
+        connect: opens a connection to the broker.
+        prefix: begins every name at the broker.
+        doors: begin the routing keys, and end the names of the queues.
+        hosts: reads the names of all hosts that may speak.
+        quarantined: the hosts in quarantine.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        prefix: str,
+        doors: Iterable[str],
+        hosts: Callable[[], Iterable[str]],
+        quarantined: Callable[[], Collection[str]],
+    ) -> None:
+        self._connect, self._prefix, self._doors = connect, prefix, list(doors)
+        self._hosts, self._quarantined = hosts, quarantined
+        self._wakes, self._stops = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="host-bindings", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Change the bindings now, because a quarantine begins."""
+        self._wakes.set()
+
+    def close(self) -> None:
+        self._stops.set()
+        self._wakes.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        seconds = RESTORE_SECONDS
+        while True:
+            self._wakes.wait(seconds)
+            self._wakes.clear()
+            if self._stops.is_set():
+                return
+            quarantined = self._quarantined()
+            seconds = REPEAT_SECONDS if quarantined else RESTORE_SECONDS
+            try:
+                with self._connect() as connection:
+                    self._apply(connection.default_channel, quarantined)
+            except (*BROKEN, errors.Unavailable) as problem:
+                log.warning(
+                    "The bindings of hosts at the broker could not be changed, and are tried again "
+                    "in %g s. If the broker refuses it, give it the conductor's permissions again "
+                    "(kilonova broker add conductor): %s",
+                    seconds,
+                    problem,
+                )
+
+    def _apply(self, channel: Channel, quarantined: Collection[str]) -> None:
+        if not quarantined:
+            self._bind(channel, [ALL])
+            channel.close()  # waits until the broker has done it
+            return
+        # In this order, so that no other host goes unheard in between.
+        self._bind(channel, [host for host in self._hosts() if host not in quarantined])
+        for door in self._doors:
+            for host in (ALL, *quarantined):
+                channel.queue_unbind(
+                    f"{self._prefix}-{door}", exchange(self._prefix), f"{door}.{host}"
+                )
+
+    def _bind(self, channel: Channel, hosts: Iterable[str]) -> None:
+        for door in self._doors:
+            for host in hosts:
+                channel.queue_bind(
+                    f"{self._prefix}-{door}",
+                    exchange(self._prefix),
+                    f"{door}.{host}",
+                    nowait=True,
+                )
