@@ -373,7 +373,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.ListOpt("allowed_origins", default=[],
                     help="Origins of pages that may open a console or show one in a frame, besides public_url, for "
                          "example that of a dashboard (Horizon): https://cloud.example."),
-        cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="How long a console's URL can be used, once."),
+        cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="Seconds for which a console's URL opens."),
         cfg.IntOpt("sessions", default=200, min=1, help="Open consoles in all."),
         cfg.IntOpt("sessions_per_server", default=10, min=1, help="Open consoles of one server."),
         cfg.IntOpt("sessions_per_user", default=50, min=1, help="Open consoles of one user."),

@@ -203,7 +203,7 @@ def configuration(debian: Path) -> None:
     write(target, (ROOT / "samples/controller.conf").read_text())
     target.chmod(0o640)
     for package, folder, names in (
-        (CONTROL, "samples", ("kilonova.conf",)),
+        (CONTROL, "samples", ("kilonova.conf", "fencing-pacemaker", "pacemaker-forced-down")),
         (CONTROL, "monitoring", ("alerts.yml", "dashboard.json", "prometheus.yml")),
         (AGENT, "samples", ("agent.conf",)),
     ):

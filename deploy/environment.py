@@ -43,6 +43,8 @@ NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = (
 )
 #: Cinder itself, which the client of volumes is tried against.
 CINDER, CINDER_LOCK = VENV / "cinder", ROOT / "deploy/requirements-cinder.txt"
+#: Ceilometer itself, whose discovery reads the metadata of guests.
+CEILOMETER, CEILOMETER_LOCK = VENV / "ceilometer", ROOT / "deploy/requirements-ceilometer.txt"
 #: Samples of Nova's notifications, as data, out of its source.
 SAMPLES, SAMPLES_PIN = VENV / "nova-samples", ROOT / "deploy/requirements-nova-samples.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
@@ -128,6 +130,20 @@ def make_cinder(log: Path) -> str:
         Failure: a package could not be downloaded.
     """
     return _make_once(CINDER, CINDER_LOCK, log)
+
+
+def make_ceilometer(log: Path) -> str:
+    """Make the environment of Ceilometer and return a note.
+
+    Raises:
+        Failure: a package could not be downloaded.
+    """
+    return _make_once(CEILOMETER, CEILOMETER_LOCK, log)
+
+
+def has_ceilometer() -> bool:
+    """Return True if the environment has the Ceilometer of the lock."""
+    return _stamp_apart(CEILOMETER, CEILOMETER_LOCK).exists()
 
 
 def make_docs(log: Path) -> str:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable
 
 from common import config
-from common.clock import SECOND
+from common.clock import SECOND, iso
 from common.json_types import JsonObject
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
@@ -79,6 +79,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
         "name": host["name"],
         "zone": zone,
         "state": state,
+        "last_heard": iso(host["seen_at"]),
         "enabled": not host["disabled"],
         "disabled_reason": host["disabled_reason"],
         "servers": host["running_vms"],

@@ -148,6 +148,8 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))
+        if plan.CEILOMETER_SLICE in slices:
+            needs.append(("Ceilometer", lambda: environment.make_ceilometer(log)))
     if rings & {"api", "contract", "e2e", plan.CLIENTS.ring}:
         needs.append(("Nova's own schemas", lambda: environment.make_nova(log)))
     steps(needs)

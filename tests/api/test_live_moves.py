@@ -281,6 +281,27 @@ def test_silence_of_a_host_is_no_proof(cloud: Cloud, server: str) -> None:
     act(cloud, server, "evacuate", {}, "2.14", "admin", status=200)
 
 
+def test_evacuate_after_disable_and_forced_down_is_accepted_at_2_53(
+    cloud: Cloud, server: str
+) -> None:
+    """The requests of Masakari's host recovery, with the word of Pacemaker's alert before it."""
+    down(cloud, "host1")
+    query = "/os-services?host=host1&binary=nova-compute"
+    [service] = cloud.call("GET", query, mv="2.53", token="admin").json["services"]
+    path = f"/os-services/{service['id']}"
+    for body, expected in (
+        ({"forced_down": True}, ("enabled", True)),
+        ({"status": "disabled", "disabled_reason": "Masakari"}, ("disabled", True)),
+    ):
+        answer = cloud.call("PUT", path, body, mv="2.53", token="admin")
+        assert answer.status_code == 200, answer.text
+        shown = answer.json["service"]
+        assert (shown["status"], shown["forced_down"]) == expected
+    act(cloud, server, "evacuate", {}, "2.53", "admin", status=200)
+    [migration] = cloud.rows(schema.migrations)
+    assert migration.source_host == "host1"
+
+
 def test_with_a_fencing_hook_silence_is_enough_to_ask_it(make_cloud: Callable[..., Cloud]) -> None:
     cloud = make_cloud(fencing=True)
     furnish(cloud)

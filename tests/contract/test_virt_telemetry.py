@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's element of a domain's metadata, read by the fields that Ceilometer's discovery reads."""
+"""Nova's element of a domain's metadata, read by the fields that Ceilometer's discovery reads, and
+by Ceilometer itself."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -11,6 +16,8 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from common.models import Flavor, GuestSpec, Interface
+from deploy.environment import CEILOMETER, has_ceilometer
+from tests.contract.conftest import QEMU
 from tests.contract.virt_pairs import LARGER
 from tests.contract.virt_rigs import QUIET, Rig
 
@@ -20,6 +27,7 @@ PROJECT = "6e4ea5f4bd2c4ba2a1f7a0a4a80a5b3f"
 FLAVOR = Flavor(
     "42", "m1.<nano>", 1, 128, 1, ephemeral_gb=0, swap_mb=64, extra_specs={"hw:cpu_sockets": "1"}
 )
+READER = Path(__file__).parent / "ceilometer_reader.py"
 NAME = '</nova:name> "naïve" \x00 ]]>'
 
 
@@ -163,3 +171,57 @@ def test_metadata_of_nova_names_the_ports_of_now(libvirt_rig: Rig) -> None:
     for _ in range(2):
         rig.driver.detach_interface(spec.server, 4, first, QUIET)
     assert ports(read(rig, spec.server)) == {second.port: []}
+
+
+@pytest.fixture(scope="module")
+def ceilometer() -> Path:
+    """The Python that has Ceilometer."""
+    if not has_ceilometer():
+        if os.environ.get("KILONOVA_TEST"):
+            pytest.fail("Ceilometer is not there: ./deploy/test all installs it in its first steps")
+        pytest.skip("needs Ceilometer, which ./deploy/test contract installs")
+    return CEILOMETER / "bin/python"
+
+
+@pytest.mark.parametrize("rig", [QEMU], indirect=True)
+def test_ceilometer_discovers_guests_by_default_method(ceilometer: Path, rig: Rig) -> None:
+    paused, stopped = boot(rig), boot(rig)
+    rig.driver.ensure_stopped(stopped.server, 2, 0, QUIET)
+    done = subprocess.run(
+        [ceilometer, "-W", "ignore", READER, rig.uri],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    guests = {guest["id"]: guest for guest in json.loads(done.stdout)}
+    assert {server: guests[server]["status"] for server in guests} == {
+        paused.server: "paused",
+        stopped.server: "stopped",
+    }
+    assert paused.image is not None
+    assert (
+        guests[paused.server].items()
+        >= {
+            "name": '</nova:name> "naïve" \N{REPLACEMENT CHARACTER} ]]>',
+            "user_id": "u1",
+            "tenant_id": PROJECT,
+            "flavor": {
+                "id": "42",
+                "name": "m1.<nano>",
+                "vcpus": 1,
+                "ram": 128,
+                "disk": 1,
+                "ephemeral": 0,
+                "swap": 64,
+                "extra_specs": {"hw:cpu_sockets": "1"},
+            },
+            "image": {"id": paused.image.id},
+            "image_meta": {
+                "base_image_ref": paused.image.id,
+                "disk_format": paused.image.disk_format,
+                "hw_disk_bus": "virtio",
+            },
+            "architecture": "x86_64",
+        }.items()
+    )

@@ -12,7 +12,8 @@ import base64
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,11 +71,24 @@ NUMBERS = {
 SHIFTED = set('><|_$&":?()')
 
 
-class Browser:
-    """One page."""
+#: Keeps a frame of another site in the process of its page, so that a test can look into it.
+ONE_PROCESS = (
+    "--disable-site-isolation-trials",
+    "--disable-features=IsolateOrigins,site-per-process",
+)
 
-    def __init__(self, folder: Path, program: str = "chromium") -> None:
-        self._folder, self._program = folder, program
+
+class PageChanged(AssertionError):
+    """The page or the frame went elsewhere during a question."""
+
+
+class Browser:
+    """One page. ``options``: more options of the command line."""
+
+    def __init__(
+        self, folder: Path, program: str = "chromium", options: Sequence[str] = ()
+    ) -> None:
+        self._folder, self._program, self._options = folder, program, options
         self._process: subprocess.Popen[bytes] | None = None
         self._page: ClientConnection | None = None
         self._asked = 0
@@ -100,6 +114,7 @@ class Browser:
                     f"--window-size={SIZE[0]},{SIZE[1]}",
                     "--remote-debugging-port=0",
                     f"--user-data-dir={self._folder}",
+                    *self._options,
                     "about:blank",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -113,15 +128,38 @@ class Browser:
                 timeout=ANSWER_SECONDS,
                 proxies={"http": ""},
             ).json()
-            self._page = connect(
-                page["webSocketDebuggerUrl"], max_size=64 << 20, proxy=None, legacy=True
-            )
-            for domain in ("Page", "Runtime", "Log"):
-                self.ask(f"{domain}.enable")
+            self._attach(page["webSocketDebuggerUrl"])
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _attach(self, url: str) -> None:
+        self._page = connect(url, max_size=64 << 20, proxy=None, legacy=True)
+        for domain in ("Page", "Runtime", "Log"):
+            self.ask(f"{domain}.enable")
+
+    @contextmanager
+    def second_page(self, *, same_profile: bool) -> Iterator[Browser]:
+        """Yield another page of this browser. A new profile has no cookie of this one."""
+        port = self._port()
+        version = requests.get(
+            f"http://127.0.0.1:{port}/json/version", timeout=ANSWER_SECONDS, proxies={"http": ""}
+        ).json()
+        whole, page = Browser(self._folder), Browser(self._folder)
+        with connect(version["webSocketDebuggerUrl"], proxy=None, legacy=True) as whole._page:
+            profile = (
+                {}
+                if same_profile
+                else whole.ask("Target.createBrowserContext", disposeOnDetach=True)
+            )
+            target = whole.ask("Target.createTarget", url="about:blank", **profile)["targetId"]
+            try:
+                page._attach(f"ws://127.0.0.1:{port}/devtools/page/{target}")
+                yield page
+            finally:
+                page.__exit__()
+                whole.ask("Target.closeTarget", targetId=target)
 
     def __exit__(self, *failure: object) -> None:
         if self._page is not None:
@@ -143,8 +181,14 @@ class Browser:
         return told.read_text().partition("\n")[0] if told.exists() else ""
 
     def _await(self, question: Callable[[], Any], seconds: float, story: str) -> Any:
+        def ask_again() -> Any:
+            try:
+                return question()
+            except PageChanged:
+                return None
+
         return await_true(
-            question, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1
+            ask_again, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1
         )
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -159,7 +203,8 @@ class Browser:
             except ConnectionClosed as error:
                 raise AssertionError(f"the browser died during {method}") from error
             if told.get("id") == self._asked:
-                assert "error" not in told, (method, told["error"])
+                if "error" in told:
+                    raise PageChanged(method, told["error"])
                 result: dict[str, Any] = told["result"]
                 return result
             self._hear(told)
@@ -183,13 +228,30 @@ class Browser:
         self.ask("Page.navigate", url=url)
         self.await_true("document.readyState === 'complete'", ANSWER_SECONDS)
 
-    def evaluate(self, script: str) -> Any:
+    def evaluate(self, script: str, **where: Any) -> Any:
         """The value of an expression on the page."""
         told = self.ask(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, **where
         )
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
+
+    def evaluate_in_frame(self, script: str) -> Any:
+        """Return the value of an expression in the page's first frame, None while there is none.
+
+        The frame of another site needs ``ONE_PROCESS``.
+        """
+        frames = self.ask("Page.getFrameTree")["frameTree"].get("childFrames", ())
+        if not frames:
+            return None
+        frame = self.ask("Page.createIsolatedWorld", frameId=frames[0]["frame"]["id"])
+        return self.evaluate(script, contextId=frame["executionContextId"])
+
+    def await_in_frame(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
+        """Wait until the expression is true in the first frame, and return its value."""
+        return self._await(
+            lambda: self.evaluate_in_frame(script), seconds, f"not true in the frame: {script}"
+        )
 
     def await_true(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
         """Until the expression is true on the page; returns its value."""

@@ -51,7 +51,10 @@ def test_token_catalogue_and_flavors(cloud: Live) -> None:
         "limits show --absolute" + JSON,
     )
     assert token["project_id"] == cloud.seed.demo.session.get_project_id()
-    assert {service["Type"] for service in catalogue} >= {"identity", "image", "compute"}
+    services = {service["Type"]: service["Name"] for service in catalogue}
+    assert services.keys() >= {"identity", "image"}
+    # libcloud and Masakari search by name.
+    assert (services["compute"], services["placement"]) == ("nova", "placement")
     assert {flavor["Name"]: flavor["RAM"] for flavor in flavors} == {
         "m1.nano": 128,
         "m1.tiny": 512,
@@ -156,9 +159,16 @@ def test_two_servers_of_one_request(cloud: Live, demo: Rest) -> None:
 
 
 def test_what_admins_see(cloud: Live, judged: Recorder) -> None:
-    hosts, services = cloud.openstack(
-        "hypervisor list" + JSON, "compute service list" + JSON, cloud="kilonova-admin"
+    hosts, services, providers = cloud.openstack(
+        "hypervisor list" + JSON,
+        "compute service list" + JSON,
+        "resource provider list" + JSON,
+        cloud="kilonova-admin",
     )
+    # Watcher and Skyline ask the placement service for the id of a hypervisor.
+    assert {(host["ID"], host["Hypervisor Hostname"]) for host in hosts} <= {
+        (provider["uuid"], provider["name"]) for provider in providers
+    }
     first, second = cloud.cloud.hosts
     assert {
         (host["Hypervisor Hostname"], host["Hypervisor Type"], host["State"]) for host in hosts

@@ -120,10 +120,9 @@ def test_a_browser_sees_the_screen_and_types(
             lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
         )
 
-        browser.open(told["url"])  # the address was used
-        browser.await_true(
-            "/wrong|Disconnected/.test(document.querySelector('#status').textContent)"
-        )
+        browser.open(told["url"])  # as a reload does
+        browser.await_true("document.querySelector('#status').textContent.startsWith('Connected')")
+        browser.await_true("document.querySelector('canvas')?.width >= 640")
 
 
 def test_a_serial_console_is_for_a_browser_and_for_programs(

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class World:
         per_user: int = 4,
         url: str = OURS,
         origins: Sequence[str] = (ALLOWED,),
+        port: int = 0,
+        pages: Path | None = None,
+        open_console: Callable[[str, str], socket.socket] | None = None,
     ) -> None:
         self.store = Store(f"sqlite:///{folder}/console.db")
         upgrade(self.store)
@@ -69,7 +72,7 @@ class World:
                 tx, [{"server_id": server, "host": "h1", "fence": 1} for server in SERVERS]
             )
         )
-        self.relay = Consoles(self.driver.console, "127.0.0.1")
+        self.relay = Consoles(open_console or self.driver.console, "127.0.0.1")
         self.silent = False
         self.bad: set[str] = (
             set()
@@ -97,11 +100,11 @@ class World:
         spice.mkdir()
         (spice / "spice_auto.html").write_text("<p>spice")
         (spice / "main.js").write_text("export default 2;")
-        listener = listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", port)
         self.port = int(listener.getsockname()[1])
         self.service = ConsoleServer(
             listener,
-            PageServer(novnc, url, browsers, origins, spice=spice),
+            PageServer(pages or novnc, url, browsers, origins, spice=spice),
             self.sessions,
             most + 8,
             ask_every=0.2,
