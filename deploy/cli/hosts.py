@@ -194,10 +194,10 @@ def notices(tx: Connection) -> list[str]:
         if row.refused_ago is not None:
             lines += [
                 f"host {row.name}: {refused_messages(row.refused_messages, row.refused_ago)}",
-                "    next    read the reason: journalctl -u kilonova-conductor --grep "
-                f"'host {row.name} is refused'. If you know the sender, give it new keys: kilonova "
-                f"host rotate {row.name}. If not, its keys may be stolen: kilonova host remove "
-                f"{row.name}",
+                "    next    read the reason in the log of the conductors: journalctl -u "
+                f"kilonova-conductor --grep 'host {row.name} is refused'. If you know the sender, "
+                f"give it new keys: kilonova host rotate {row.name}. If not, its keys may be "
+                f"stolen: kilonova host remove {row.name}",
             ]
         if row.refused_hostname is not None:
             lines += [
