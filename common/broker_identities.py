@@ -3,8 +3,9 @@
 permissions.
 
 RabbitMQ then enforces that a host reads its own queue only, and speaks only to conductors and to
-who has asked it, in its own name (``common.rpc.host_link``); and that a role reads its own queues
-and answers only, and wakes only whom it has to. What it may not do is refused by closing its
+who has asked it, in its own name (``common.rpc.host_link``); that conductors alone declare the
+queues of hosts; and that a role reads its own queues and answers only, and wakes only whom it has
+to. What it may not do is refused by closing its
 connection. What it cannot hold a role to is said in docs/decisions/0035.
 Permissions: https://www.rabbitmq.com/docs/access-control
 """
@@ -84,7 +85,7 @@ def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
     return Identity(
         user_of(host, prefix),
         password,
-        queue,
+        NOTHING,
         f"^{exchange(prefix)}$",
         queue,
         (Topic(exchange(prefix), rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{name}$"),),
@@ -100,7 +101,7 @@ def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
     return Identity(
         user_of_join(host, prefix),
         password,
-        queue,
+        NOTHING,
         f"^{exchange(prefix)}$",
         queue,
         (said,),
@@ -153,12 +154,13 @@ def of_role(
             Topic(calls, read=heard),
         )
     doors = rf"{re.escape(prefix)}-({REPORTS}|{HEARTBEATS})"
+    queues = rf"({re.escape(host_queue(prefix, ''))}|{re.escape(join_queue(prefix, ''))}).+"
     outbox = rf"({'|'.join(map(re.escape, topics))})\..+"
     return _identity(
         role,
         password,
         prefix,
-        [served, doors, answers, replies, called, hosts, re.escape(notifications), outbox],
+        [served, doors, answers, replies, called, hosts, queues, re.escape(notifications), outbox],
         [served, doors, answers, _DEFAULT, called, re.escape(notifications), outbox],
         [served, doors, answers, replies, called, hosts, re.escape(notifications)],
         # It hears each host by its name while another host is in quarantine.

@@ -36,6 +36,11 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
 
         return attempt
 
+    def declare_own(arguments: dict[str, Any]) -> Attempt:
+        return lambda channel: channel.queue_declare(
+            own_queue, durable=True, auto_delete=False, arguments=arguments
+        )
+
     return {
         "read another host's queue": consume(others_queue),
         "read what hosts report": consume(f"{PREFIX}-reports"),
@@ -50,6 +55,26 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
         "make an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
         "make a queue": lambda channel: channel.queue_declare("mine"),
         "make a queue of any name": lambda channel: channel.queue_declare(""),
+        **{
+            f"make its own queue anew {what}": declare_own(arguments)
+            for what, arguments in {
+                "as it was": {},
+                "to dead-letter in another host's name": {
+                    "x-dead-letter-exchange": hosts,
+                    "x-dead-letter-routing-key": f"reports.{other}",
+                    "x-message-ttl": 1,
+                },
+                "to dead-letter into another host's queue": {
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": others_queue,
+                },
+                "as a stream": {"x-queue-type": "stream"},
+                "as a quorum queue": {"x-queue-type": "quorum"},
+                "without a limit": {"x-max-length": 10**9},
+                "with many priorities": {"x-max-priority": 255},
+            }.items()
+        },
+        "remove its own queue": lambda channel: channel.queue_delete(own_queue),
         "write into another host's queue": publish("", others_queue),
         "write into a queue of the control plane": publish("", f"{PREFIX}-reports"),
         "report in another host's name": publish(hosts, f"reports.{other}"),

@@ -35,6 +35,7 @@ SEND = 2.0  #: seconds until the broker has a message
 READ = 0.2  #: seconds for the rest of what the broker has begun to say
 RETRY = 1.0  #: seconds before a connection is tried again
 HEARTBEAT = 30
+COMPLAIN_SECONDS = 60.0
 BROKEN = (
     *AmqpTransport.connection_errors,
     *AmqpTransport.channel_errors,
@@ -277,6 +278,7 @@ class Listener:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()
         self._reconnects = threading.Event()
+        self._complained_at, self._complained_of = float("-inf"), ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -294,13 +296,23 @@ class Listener:
                 with self._connect() as connection:
                     self._serve(connection)
             except BROKEN as problem:
-                log.info(
+                log.log(
+                    self._level(str(problem)),
                     "%s: the connection to the broker is gone and will be made again: %s",
                     self._name,
                     problem,
                 )
                 self.is_ready.clear()
                 self._stop.wait(RETRY)
+
+    def _level(self, problem: str) -> int:
+        """Return the level of a problem in the log: a problem that repeats is a warning once a
+        minute."""
+        moment = time.monotonic()
+        if problem == self._complained_of and moment - self._complained_at < COMPLAIN_SECONDS:
+            return logging.INFO
+        self._complained_at, self._complained_of = moment, problem
+        return logging.WARNING
 
     def _serve(self, connection: Connection) -> None:
         self._reconnects.clear()
@@ -342,6 +354,22 @@ class Sender:
         """False: it is lost, because the broker is away, or where that is waited for no queue takes
         it in.
         ``seconds``: for which it is worth something."""
+        return self._run(f"a message to {key}", lambda: self._send(exchange, key, body, seconds))
+
+    def run(self, what: str, work: Callable[[Connection], None]) -> bool:
+        """Call ``work`` with the connection, and return False if the broker is unreachable.
+
+        Args:
+            what: The name of the work in the log.
+        """
+
+        def run() -> bool:
+            work(self._connected())
+            return True
+
+        return self._run(what, run)
+
+    def _run(self, what: str, work: Callable[[], bool]) -> bool:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 return False
@@ -349,12 +377,12 @@ class Sender:
                 {self._connection is None, True}
             ):  # one that broke while it idled is made again
                 try:
-                    return self._send(exchange, key, body, seconds)
+                    return work()
                 except BROKEN as problem:
                     again = not (is_new or isinstance(problem, TimeoutError))
                     log.info(
-                        "a message to %s was lost%s: %s",
-                        key,
+                        "%s was lost%s: %s",
+                        what,
                         " and is sent again" if again else "",
                         problem,
                     )
@@ -365,16 +393,7 @@ class Sender:
         return False
 
     def _send(self, exchange: str, key: str, body: bytes, seconds: float) -> bool:
-        if self._connection is None:
-            self._connection = self._opened()
-        if select.select([self._connection.connection.sock], [], [], 0)[0]:
-            with contextlib.suppress(
-                TimeoutError
-            ):  # of TLS there may be something that is no message
-                self._connection.drain_events(
-                    timeout=READ
-                )  # mostly the end of the connection, which raises
-        channel = self._connection.default_channel
+        channel = self._connected().default_channel
         message = channel.prepare_message(
             body,
             content_type="application/octet-stream",
@@ -385,6 +404,18 @@ class Sender:
         waits = {"mandatory": True, "confirm_timeout": SEND} if self._confirms else {}
         channel.basic_publish(message, exchange=exchange, routing_key=key, **waits)
         return not self._returned
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._opened()
+        if select.select([self._connection.connection.sock], [], [], 0)[0]:
+            with contextlib.suppress(
+                TimeoutError
+            ):  # of TLS there may be something that is no message
+                self._connection.drain_events(
+                    timeout=READ
+                )  # mostly the end of the connection, which raises
+        return self._connection
 
     def _opened(self) -> Connection:
         """It has no heartbeat, because nobody reads while nothing is sent; the system notices when

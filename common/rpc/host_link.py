@@ -4,9 +4,13 @@ them.
 
 Each message is sealed with a key that only the host and the control plane have
 (``common.host_keys``); its header, which anybody can read, says whose it is and is bound to what is
-sealed. A host reads one queue, its own, which it declares, and writes to one exchange, under
-routing keys that end in its name; so RabbitMQ can hold it to that (``common.broker_identities``).
-The control plane writes into the hosts' queues through the default exchange.
+sealed. A host reads one queue, its own, and writes to one exchange, under routing keys that end in
+its name; so RabbitMQ can hold it to that (``common.broker_identities``). The control plane writes
+into the hosts' queues through the default exchange.
+
+A conductor declares a host's queue whenever the host asks for it, which it does with each new
+connection. The host's user may not: RabbitMQ lets the declaring user choose the type of the queue,
+and dead-letter its messages into the conductors' queue in another host's name.
 
 Replays: a host remembers what it was asked. What a host says carries what proves that it is new
 (``conductor.sync_cookies``), and what a conductor takes in twice changes nothing.
@@ -14,6 +18,7 @@ Replays: a host remembers what it was asked. What a host says carries what prove
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -43,23 +48,29 @@ from common.broker_identities import (
 from common.host_keys import AllKeys, HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds
-from common.rpc.broker import Channel, Connect, Listener, Sender, Take
+from common.rpc.broker import COMPLAIN_SECONDS, Channel, Connect, Connection, Listener, Sender, Take
 from common.rpc.host_bindings import HostBindings
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 ANSWER = "answer"
+DECLARE_QUEUE = "declare_queue"  #: the method by which a host asks for its queue
 FROM_HOSTS = "from-hosts"  #: the thread that takes in what hosts say
 MOST_BYTES = 16 * 1024 * 1024
 _HEADER_MOST_BYTES = 2048
 REMEMBERED = 65536  #: questions that a host takes for the same when they come again
 FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads
 QUEUED = 10_000  #: messages that wait for a host at most
+QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED}
+ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
+#: Pauses in seconds before a host looks for its queue again.
+QUEUE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 AT_ONCE = 64  #: questions in hand at a time
-COMPLAIN_SECONDS = 60.0
 SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
 STALE_SECONDS = 5.0  #: longer than a host waits for an answer
+#: Where hosts ask for their queues, and with keys of which purposes.
+QUEUES_ASKED = {(REPORTS, Purpose.COMMAND), (REPORTS, Purpose.JOIN)}
 Method = Callable[..., object]
 REFUSED = metrics.Metric(
     metrics.COUNTER,
@@ -293,13 +304,26 @@ class HostSide(_Side):
         )
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
-        queue = queue_of(self._prefix, self._host, self._purpose)
-        channel.queue_declare(
-            queue,
-            durable=True,
-            auto_delete=False,
-            arguments={"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED},
+        """Ask the conductors for this host's queue, and wait until the broker has it.
+
+        Raises:
+            NotFound: the queue is still missing. ``Listener`` connects and asks again.
+        """
+        queue, connection = queue_of(self._prefix, self._host, self._purpose), channel.connection
+        body = pack(self._keys.newest(self._host, self._purpose), DECLARE_QUEUE, {})[1]
+        self._sender.send(
+            exchange(self._prefix), f"{REPORTS}.{self._host}", body, SECONDS_FOR_ANSWERS
         )
+        for pause in QUEUE_PAUSES:
+            if _has_queue(connection, queue):
+                return {queue: self._take}
+            time.sleep(pause)
+        # A user that an earlier version of Kilonova made may declare the queue, and the user of the
+        # conductors may then not.
+        with contextlib.suppress(*AmqpTransport.channel_errors):
+            declare_queue(connection, queue)
+        with connection.channel() as last:
+            last.queue_declare(queue, passive=True)
         return {queue: self._take}
 
     def _take(self, body: bytes, key: str) -> None:
@@ -362,6 +386,7 @@ class ControlSide(_Side):
         self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
+        self._declaring = Sender(connect)
 
     def serve(
         self,
@@ -470,7 +495,11 @@ class ControlSide(_Side):
 
         def take(header: Header, content: JsonObject) -> None:
             host_bounds.require_bounded(content)
-            method = self._asked_there(door, Purpose(header.purpose)).get(header.method)
+            purpose = Purpose(header.purpose)
+            if header.method == DECLARE_QUEUE and (door, purpose) in QUEUES_ASKED:
+                self._pool.submit(self._declare_queue_of, header, time.monotonic())
+                return
+            method = self._asked_there(door, purpose).get(header.method)
             if method is None:
                 raise NotGenuine(f"{header.method} is not asked there")
             if door == HEARTBEATS:
@@ -493,6 +522,28 @@ class ControlSide(_Side):
             self.refusals.count(_claimed(body), problem)
         except errors.Problem as problem:
             log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
+
+    def _declare_queue_of(self, header: Header, came_at: float) -> None:
+        """Declare the queue of a host. The host asks again if this conductor is too late."""
+        queue = queue_of(self._prefix, header.host, Purpose(header.purpose))
+        if time.monotonic() - came_at > STALE_SECONDS:
+            return
+
+        def declare(connection: Connection) -> None:
+            try:
+                declare_queue(connection, queue)
+            except AmqpTransport.channel_errors as problem:
+                if getattr(problem, "reply_code", None) != ACCESS_REFUSED:
+                    raise
+                log.warning(
+                    "the broker does not let the conductors declare the queue %s, so the host "
+                    "cannot be reached; run: kilonova broker add conductor. The broker answered: "
+                    "%s",
+                    queue,
+                    problem,
+                )
+
+        self._declaring.run(f"the declaration of {queue}", declare)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
         """A refusal is told to nobody else than the log: who has a key says nothing that is
@@ -523,6 +574,33 @@ class ControlSide(_Side):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()
+        self._declaring.close()
+
+
+def declare_queue(connection: Connection, queue: str) -> None:
+    """Declare the queue of a host. A queue of that name with other arguments is deleted first."""
+    for deletes in (True, False):
+        with connection.channel() as channel:
+            try:
+                channel.queue_declare(
+                    queue, durable=True, auto_delete=False, arguments=QUEUE_ARGUMENTS
+                )
+                return
+            except AmqpTransport.channel_errors as problem:
+                if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
+                    raise
+        log.warning("the queue %s has other arguments than it must have, and is deleted", queue)
+        with connection.channel() as channel:
+            channel.queue_delete(queue)
+
+
+def _has_queue(connection: Connection, queue: str) -> bool:
+    with connection.channel() as channel:
+        try:
+            channel.queue_declare(queue, passive=True)
+            return True
+        except AmqpTransport.channel_errors:
+            return False
 
 
 def _ensure_exchange(channel: Channel, name: str) -> None:

@@ -96,16 +96,48 @@ _REFUSED = {1044, 1045, 1049, 1130, 1698}
 _SQLITE_REFUSED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM}
 
 
+#: PostgreSQL names this file in every language when it has no entry for a client.
+PG_HBA = "pg_hba.conf"
+_WRONG_PASSWORD, _NOT_ALLOWED_HOST = 1045, 1130  #: numbers of MariaDB
+
+
 def is_refusal(problem: DBAPIError) -> bool:
-    """Was a connection refused for its name, password or database? PostgreSQL has no code for that:
-    there, whether a password was asked for, which is after the server was found to be well."""
+    """True if a connection was refused for its address, name, password or database.
+
+    PostgreSQL has no code for that. There a connection was refused if the server asked for a
+    password, or if it names its file of allowed clients.
+    """
     original = problem.orig
     if isinstance(original, sqlite3.Error):
         return original.sqlite_errorcode & 0xFF in _SQLITE_REFUSED
     tried = getattr(original, "pgconn", None)
     if tried is not None:
-        return bool(tried.used_password or tried.needs_password)
+        return bool(tried.used_password or tried.needs_password or PG_HBA in str(original))
     return bool(original is not None and original.args and original.args[0] in _REFUSED)
+
+
+def refusal_remedy(problem: DBAPIError, url: URL) -> str:
+    """Return what an operator can do about a refused connection."""
+    original = problem.orig
+    if getattr(original, "pgconn", None) is not None and PG_HBA in str(original):
+        return (
+            f"On the database server add a line for this machine, the user {url.username} and the "
+            f"database {url.database} to {PG_HBA}, for example: hostssl {url.database} "
+            f"{url.username} ADDRESS/32 scram-sha-256. Then have PostgreSQL read the file again: "
+            "SELECT pg_reload_conf()"
+        )
+    number = original.args[0] if original is not None and original.args else None
+    if number == _NOT_ALLOWED_HOST:
+        return (
+            "The database server has no account for the address of this machine. Create the "
+            f"account there: CREATE USER '{url.username}'@'ADDRESS' IDENTIFIED BY 'PASSWORD'"
+        )
+    if number == _WRONG_PASSWORD:
+        return (
+            "Give the name and password that it knows, or create the account for the address of "
+            "this machine, because MariaDB keeps a password for each name and address"
+        )
+    return "Give the name, password and database that it knows, or let it know these"
 
 
 def protection(conf: cfg.ConfigOpts) -> Tls | None:

@@ -35,6 +35,7 @@ from common.store.connections import (
     Trouble,
     is_refusal,
     protection,
+    refusal_remedy,
     server_engine,
     sqlite_engine,
     trouble,
@@ -193,8 +194,8 @@ class Store:
                 raise _translated(problem) from problem
             said = " ".join(str(problem.orig).split())
             raise ConfigError(
-                f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. Give "
-                "the name, password and database that it knows, or let it know these"
+                f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. "
+                f"{refusal_remedy(problem, self.url)}"
             ) from problem
 
     def notify_with(self, notifications: NotificationSettings | None) -> None:

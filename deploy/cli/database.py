@@ -6,14 +6,33 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from contextlib import closing
 
-from common import config
+from common import config, errors
 from common.store import purge as old_rows
 from common.store import upgrades, user_data
 from common.store.engine import Store
 from common.vault import Vault
 
 PROGRESS_SECONDS = 5.0  # between two lines of a kind that takes long
+
+
+def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
+    """Return the refusal of the database, if it refuses connections rather than being silent.
+
+    Args:
+        path: The configuration file.
+        problem: The problem of a command, which is returned if the database does not refuse.
+    """
+    if type(problem) is errors.NoStore:
+        try:
+            with closing(Store.opened(config.load(path))) as store:
+                store.look_in()
+        except config.ConfigError as refusal:
+            return refusal
+        except errors.Problem:
+            pass
+    return problem
 
 
 def upgrade(options: argparse.Namespace) -> int:

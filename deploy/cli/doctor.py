@@ -36,7 +36,8 @@ from common.store.doctor.kinds import KINDS, Mender
 from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, services
 from common.text import one_line
-from deploy.cli import doctor_fix
+from deploy.cli import doctor_fix, hosts
+from deploy.cli.database import explain_silence
 
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
 MAX_TEXT_CHARACTERS = 2000  # of a finding
@@ -64,7 +65,7 @@ def doctor(options: argparse.Namespace) -> int:
             upgrades.check(store)
             return _examine(conf, store, options)
     except errors.Unavailable as problem:
-        print(f"kilonova: {problem}", file=sys.stderr)
+        print(f"kilonova: {explain_silence(options.config, problem)}", file=sys.stderr)
         return NO_ANSWER
 
 
@@ -110,8 +111,8 @@ def _down(store: Store) -> set[str]:
 
 
 def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()) -> None:
-    """Print the findings. The output for people also has remedies, what waits, and the services and
-    hosts that did not answer (``unseen``)."""
+    """Print the findings. The output for people also has remedies, what waits, what conductors
+    refused of hosts, and the services and hosts that did not answer (``unseen``)."""
     if as_json:
         print(json.dumps([facts(one) for one in found]))
         return
@@ -130,7 +131,11 @@ def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence
     for server, what, seconds in ages["actions"]:
         if seconds >= LONG_SECONDS:
             print(f"in hand for {seconds:.0f} s: server {server}: {one_line(what)}")
-    result = f"{len(found)} findings" if found else "nothing found" if unseen else "all is well"
+    refusals = store.read(hosts.notices)
+    for line in refusals:
+        print(line)
+    is_unsure = unseen or refusals
+    result = f"{len(found)} findings" if found else "nothing found" if is_unsure else "all is well"
     print(result + (f"; not looked at: {', '.join(unseen)}" if unseen else ""))
 
 

@@ -31,6 +31,7 @@ from common.store.servers import actions, server_groups, servers
 from common.store.servers.servers import ServerFilters, loads
 from common.store.tenants import flavors
 from common.wire import from_wire
+from deploy.cli.database import explain_silence
 from deploy.cli.hosts import columns
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         print(f"kilonova: {problem}", file=sys.stderr)
         return WRONG
     except errors.Unavailable as problem:
-        print(f"kilonova: {problem}", file=sys.stderr)
+        print(f"kilonova: {explain_silence(options.config, problem)}", file=sys.stderr)
         return UNKNOWN
     finally:
         store.close()

@@ -18,7 +18,7 @@ from common.clock import SECOND, iso
 from common.json_types import JsonObject
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
-from common.store.hosts import aggregates, host_keys
+from common.store.hosts import aggregates, host_keys, services
 from common.store.hosts import hosts as store_hosts
 from common.store.servers import failed_builds
 from common.text import one_line
@@ -41,6 +41,7 @@ def hosts(options: argparse.Namespace) -> int:
             conf.scheduler.default_availability_zone,
             conf.scheduler.build_failure_limit,
             conf.scheduler.build_failure_pause,
+            conf.conductor.host_silence,
         )
     )
     store.close()
@@ -48,15 +49,19 @@ def hosts(options: argparse.Namespace) -> int:
     return 0 if any(row["open"] for row in rows) else 1
 
 
-def overview(tx: Connection, default_zone: str, limit: int, pause: int) -> list[JsonObject]:
+def overview(
+    tx: Connection, default_zone: str, limit: int, pause: int, silence: int
+) -> list[JsonObject]:
     """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how
-    many seconds."""
+    many seconds. silence: seconds after which conductors judge a silent host."""
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
     failed = [one._asdict() for one in failed_builds.recent_failures(tx)]
+    heard = services.hosts_heard(tx, silence)
     return sorted(
         (
             {
                 **_row(host, zones[host["name"]], at, limit, pause),
+                "silent": silence_of(host["seen_at"], host["up"], at, silence, heard),
                 "has_key": host["name"] in keys,
                 "failed_builds": [one for one in failed if one["host"] == host["name"]],
             }
@@ -89,6 +94,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
         "tried_again_in": wait,
         "open": state == "up" and not host["disabled"] and not wait,
         "traits": host["traits"],
+        "refused_hostname": host["refused_hostname"],
         "refused_messages": host["refused_messages"],
         "refused_ago": None
         if host["refused_at"] is None
@@ -148,13 +154,78 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """up, down or forced down; and disabled."""
-    return str(row["state"]) + ("" if row["enabled"] else ", disabled")
+    """up, down or forced down; and silent, disabled."""
+    is_silent = row["state"] == "up" and row["silent"]
+    return (
+        str(row["state"])
+        + (", silent" if is_silent else "")
+        + ("" if row["enabled"] else ", disabled")
+    )
+
+
+def silence_of(
+    seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
+) -> str:
+    """Return how long a compute host has been silent that counts as up, and why it is not judged.
+
+    Args:
+        seen_at: The time of the last sign of life.
+        at: The time of the database.
+        limit: Seconds of silence after which conductors judge a host.
+        heard: The number of hosts that conductors hear.
+
+    Returns:
+        An empty text if the host is down, or was heard within the limit.
+    """
+    if not is_up or seen_at is None or at - seen_at <= limit * SECOND:
+        return ""
+    text = f"last heard {(at - seen_at) // SECOND} s ago"
+    if heard.are_too_few:
+        return (
+            f"{text}: not judged, because only {heard.heard} of {heard.known} hosts are heard. Look "
+            "at the broker, the conductors and the network first"
+        )
+    return f"{text}: no conductor has judged it yet. Look whether a conductor runs"
+
+
+def notices(tx: Connection) -> list[str]:
+    """Return two lines for each refused host: what conductors refused, and what to do next."""
+    lines = []
+    for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
+        if row.refused_ago is not None:
+            lines += [
+                f"host {row.name}: {refused_messages(row.refused_messages, row.refused_ago)}",
+                "    next    read the reason in the log of the conductors: journalctl -u "
+                f"kilonova-conductor --grep 'host {row.name} is refused'. If you know the sender, "
+                f"give it new keys: kilonova host rotate {row.name}. If not, its keys may be "
+                f"stolen: kilonova host remove {row.name}",
+            ]
+        if row.refused_hostname is not None:
+            lines += [
+                f"host {row.name}: {refused_hostname(row.refused_hostname, row.hypervisor_hostname)}",
+                "    next    give one of the two machines another host name. If this machine never "
+                f"had that name, it may be stolen: kilonova host remove {row.name}",
+            ]
+    return [one_line(line, 1000) for line in lines]
+
+
+def refused_messages(number: int, ago: int) -> str:
+    """Return how many messages in the name of a host were refused, and when."""
+    return f"{number} messages in its name were refused, the last one {ago} s ago"
+
+
+def refused_hostname(refused: str, shown: str) -> str:
+    """Return the name of a hypervisor that a host is refused, and the name that it has."""
+    return (
+        f"it reports the hypervisor name {refused}, which another host has, and is shown as {shown}"
+    )
 
 
 def trouble(row: JsonObject) -> str:
     """What is wrong with it, where its state alone does not say it."""
     said = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
+    if row["silent"]:
+        said.append(row["silent"])
     if row["left_out"]:
         said.append(
             f"left out after {row['failures']} failed builds in a row, tried again in "
@@ -169,9 +240,11 @@ def trouble(row: JsonObject) -> str:
         )
     if row["refused_ago"] is not None and row["refused_ago"] < REFUSALS_SHOWN_SECONDS:
         said.append(
-            f"{row['refused_messages']} messages in its name were refused, the last one "
-            f"{row['refused_ago']} s ago: a conductor's log says why"
+            f"{refused_messages(row['refused_messages'], row['refused_ago'])}: a conductor's log "
+            "says why"
         )
+    if row["refused_hostname"]:
+        said.append(refused_hostname(row["refused_hostname"], row["facts"]["hypervisor_hostname"]))
     if not row["has_key"]:
         said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
     return "; ".join(said)

@@ -124,6 +124,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
     try:
         return int(getattr(module, options.function)(options))
+    except errors.NoStore as problem:
+        from deploy.cli.database import explain_silence
+
+        print(f"kilonova: {explain_silence(options.config, problem)}", file=sys.stderr)
+        return 1
     except (errors.Problem, ConfigError) as problem:
         print(f"kilonova: {problem}", file=sys.stderr)
         return 1

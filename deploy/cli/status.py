@@ -14,25 +14,33 @@ from common.store.hosts import host_actions, services
 from common.store.notifications import outbox
 from common.text import one_line
 from conductor import move_progress
+from deploy.cli.hosts import silence_of
 
 LONGEST = 20  # lines of a list that are shown
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print it; 1 when a service is down."""
-    store = Store.opened(config.load(options.config))
+    """Print it; 1 when a service is down or silent."""
+    conf = config.load(options.config)
+    silence = conf.conductor.host_silence
+    store = Store.opened(conf)
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)
+    heard = store.read(lambda tx: services.hosts_heard(tx, silence))
     unsent, at = store.read(lambda tx: (outbox.waiting(tx), moment(tx)))
     on_hosts = store.read(host_actions.list_open)
     store.close()
     print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
+    is_silent = False
     for row in rows:
         state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
+        too_few = heard if row.binary == services.COMPUTE else services.HostsHeard(1, 1)
+        silent = silence_of(row.seen_at, row.up, at, silence, too_few)
+        is_silent = is_silent or bool(silent and not row.forced_down)
         print(
             f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
-            f"{iso(row.seen_at) or 'never'}"
+            f"{iso(row.seen_at) or 'never'}{silent and f', {silent}'}"
         )
     for title, waiting in ages.items():
         print(f"\n{title}: {len(waiting)}")
@@ -48,4 +56,4 @@ def status(options: argparse.Namespace) -> int:
         print(
             f"  the oldest, {unsent.event} of {unsent.key}, for {(at - unsent.since) / SECOND:.0f} s"
         )
-    return 0 if all(row.up or row.forced_down for row in rows) else 1
+    return 1 if is_silent or not all(row.up or row.forced_down for row in rows) else 0

@@ -29,6 +29,7 @@ ATTACKS: dict[str, Attack] = {
     "reports": bus.reports,
     "commands": bus.commands,
     "terminal": bus.terminal,
+    "hypervisors": bus.hypervisors,
     "stolen-files": machine.stolen_files,
     "local-users": machine.local_users,
     "guests": machine.guests_are_confined,

@@ -91,6 +91,24 @@ def terminal(target: Target) -> Iterator[Outcome]:
         )
 
 
+def hypervisors(target: Target) -> Iterator[Outcome]:
+    """With one host's key: the name of another host's hypervisor."""
+    attack = "bus: take the name of another host's hypervisor"
+    if len(target.hosts) < 2:
+        yield Outcome(attack, untried=ONE_HOST)
+        return
+
+    def names() -> dict[str, str]:
+        answer = target.call("GET", "/os-hypervisors/detail", cloud=ADMIN).json()["hypervisors"]
+        return {one["service"]["host"]: one["hypervisor_hostname"] for one in answer}
+
+    wanted = names()[target.hosts[1].name]
+    with target.silent(target.stolen), _thief(target) as thief:
+        thief.say(inventory=HostInventory("QEMU", 7002022, wanted, 2, 2048, 20))
+        holders = sorted(host for host, name in names().items() if name == wanted)
+    yield Outcome(attack, "" if holders == [target.hosts[1].name] else f"{holders} have it")
+
+
 def _thief(target: Target) -> Any:
     stolen = target.stolen
     return closing(Thief(stolen.conf, stolen.keys))

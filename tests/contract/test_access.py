@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,11 @@ import sqlalchemy as sa
 
 from common import access, config
 from common.service import EX_CONFIG
-from deploy.servers import free_ports
+from common.store.engine import Store
+from deploy.cli.main import main
+from deploy.servers import Servers, free_ports
 from tests.standalone import Cloud, running
+from tests.waiting import await_true
 
 WRONG = "wr0ng-password"
 #: Processes by what they ask when they start.
@@ -86,6 +91,69 @@ def test_a_wrong_database_password(
         started(tmp_path, module, "[database]", f"url = {url}"),
         "[database] url: the database refuses",
     )
+
+
+def refusal(url: str) -> str:
+    """Return why the database refuses a connection, and what the operator can do."""
+    with closing(Store(url)) as store:
+        try:
+            store.look_in()
+        except config.ConfigError as problem:
+            return str(problem)
+    return ""
+
+
+def test_postgresql_without_an_entry_for_this_machine_names_pg_hba() -> None:
+    with tempfile.TemporaryDirectory(prefix="kn-hba-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with Servers(Path(folder)) as servers:
+            url = servers.start("postgresql")
+            with closing(Store(url)) as store, store.begin() as tx:
+                [path] = Path(folder).glob("**/pg_hba.conf")
+                path.write_text("local all all scram-sha-256\n")
+                tx.execute(sa.text("SELECT pg_reload_conf()"))
+
+            def is_refused() -> bool:
+                return "no pg_hba.conf entry for host" in refusal(url)
+
+            await_true(is_refused, 10)
+            text = refusal(url)
+    assert "hostssl postgres kilonova ADDRESS/32 scram-sha-256" in text
+    assert "SELECT pg_reload_conf()" in text and "password and database" not in text
+
+
+def test_mariadb_without_an_account_for_this_machine_names_the_command(
+    new_database: Callable[[str], str],
+) -> None:
+    text = refusal(
+        sa.make_url(new_database("mariadb"))
+        .update_query_dict({"bind_address": "127.0.0.2"})
+        .render_as_string(hide_password=False)
+    )
+    assert "not allowed to connect" in text
+    assert "CREATE USER 'kilonova'@'ADDRESS' IDENTIFIED BY 'PASSWORD'" in text
+
+
+def test_mariadb_with_wrong_password_says_that_accounts_belong_to_addresses(
+    new_database: Callable[[str], str],
+) -> None:
+    text = refusal(wrong(new_database("mariadb")))
+    assert "Access denied" in text and "or create the account for the address" in text
+
+
+@pytest.mark.parametrize("command", ["hosts", "status", "doctor"])
+def test_command_names_the_refusal_of_the_database(
+    tmp_path: Path,
+    new_database: Callable[[str], str],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    path = tmp_path / "kilonova.conf"
+    path.write_text(f"[database]\nurl = {wrong(new_database('postgresql'))}\n")
+    assert main(["--config", str(path), command]) != 0
+    shown = capsys.readouterr().err
+    assert "[database] url: the database refuses" in shown and WRONG not in shown
+    assert "does not answer" not in shown
 
 
 def test_a_database_file_that_is_none(tmp_path: Path) -> None:

@@ -31,16 +31,19 @@ from common.broker_identities import (
     exchange,
     host_queue,
 )
+from common.host_joins import JoinToken
+from common.host_keys import Purpose, derive
 from common.models import Heartbeat, HeartbeatAnswer
 from common.notifications.messages import Message
 from common.rpc import agent, conductor
+from common.rpc.host_link import QUEUE_ARGUMENTS
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from deploy.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
 from deploy.cli.broker_users import Management
 from deploy.servers import Servers, free_ports
 from tests.broker_attempts import attempts
-from tests.contract.test_host_link import World
+from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
 from tests.waiting import await_true
 
@@ -127,6 +130,64 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
         ATTEMPTS[attempt](stolen.channel())
 
 
+# --- the queue of a host ---
+def test_host_queue_that_the_broker_lost_is_declared_by_a_conductor(
+    world: World, broker: Broker
+) -> None:
+    world.listening(Told(), broker.role_url(CONDUCTOR))
+    here = Told({"x": 1})
+    world.serving("h1", here, broker.host_url("h1"))
+    control = agent.AgentClient(world.control())
+    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+        for number in (1, 2):
+            admin.channel().queue_delete(host_queue(PREFIX, "h1"))
+            await_true(lambda: control.do("h1", [], None), 10)
+            assert here.wait_for(number)
+
+
+def test_host_queue_with_other_arguments_is_replaced(world: World, broker: Broker) -> None:
+    queue = host_queue(PREFIX, "h2")
+    evil = {
+        "x-dead-letter-exchange": exchange(PREFIX),
+        "x-dead-letter-routing-key": "reports.h1",
+    }
+    world.listening(Told(), broker.role_url(CONDUCTOR))
+    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+        admin.channel().queue_delete(queue)
+        admin.channel().queue_declare(queue, durable=True, auto_delete=False, arguments=evil)
+        world.serving("h2", Told(), broker.host_url("h2"))
+
+        def is_replaced() -> bool:
+            try:
+                admin.channel().queue_declare(
+                    queue, durable=True, auto_delete=False, arguments=QUEUE_ARGUMENTS
+                )
+                return True
+            except PreconditionFailed:
+                return False
+
+        await_true(is_replaced, 10)
+        await_true(lambda: agent.AgentClient(world.control()).do("h2", [], None), 10)
+
+
+def test_conductor_user_of_an_earlier_version_is_named_in_the_log(
+    world: World, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host whose user an earlier version made declares its queue itself meanwhile."""
+    earlier = r"^(kilonova-hosts|kilonova-(reports|heartbeats)|kilonova-answers-.*)$"
+    for user, configure in (("earlier", earlier), ("earlier-host", r"^kilonova-host\.h1$")):
+        broker.control("add_user", user, "5ecret")
+        broker.control("set_permissions", "-p", "/", user, configure, ".*", ".*")
+    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+        for host in ("h1", "h2"):
+            admin.channel().queue_delete(host_queue(PREFIX, host))
+    url = f"rabbit://{{}}:5ecret@127.0.0.1:{broker.port}/"
+    world.listening(Told(), url.format("earlier"))
+    assert not world.host("h2", broker.host_url("h2")).wait_until_ready(3)
+    assert "run: kilonova broker add conductor" in caplog.text
+    assert world.serving("h1", Told(), url.format("earlier-host"))
+
+
 # --- who has a token ---
 def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) -> None:
     world.listening(Told())
@@ -142,13 +203,19 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
         )
     url = f"amqp://{joins.user}:{joins.password}@127.0.0.1:{broker.port}//"
     own, there = broker_identities.join_queue(PREFIX, "h1"), exchange(PREFIX)
+    key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
+    token = JoinToken("h1", 1, key.secret.hex(), url.replace("amqp:", "rabbit:")[:-1])
+    link = world.host("h1", token.transport_url, token, Purpose.JOIN)
+    assert link.wait_until_ready(10)
+    link.close()
     with Connection(url) as connection:
         channel = connection.channel()
-        channel.queue_declare(own, auto_delete=True)
         channel.basic_get(own)
         channel.basic_publish(channel.prepare_message(b"x"), there, "reports.h1")
         channel.queue_declare(own, passive=True)  # what was refused would be said before this
     tries: list[Callable[[Any], Any]] = [
+        lambda channel: channel.queue_declare(own, durable=True, arguments=QUEUE_ARGUMENTS),
+        lambda channel: channel.queue_delete(own),
         lambda channel: channel.basic_get(host_queue(PREFIX, "h1")),
         lambda channel: channel.queue_purge(host_queue(PREFIX, "h1")),
         lambda channel: channel.basic_get(f"{PREFIX}-reports"),
@@ -168,9 +235,7 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
     ]
     for attempt in tries:
         with Connection(url) as connection, pytest.raises(AccessRefused):
-            channel = connection.channel()
-            channel.queue_declare(own, auto_delete=True)
-            attempt(channel)
+            attempt(connection.channel())
 
 
 def _said(own: str, where: str, key: str, channel: Any) -> None:
@@ -339,7 +404,6 @@ def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
                 f"amqp://{identity.user}:{password}@127.0.0.1:{broker.port}//"
             ) as connection:
                 channel = connection.channel()
-                channel.queue_declare(host_queue(PREFIX, "h7"), auto_delete=True)
                 with pytest.raises(AccessRefused):
                     channel.basic_get(host_queue(PREFIX, "h1"))
         except AMQPError:

@@ -251,6 +251,18 @@ def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
     assert seconds(lambda: (control.close(), host.close())) < 8
 
 
+def test_reason_of_a_silent_host_is_a_warning_once_a_minute(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    host = world.host("h1", f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
+    assert not host.wait_until_ready(3)
+    levels = [
+        record.levelname for record in caplog.records if "will be made again" in record.message
+    ]
+    assert (levels[0], set(levels[1:])) == ("WARNING", {"INFO"})
+
+
 @pytest.mark.parametrize("cut", ["the host's", "the conductor's"])
 def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
     wire = Wire(world.url)

@@ -382,6 +382,53 @@ def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
     assert store.read(lambda tx: services.is_up(tx, "h1"))
 
 
+def hypervisors(store: Store) -> dict[str, tuple[str, str | None]]:
+    rows = store.read(hosts.list_all)
+    return {row["name"]: (row["hypervisor_hostname"], row["refused_hostname"]) for row in rows}
+
+
+def report_hypervisor(store: Store, host: str, hostname: str) -> None:
+    inventory = HostInventory("memory", 1, hostname, 4, 1024, 10)
+    store.write(lambda tx: hosts.register(tx, host, "boot", inventory))
+
+
+def test_host_is_refused_the_hypervisor_name_of_another_host(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    for host, hostname in (("h1", "h1"), ("h2", "n2.cloud"), ("h3", "n3.cloud")):
+        report_hypervisor(store, host, hostname)
+    for stolen in ("n2.cloud", "h1", "n2.cloud"):
+        report_hypervisor(store, "h3", stolen)
+        assert hypervisors(store) == {
+            "h1": ("h1", None),
+            "h2": ("n2.cloud", None),
+            "h3": ("n3.cloud", stolen),
+        }
+    assert "host h3 reports the hypervisor name n2.cloud, which host h2 has" in caplog.text
+    report_hypervisor(store, "h4", "n2.cloud")
+    assert hypervisors(store)["h4"] == ("h4", "n2.cloud"), "a new host has no previous name"
+    report_hypervisor(store, "h3", "n3.cloud")
+    assert hypervisors(store)["h3"] == ("n3.cloud", None)
+
+
+def test_host_gets_its_own_name_from_a_host_that_took_it_before(store: Store) -> None:
+    report_hypervisor(store, "h3", "h4")
+    assert hypervisors(store)["h3"] == ("h4", None)
+    report_hypervisor(store, "h4", "h4")
+    assert hypervisors(store) == {"h3": ("h3", "h4"), "h4": ("h4", None)}
+
+
+def test_older_host_keeps_a_hypervisor_name_that_two_hosts_have(store: Store) -> None:
+    """An earlier version of Kilonova accepted the name from both."""
+    for host in ("h1", "h2"):
+        report_hypervisor(store, host, host)
+        with store.begin() as tx:
+            tx.execute(sa.update(schema.hosts).values(hypervisor_hostname="n.cloud"))
+    for host in ("h1", "h2"):
+        report_hypervisor(store, host, "n.cloud")
+    assert hypervisors(store) == {"h1": ("n.cloud", None), "h2": ("h2", "n.cloud")}
+
+
 def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> None:
     inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
 
@@ -441,3 +488,16 @@ def test_a_registration_among_results_locks_providers_after_servers(store: Store
             )
             assert tx.scalar(free) is not None
         assert [answer.session > 1 for answer in done.result(timeout=20)][0]
+
+
+def test_refused_hosts_are_listed_for_as_long_as_is_asked(store: Store) -> None:
+    for host in ("h1", "h2", "h3"):
+        report_hypervisor(store, host, "h1" if host == "h3" else host)
+    store.write(lambda tx: hosts.note_refusals(tx, {"h2": 7}))
+    listed = store.read(lambda tx: hosts.list_refused(tx, 60))
+    assert [(row.name, row.refused_messages, row.refused_hostname) for row in listed] == [
+        ("h2", 7, None),
+        ("h3", 0, "h1"),
+    ]
+    assert listed[0].refused_ago in range(5) and listed[1].refused_ago is None
+    assert [row.name for row in store.read(lambda tx: hosts.list_refused(tx, -60))] == ["h3"]

@@ -9,13 +9,16 @@ host that has nothing on it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import HostInventory
 from common.store.engine import for_update, insert_ignore, now
@@ -44,6 +47,7 @@ from common.store.servers import guests as debts
 from common.store.servers.migrations import OPEN
 from common.wire import to_wire
 
+log = logging.getLogger(__name__)
 _SESSIONS_MOST = 2**53 - 2  #: every JSON reader keeps such a number as it is
 
 
@@ -70,6 +74,7 @@ def open_session(
             "booted_at": now(),
             "created_at": now(),
             "updated_at": now(),
+            "hypervisor_hostname": name,  # until ``describe``
             **_facts(inventory),
         },
     )
@@ -101,6 +106,7 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
         sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now())
     ).rowcount:
         return
+    _name_hypervisor(tx, name, inventory.hypervisor_hostname)
     services.beat(tx, [name], services.COMPUTE)
     provider = of_host(tx, name)
     allocations.touch(tx, [provider])
@@ -136,6 +142,63 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
             sa.insert(provider_traits),
             [{"provider_id": provider, "trait": trait, "by_hand": False} for trait in reported],
         )
+
+
+def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
+    """Give a host's hypervisor the reported name, unless another host has it.
+
+    The name of a host belongs to that host alone, and any other name to the host that was made
+    first. A host that is refused keeps its previous name, or else gets the host's own.
+    """
+    reported = reported or name
+    rows = {
+        row.name: row
+        for row in tx.execute(
+            sa.select(
+                hosts.c.name,
+                hosts.c.created_at,
+                hosts.c.hypervisor_hostname,
+                hosts.c.refused_hostname,
+            ).where(
+                sa.or_(hosts.c.name.in_([name, reported]), hosts.c.hypervisor_hostname == reported)
+            )
+        )
+    }
+    own = rows.pop(name)
+    previous, age = own.hypervisor_hostname, (own.created_at, name)
+    rivals = [
+        other
+        for other, row in rows.items()
+        if other == reported or previous != reported or (row.created_at, other) < age
+    ]
+    accepted, refused = reported, None
+    if rivals and reported != name:
+        accepted, refused = (previous if previous != reported else name), reported
+        if own.refused_hostname != refused:
+            log.warning(
+                "host %s reports the hypervisor name %s, which host %s has: it is shown as %s",
+                name,
+                reported,
+                min(rivals),
+                accepted,
+            )
+    if accepted == name:
+        _take_back(tx, name)
+    if (accepted, refused) != (previous, own.refused_hostname):
+        tx.execute(
+            sa.update(hosts)
+            .where(hosts.c.name == name)
+            .values(hypervisor_hostname=accepted, refused_hostname=refused)
+        )
+
+
+def _take_back(tx: Connection, name: str) -> None:
+    """Take the name of a host from other hosts that reported it before this host was made."""
+    tx.execute(
+        sa.update(hosts)
+        .where(hosts.c.hypervisor_hostname == name, hosts.c.name != name)
+        .values(hypervisor_hostname=hosts.c.name, refused_hostname=name)
+    )
 
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
@@ -182,6 +245,42 @@ def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
     )
 
 
+class RefusedHost(NamedTuple):
+    """A host of which conductors refused messages or the name of its hypervisor.
+
+    refused_ago: Seconds since the last refused message, or None if that is too long ago.
+    refused_hostname: None: the name is not refused.
+    """
+
+    name: str
+    refused_messages: int
+    refused_ago: int | None
+    hypervisor_hostname: str
+    refused_hostname: str | None
+
+
+def list_refused(tx: Connection, seconds: int) -> list[RefusedHost]:
+    """Return the hosts whose messages were refused in the last ``seconds``, or that are refused the
+    name of a hypervisor."""
+    since = now() - seconds * SECOND
+    is_recent = hosts.c.refused_at >= since
+    query = (
+        sa.select(
+            hosts.c.name,
+            hosts.c.refused_messages,
+            sa.case((is_recent, now() - hosts.c.refused_at)),
+            hosts.c.hypervisor_hostname,
+            hosts.c.refused_hostname,
+        )
+        .where(sa.or_(is_recent, hosts.c.refused_hostname.is_not(None)))
+        .order_by(hosts.c.name)
+    )
+    return [
+        RefusedHost(name, number, None if ago is None else max(0, int(ago)) // SECOND, *names)
+        for name, number, ago, *names in tx.execute(query)
+    ]
+
+
 def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
     """Keep the newest numbers that a host was told to measure; schedulers find them by their own
     time."""
@@ -194,7 +293,6 @@ def _facts(inventory: HostInventory) -> Values:
     return {
         "hypervisor_type": inventory.hypervisor_type,
         "hypervisor_version": inventory.hypervisor_version,
-        "hypervisor_hostname": inventory.hypervisor_hostname,
         "host_ip": inventory.host_ip,
         "cpu_info": inventory.cpu_info,
         "traits": sorted(inventory.traits),

@@ -10,6 +10,7 @@ changes a flag here moves it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -108,6 +109,31 @@ def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
     tx.execute(sa.update(providers).where(providers.c.id.in_(found)).values(changed_at=now()))
 
 
+@dataclass(frozen=True, slots=True)
+class HostsHeard:
+    """How many of the compute hosts that count as up gave a sign of life lately."""
+
+    heard: int
+    known: int
+
+    @property
+    def are_too_few(self) -> bool:
+        """True if the silence of a host proves nothing, because most hosts are silent."""
+        return self.heard < 1 if self.known < FEW else self.heard < MOST * self.known
+
+
+def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
+    """Count the compute hosts that are up, and those that were heard in ``silence`` seconds."""
+    limit = now() - silence * SECOND
+    heard, known = tx.execute(
+        sa.select(
+            sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0),
+            sa.func.count(),
+        ).where(heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))
+    ).one()
+    return HostsHeard(int(heard), int(known))
+
+
 def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     """Mark services silent for ``silence`` seconds as down; returns (compute hosts newly down,
     doubtful).
@@ -127,13 +153,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
         return [], False
     computes = [row.host for row in late if row.binary == COMPUTE]
     others = [row.host for row in late if row.binary != COMPUTE]
-    heard, known = tx.execute(
-        sa.select(
-            sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0),
-            sa.func.count(),
-        ).where(heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))
-    ).one()
-    doubtful = bool(computes) and (heard < 1 if known < FEW else heard < MOST * known)
+    doubtful = bool(computes) and hosts_heard(tx, silence).are_too_few
     if computes and not doubtful:
         tx.execute(
             sa.update(heartbeats)

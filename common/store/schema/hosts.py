@@ -71,6 +71,9 @@ hosts = Table(
     # 0023: messages in its name that conductors refused, and when they refused the last one
     Column("refused_messages", BigInteger, nullable=False, server_default="0"),
     time_column("refused_at"),
+    # 0024: the hypervisor's name that it reports and another host has
+    Column("refused_hostname", String(255)),
+    Index("ix_hosts_hypervisor_hostname", "hypervisor_hostname"),
 )
 
 host_images = Table(  # 0004: images that hosts shall fetch ahead

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids
+from common.clock import SECOND
 from common.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts, services
+from deploy.cli.doctor import tell
 from deploy.cli.main import main
 from tests.schemas import upgrade
 from tests.server_rows import server_row
@@ -257,3 +260,69 @@ def test_host_with_refused_messages_is_named_for_an_hour(
     assert "12 messages in its name were refused, the last one" in line
     change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
     assert not any("refused" in line for line in lines(conf, capsys))
+
+
+def silence(store: Store, *hosts: str, minutes: int = 3) -> None:
+    beats = schema.heartbeats
+    with store.begin() as tx:
+        for host in hosts:
+            tx.execute(
+                sa.update(beats)
+                .where(beats.c.host == host)
+                .values(seen_at=beats.c.seen_at - minutes * 60 * SECOND)
+            )
+
+
+def test_silent_host_that_counts_as_up_is_shown_with_the_reason(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silence(store, "b")
+    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    assert "up, silent" in line and "last heard 18" in line
+    assert "no conductor has judged it yet" in line
+    assert not any("heard" in line for line in lines(conf, capsys) if line.startswith("a "))
+    silence(store, "a", "c")
+    assert all(
+        "not judged, because only 0 of 3 hosts are heard" in line
+        for line in lines(conf, capsys)[1:4]
+    )
+
+
+def test_status_shows_silent_host_that_counts_as_up(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(conf), "status"]) == 0
+    assert "last heard" not in capsys.readouterr().out
+    silence(store, "a", "b", "c")
+    assert main(["--config", str(conf), "status"]) == 1
+    shown = [line for line in capsys.readouterr().out.splitlines() if "nova-compute" in line]
+    assert len(shown) == 3
+    assert all("not judged, because only 0 of 3 hosts are heard" in line for line in shown)
+
+
+def test_hosts_and_doctor_show_a_refused_hypervisor_name(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thief = replace(HOST, hypervisor_hostname="a")
+    store.write(lambda tx: hosts.register(tx, "b", "boot", thief))
+    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    text = "it reports the hypervisor name a, which another host has, and is shown as b"
+    assert line.endswith(text)
+    main(["--config", str(conf), "doctor", "--no-hosts"])
+    assert f"host b: {text}\n    next    give one of the two" in capsys.readouterr().out
+
+
+def test_doctor_shows_refused_messages_and_the_next_step(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(store, [], as_json=False)
+    assert capsys.readouterr().out == "all is well\n"
+    store.write(lambda tx: hosts.note_refusals(tx, {"b": 12}))
+    tell(store, [], as_json=False)
+    first, following, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("host b: 12 messages in its name were refused, the last one 0 s ago")
+    assert "kilonova host rotate b" in following and "kilonova host remove b" in following
+    assert last == "nothing found"
+    change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
+    tell(store, [], as_json=False)
+    assert capsys.readouterr().out == "all is well\n"
