@@ -35,7 +35,7 @@ class Admission:
         resume: Gives the request to a thread again. Called in any thread.
     """
 
-    def __init__(self, lane: Lane, resume: Callable[[], None]) -> None:
+    def __init__(self, lane: Lane, resume: Callable[[], object]) -> None:
         self.lane, self.resume = lane, resume
         self.began = time.perf_counter()
         self.project = ""
