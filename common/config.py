@@ -148,7 +148,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.PortOpt("port", default=8774, help="Port of the API."),
         cfg.IntOpt("workers", default=1, min=1, max=64, help="Processes of the API."),
         cfg.IntOpt("threads", default=16, min=1, max=64,
-                   help="Threads of each API process; requests to one server have four times as many beside these."),
+                   help="Threads of each API process; requests to one server have four times as many beside these. "
+                        "One project has at most half of them for changes, and an eighth for reads."),
         cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024,
                    help="Largest request body, in bytes; 65536 where no request needs more."),

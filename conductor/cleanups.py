@@ -135,6 +135,11 @@ def _snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
     volumes.service(engine).delete_snapshot(row.target)
 
 
+def _gone_port(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Take a port out of its guest, by an action."""
+    networks.remove_gone_port(engine, row, look)
+
+
 Remedy = Callable[[Engine, CleanupRow, Look], None]
 REMEDIES: dict[str, Remedy] = {
     cleanups.PORT: _port,
@@ -146,6 +151,7 @@ REMEDIES: dict[str, Remedy] = {
     cleanups.ATTACHMENT: _attachment,
     cleanups.SNAPSHOT: _snapshot,
     cleanups.GUEST_VOLUME: _guest_volume,
+    cleanups.GONE_PORT: _gone_port,
     cleanups.LATE_PORTS: _ports,
     cleanups.LATE_ATTACHMENTS: _attachment,
 }

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 
-from common import errors
+from common import errors, states
 from common.action_args import ActionArgs, NetworkArgs
 from common.clients.network import MADE, find_unsupported_request, is_made
 from common.clock import SECOND
+from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import OVS_HYBRID, Interface
 from common.store.engine import Connection
-from common.store.neighbours.cleanups import BINDING, LATE_PORTS, PORT, PORTS
-from common.store.rows import ServerRow
+from common.store.neighbours.cleanups import BINDING, DELETED, GONE_PORT, LATE_PORTS, PORT, PORTS
+from common.store.rows import CleanupRow, ServerRow
+from common.store.servers import actions
 from common.wire import from_wire, to_wire
 from conductor import late_calls
 from conductor.external_services import NetworkApi
@@ -31,6 +33,7 @@ from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
 Port = JsonObject
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 BOUND = ("bridge", "ovs")  #: values of binding:vif_type
+DETACH = states.row("detach_interface")
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 
@@ -418,6 +421,28 @@ def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -
         _change(networks, port, {"binding:host_id": ""})
 
 
+def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
+    """Begin the action that takes a deleted port out of its server.
+
+    Raises:
+        Unavailable: The action was begun.
+        Conflict: The server's state does not allow it.
+    """
+    with suppress(errors.NotFound):
+        if service(engine).port(row.target).get("device_id") == row.server_id:
+            return
+    server = look()
+    if server is None or row.target not in {one["port"] for one in server.interfaces or ()}:
+        return
+    system = RequestContext.of_ourselves(server.project_id)
+    engine.store.write(
+        lambda tx: actions.begin(
+            tx, DETACH, row.server_id, context=system, args={"port": row.target}
+        )
+    )
+    raise errors.Unavailable("The server's host is taking the port out of the guest.")
+
+
 # --- being wired ---
 def read_interfaces(engine: Engine, run: PortRun) -> None:
     """What the network service says of the server's interfaces now."""
@@ -426,12 +451,18 @@ def read_interfaces(engine: Engine, run: PortRun) -> None:
 
 
 def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
-    """Leave for the transaction what these ports of the server are."""
-    tags = {one.port: one.tag for one in interfaces_of(run)}
+    """Leave for the transaction what these ports of the server are.
+
+    A port that was deleted meanwhile stays until an action takes it out of the guest. Nothing waits
+    for it to be wired.
+    """
+    before = interfaces_of(run)
+    found = {one.port: one for one in networks.described(ports, floating=True)}
+    for one in before:
+        if one.port not in found:
+            run.add_cleanup(GONE_PORT, one.port, DELETED)
     run.data.plugged = [
-        to_wire(one) | {"tag": tags[one.port]}
-        for one in networks.described(ports, floating=True)
-        if one.port in tags
+        to_wire(found.get(one.port, replace(one, active=True))) | {"tag": one.tag} for one in before
     ]
 
 

@@ -9,6 +9,7 @@ of its log.
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -239,6 +240,37 @@ def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
         if with_image:
             stack.enter_context(cloud.image())
         yield cloud
+
+
+@contextmanager
+def running_api(cloud: Cloud, database_url: str, options: str = "") -> Iterator[str]:
+    """Run an API process with the cloud's identity service, and yield its URL.
+
+    Args:
+        options: Lines of the section [api].
+    """
+    port, file, notify = free_ports(1), cloud.folder / "api.conf", cloud.folder / "notify"
+    file.write_text(
+        f"[DEFAULT]\nsecret_key = key\n[database]\nurl = {database_url}\n[api]\nport = {port}\n"
+        f"{options}\n[identity]\nauth_url = {cloud.auth_url}\npassword = {cloud.service_password}\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+        notices.bind(str(notify))
+        notices.settimeout(TIMEOUT_SECONDS)
+        with (cloud.folder / "api.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "compute_api.compute.service"],
+                cwd=ROOT,
+                env=os.environ | {"KILONOVA_CONF": str(file), "NOTIFY_SOCKET": str(notify)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            notices.recv(1000)
+            yield f"http://127.0.0.1:{port}/v2.1"
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT_SECONDS)
 
 
 def _real(folder: Path) -> Cloud:

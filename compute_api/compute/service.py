@@ -57,7 +57,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from common.vault import Vault
     from compute_api.compute import app, faults
     from compute_api.compute.dependencies import Services
-    from compute_api.edge import authentication, health
+    from compute_api.edge import authentication, fair_share, health
     from compute_api.edge.health import Dependency
 
     store = guarded(
@@ -94,7 +94,8 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         Dependency("broker", partial(require_answer, opener(conf)), required=False),
     )
     return health.answered(
-        authentication.authenticated(made, conf, faults.body), health.Health(needs)
+        authentication.authenticated(fair_share.admitted(made, faults.body), conf, faults.body),
+        health.Health(needs),
     )
 
 
@@ -180,6 +181,7 @@ def main() -> None:
         check=lambda: access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY),
         may_wait=waiting_threads.may_wait,
         waiting_threads=conf.api.threads * waiting_threads.PER_THREAD,
+        shares_threads=True,
     ).run()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from common import ids, log, metrics, tracing
+from compute_api.edge.fair_share import ADMISSION, Admission
 
 logger = logging.getLogger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
@@ -28,10 +29,12 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 def logged(application: WSGIApplication) -> WSGIApplication:
     """The application, with a line in the log for each request, which is counted too. The time that
-    is told ends when the answer is made, or, of one that is streamed, when all of it is sent."""
+    is told begins when the request has come. It ends when the answer is made, or, of one that is
+    streamed, when all of it is sent."""
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        began = time.perf_counter()
+        admission: Admission | None = environ.get(ADMISSION)
+        began = time.perf_counter() if admission is None else admission.began
         environ[REQUEST] = request = ids.new_request()
         outer = log.request_id.set(request)
         said = ["500"]
@@ -41,6 +44,8 @@ def logged(application: WSGIApplication) -> WSGIApplication:
             return start_response(status, headers, *more)
 
         def tell() -> None:
+            if admission is not None and admission.must_wait:
+                return  # The request is not answered yet.
             _tell(environ, said[0], time.perf_counter() - began)
 
         try:

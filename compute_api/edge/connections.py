@@ -66,6 +66,7 @@ class ClientConnection:
         self.events = selectors.EVENT_READ
         self.held, self.is_open = 0, True
         self.answer: Any = None  #: for who answers
+        self.admission: Any = None  #: the request's ``fair_share.Admission``, for who answers
         self.stream: BodyStream | None = None
         self.is_given = self.is_paused = self.has_ended = self.is_last = False
 

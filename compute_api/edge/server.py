@@ -46,10 +46,13 @@ def worker(
     fault: Callable[[int, str], object] | None = None,
     may_wait: Callable[[str], bool] | None = None,
     waiting_threads: int = 1,
+    shares_threads: bool = False,
 ) -> type[Worker]:
     """A class for gunicorn, which makes the objects. ``fault``: the body of an error before the
-    application; ``may_wait``: whether requests for a path have the ``waiting_threads``."""
-    more: dict[str, object] = {"fault": staticmethod(fault)} if fault else {}
+    application; ``may_wait``: whether requests for a path have the ``waiting_threads``;
+    ``shares_threads``: as ``Worker`` has it."""
+    more: dict[str, object] = {"shares_threads": shares_threads}
+    more |= {"fault": staticmethod(fault)} if fault else {}
     if may_wait:
         more |= {"may_wait": staticmethod(may_wait), "waiting_threads": waiting_threads}
     return type("Worker", (Worker,), {"limits": limits, **more})
@@ -82,7 +85,7 @@ class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     """A master and its workers on one address. ``load`` makes the application in a worker,
     ``close`` is its end; ``check``: what the first worker asks before that, which may end all;
-    ``may_wait`` and ``waiting_threads``: as ``worker`` has them."""
+    ``may_wait``, ``waiting_threads`` and ``shares_threads``: as ``worker`` has them."""
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         check: Callable[[], None] = lambda: None,
         may_wait: Callable[[str], bool] | None = None,
         waiting_threads: int = 1,
+        shares_threads: bool = False,
     ) -> None:
         def ended(server: Any, worker: Any) -> None:
             close()
@@ -114,7 +118,9 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         self._settings = {
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": workers,
-            "worker_class": worker(limits or ClientLimits(), fault, may_wait, waiting_threads),
+            "worker_class": worker(
+                limits or ClientLimits(), fault, may_wait, waiting_threads, shares_threads
+            ),
             "threads": threads,
             "timeout": WORKER_TIMEOUT_SECONDS,
             "graceful_timeout": GRACE_SECONDS,

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from common.tls_socket import TlsSocket
 from compute_api.edge.connections import ClientConnection, ClientConnections
+from compute_api.edge.fair_share import ADMISSION, Admission, Lanes
 from compute_api.edge.limits import ClientLimits
 from compute_api.edge.response_buffer import FULL_BYTES
 
@@ -38,11 +40,22 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     #: Requests that may wait, by path, have this many threads beside those of all others.
     may_wait: Callable[[str], bool] = staticmethod(lambda path: False)
     waiting_threads = 1
+    #: Share the threads between projects. The application must be behind ``fair_share.admitted``.
+    shares_threads = False
+    lanes: Lanes | None = None
 
     @staticmethod
     def fault(status: int, text: str) -> object:
         """The body of an error that no application made."""
         return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """Called by gunicorn."""
+        return self._pool(self.cfg.threads)
+
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
+        beside = Lanes.threads_beside(threads) if self.shares_threads else 0
+        return ThreadPoolExecutor(threads + beside)
 
     def run(self) -> None:
         """Called by gunicorn: serve until it says that it is over."""
@@ -63,7 +76,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.poller.register(
             self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
         )
-        self._waiting = ThreadPoolExecutor(self.waiting_threads)
+        self._waiting = self._pool(self.waiting_threads)
+        if self.shares_threads:
+            self.lanes = Lanes.sized(self.cfg.threads, self.waiting_threads)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
             self._turn(1.0)
@@ -84,6 +99,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.notify()
         self.wait_for_and_dispatch_events(timeout=timeout)
         self.clients.close_late()
+        if self.lanes is not None:
+            self.lanes.refuse_late()
 
     def accept(self, listener: socket.socket) -> None:
         """Called by gunicorn's poller."""
@@ -91,8 +108,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     # --- answers: in threads of the pool ---
     def _begin(self, client: ClientConnection) -> None:
-        pool = self._waiting if self.may_wait(client.incoming.request.path) else self.tpool
-        pool.submit(self._serve, client, self._answer)
+        request = client.incoming.request
+        may_wait = self.may_wait(request.path)
+        pool = self._waiting if may_wait else self.tpool
+        resume = partial(pool.submit, self._serve, client, self._answer)
+        client.admission = self.lanes and Admission(self.lanes.of(request.method, may_wait), resume)
+        resume()
 
     def _go_on(self, client: ClientConnection) -> None:
         self.tpool.submit(self._serve, client, self._write)
@@ -105,6 +126,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
                 return
             client.out.flush()
             is_last = client.answer.response.should_close() or client.incoming.request.body.failed
+        except _MustWaitError as waits:
+            # From here on another thread may have the client.
+            waits.admission.lane.wait(waits.admission)
+            return
         except BrokenPipeError:
             log.debug("a client has gone")
         except Exception:
@@ -115,8 +140,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.method_queue.defer(self.clients.finished, client, is_last)
 
     def _answer(self, client: ClientConnection) -> bool:
-        """Make the answer, and give as much of it to the client as it takes; is that all?"""
+        """Make the answer, and give as much of it to the client as it takes; is that all?
+
+        Raises:
+            _MustWaitError: There is no answer yet, because the project has no free place.
+        """
         self.nr += 1
+        admission = client.admission
         response, environ = wsgi.create(
             client.incoming.request, client.out, client.peer, client.tag, self.cfg
         )
@@ -124,7 +154,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         environ["wsgi.multithread"] = True
         if client.is_last or not self.alive:
             response.force_close()
-        items = self.wsgi(environ, response.start_response)
+        if admission is None:
+            items = self.wsgi(environ, response.start_response)
+        else:
+            environ[ADMISSION] = admission
+            try:
+                items = self.wsgi(environ, response.start_response)
+            finally:
+                admission.lane.leave(admission)
+            if admission.must_wait:
+                client.answer = None
+                raise _MustWaitError(admission)
         if isinstance(items, wsgi.FileWrapper):
             items.blksize = _BLOCK_BYTES
         client.answer.take(items)
@@ -151,6 +191,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     def _refusal(self, status: int, text: str) -> bytes:
         return refusal(status, self.fault(status, text))
+
+
+class _MustWaitError(Exception):
+    """The request waits for a place of its project."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__()
+        self.admission = admission
 
 
 def refusal(status: int, body: object) -> bytes:

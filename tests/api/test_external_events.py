@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -116,28 +117,65 @@ def test_a_silent_network_service_makes_the_sender_try_again(
 
 
 @pytest.mark.parametrize(
-    ("state", "code"),
+    ("state", "is_begun"),
     [
-        ({}, 200),
-        ({"vm_state": "stopped"}, 200),
-        ({"locked": True, "locked_by": "owner"}, 200),
-        ({"vm_state": "shelved"}, 422),
-        ({"task_state": "rebuilding"}, 422),
-        ({"action": "another"}, 422),
+        ({}, True),
+        ({"vm_state": "stopped"}, True),
+        ({"locked": True, "locked_by": "owner"}, True),
+        ({"vm_state": "shelved"}, False),
+        ({"task_state": "rebuilding"}, False),
+        ({"action": "another"}, False),
     ],
 )
-def test_a_deleted_port_leaves_its_guest(
-    wired: Cloud, plugged: tuple[str, str], state: dict[str, Any], code: int
+def test_deleted_port_leaves_its_guest_now_or_by_pending_cleanup(
+    wired: Cloud, plugged: tuple[str, str], state: dict[str, Any], is_begun: bool
 ) -> None:
     server, port = plugged
     wired.rest(server, **state)
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [code]
+    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
     begun = [
         (row.workflow, row.args["port"])
         for row in wired.rows(schema.actions)
         if row.name == "detach_interface"
     ]
-    assert begun == ([("detach_interface", port)] if code == 200 else [])
+    assert begun == ([("detach_interface", port)] if is_begun else [])
+    assert pending(wired) == ([] if is_begun else [("gone-port", port, server)])
+
+
+def test_port_deleted_during_its_attachment_is_left_to_pending_cleanup(
+    wired: Cloud, plugged: tuple[str, str]
+) -> None:
+    """The server's row has the port only when the guest has it."""
+    server, arriving = plugged[0], str(uuid.uuid4())
+    wired.rest(server, action="another")
+    assert (
+        codes(
+            send(
+                wired,
+                event("network-vif-deleted", server, arriving),
+                event("network-vif-deleted", server, arriving),
+                event("network-vif-deleted", server, "no id " * 40),
+            )
+        )
+        == [200] * 3
+    )
+    assert pending(wired) == [("gone-port", arriving, server)]
+
+
+def test_port_that_its_action_removes_leaves_no_pending_cleanup(
+    wired: Cloud, plugged: tuple[str, str]
+) -> None:
+    server, port = plugged
+    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    assert answer.status_code == 202
+    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
+    assert wired.call("DELETE", f"/servers/{server}").status_code == 204
+    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
+    assert pending(wired) == []
+
+
+def pending(cloud: Cloud) -> list[tuple[str, str, str]]:
+    return [(row.kind, row.target, row.server_id) for row in cloud.rows(schema.cleanups)]
 
 
 def test_a_deleted_port_that_the_server_never_had(wired: Cloud, plugged: tuple[str, str]) -> None:

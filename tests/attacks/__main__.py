@@ -44,6 +44,7 @@ ATTACKS: dict[str, Attack] = {
     "words": doors.words,
     "patterns": doors.patterns,
     "slow-clients": doors.slow_clients,
+    "busy-project": doors.busy_project,
     "passwords": doors.passwords,
     "floods": floods.floods,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import secrets
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ PATTERNS = (
 )
 QUERIES = ("/flavors?name=", "/servers?name=", "/servers/detail?ip=", "/servers/detail?ip6=")
 DEPTH = 100_000
+#: Clients of a busy project; requests of another project, and the limit of their p95 in seconds.
+BUSY_CLIENTS, OTHERS, OTHERS_P95 = 32, 40, 0.5
 
 
 def worst(door: Door) -> float:
@@ -96,6 +99,36 @@ def patterns(target: Target) -> Iterator[Outcome]:
                 yield Outcome(attack, f"answered {status} after {seconds:.1f} s")
             else:
                 yield _within(attack, others)
+
+
+def busy_project(target: Target) -> Iterator[Outcome]:
+    """A project that lists its servers without a pause does not delay another project."""
+    door, stop = target.doors["api"], threading.Event()
+
+    def request(cloud: str) -> bytes:
+        token = target.token(cloud)["value"]
+        return (
+            f"GET /v2.1/servers/detail HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n"
+            "Connection: close\r\n\r\n"
+        ).encode()
+
+    def repeat() -> None:
+        while not stop.is_set():
+            door.ask(request(DEMO))
+
+    with ThreadPoolExecutor(BUSY_CLIENTS) as pool:
+        busy = [pool.submit(repeat) for _ in range(BUSY_CLIENTS)]
+        try:
+            rounds = [
+                sorted(door.ask(request(ADMIN))[1] for _ in range(OTHERS)) for _ in range(ROUNDS)
+            ]
+        finally:
+            stop.set()
+    for each in busy:
+        each.result()
+    p95 = min(times[OTHERS * 95 // 100] for times in rounds)
+    broken = f"p95 of another project is {p95:.1f} s" if p95 >= OTHERS_P95 else ""
+    yield Outcome(f"api: {BUSY_CLIENTS} lists of one project at a time", broken)
 
 
 def bodies(target: Target) -> Iterator[Outcome]:

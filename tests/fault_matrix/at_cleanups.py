@@ -59,6 +59,7 @@ LEFT: dict[str, Left] = {
     cleanups.GUEST_VOLUME: Left(
         "attach_volume", "volumes", "", verbs={"attach_volume": 1, "detach_volume": 2}
     ),
+    cleanups.GONE_PORT: Left("create", "networks", ""),
     cleanups.LATE_PORTS: Left("create", "networks", "create", Answer.LATE),
     cleanups.LATE_ATTACHMENTS: Left("attach_volume", "volumes", "attach", Answer.LATE),
 }
@@ -84,8 +85,8 @@ def leave(bench: Bench, cell: Cell) -> None:
     bench.begin()
     bench.settle(PATIENCE_SECONDS)
     assert bench.row().state == ("failed" if host else "done"), bench.row().message
-    if not left.call and not host:
-        _plant_snapshot(bench)
+    if plant := PLANTED.get(cell.step):
+        plant(bench)
     kinds = [kind for kind, _ in bench.cloud.pending()]
     assert cell.step in kinds, f"it left {kinds}"
     service.refusing.clear()
@@ -98,6 +99,20 @@ def _plant_snapshot(bench: Bench) -> None:
     row = {"kind": cleanups.SNAPSHOT, "target": snapshot, "place": "", "args": {}, "why": "Busy."}
     owner = {"server_id": server, "project_id": "project"}
     cloud.store.write(lambda tx: cleanups.add(tx, [{**row, **owner}]))
+
+
+def _delete_port(bench: Bench) -> None:
+    cloud, server = bench.cloud, bench.cloud.show(bench.trial.server)
+    port = server.interfaces[0]["port"]
+    del cloud.networks.held[port]
+    cloud.store.write(lambda tx: cleanups.add_gone_port(tx, server.id, server.project_id, port))
+
+
+#: Of cleanups that no failed call leaves.
+PLANTED: dict[str, Callable[[Bench], None]] = {
+    cleanups.SNAPSHOT: _plant_snapshot,
+    cleanups.GONE_PORT: _delete_port,
+}
 
 
 def carry_out(bench: Bench) -> None:

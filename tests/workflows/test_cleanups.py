@@ -379,3 +379,50 @@ def test_a_cleanup_that_fails_unexpectedly_delays_only_itself(cloud: Cloud) -> N
     hasten(cloud)
     cloud.round()
     assert cloud.pending() == [("port", poison)]
+
+
+@pytest.mark.parametrize("rounds", range(5))
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        "create",
+        "attach_interface",
+        "reboot_hard",
+        "rebuild",
+        "resize",
+        "live_migrate",
+        "evacuate",
+        "unshelve",
+    ],
+)
+def test_port_deleted_during_action_leaves_server_and_guest(
+    cloud: Cloud, workflow: str, rounds: int
+) -> None:
+    trial = trial_of(cloud, workflow)
+    trial.begin()
+    for _ in range(rounds):
+        cloud.round()
+    server, gone = cloud.show(trial.server), set(cloud.networks.held)
+    cloud.networks.held.clear()
+    for port in gone:  # as the API does when the network service reports the deletion
+        cloud.store.write(
+            lambda tx, port=port: store_cleanups.add_gone_port(
+                tx, server.id, server.project_id, port
+            )
+        )
+    cloud.settle()
+    if workflow == "resize":
+        ask(cloud, trial.server, "confirmResize")
+        cloud.settle()
+    for _ in range(2 * len(gone)):  # an action of ours for each port, and a look afterwards
+        hasten(cloud)
+        cloud.settle()
+    guests = [
+        host.driver.host.guests[trial.server]
+        for host in cloud.hosts.values()
+        if host.is_on and trial.server in host.driver.host.guests
+    ]
+    plugged = {one.port for guest in guests for one in guest.interfaces}
+    listed = {one["port"] for one in cloud.show(trial.server).interfaces or ()}
+    assert (plugged & gone, listed & gone) == (set(), set())
+    assert (cloud.pending(), cloud.findings()) == ([], [])

@@ -34,12 +34,14 @@ PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "attachment",
     "snapshot",
 )
+#: A port that was deleted while an action had its server. The server's guest may still have it.
+GONE_PORT = "gone-port"
 #: A volume (the place) that a guest has still to give back; the target is the server's row of it.
 GUEST_VOLUME = "guest-volume"
 #: The same for a server's ports, and for its attachments of the volume that is the place: what a
 #: call may have made there after it was given up and made again.
 LATE_PORTS, LATE_ATTACHMENTS = "late-ports", "late-attachments"
-OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS)
+OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS, GONE_PORT)
 OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS, GUEST_VOLUME)
 LATE = (LATE_PORTS, LATE_ATTACHMENTS)
 GIVEN_UP = "A call was given up and made again; what the first one makes late is looked for."
@@ -49,6 +51,7 @@ REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
 LEASE = 300 * SECOND  #: longer than one round of tries takes
 LONGEST_WHY = 1000
 ASKED = "an operator asked for it"
+DELETED = "The port was deleted while an action had the server."
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
@@ -76,6 +79,12 @@ def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "")
     project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
     row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
     add(tx, [{**row, "server_id": server_id, "project_id": project or "", "why": ASKED}])
+
+
+def add_gone_port(tx: Connection, server_id: str, project_id: str, port_id: str) -> None:
+    """Record that a port of the server was deleted, for when no action has the server any more."""
+    row: Values = {"kind": GONE_PORT, "target": port_id, "place": "", "args": {}, "why": DELETED}
+    add(tx, [{**row, "server_id": server_id, "project_id": project_id}])
 
 
 _DUE = (

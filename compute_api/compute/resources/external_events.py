@@ -15,12 +15,15 @@ from functools import partial
 from common import errors, states
 from common.clock import Clock
 from common.json_types import JsonMapping
+from common.store.engine import Connection
+from common.store.neighbours import cleanups
 from common.store.rows import ServerPlace
 from common.store.servers import actions, servers, volumes
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
 from compute_api.compute.schemas.external_events import COMPLETED
 from compute_api.edge.response import ApiResponse
+from compute_api.edge.validation import FORMATS
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
 REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again
@@ -117,31 +120,50 @@ def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 
 
 def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Ports that are gone leave their guests, whoever has locked the server: there is nothing left
-    to protect."""
-    row, system = states.row("detach_interface"), dataclasses.replace(request.context, admin=True)
+    """Take deleted ports out of their guests, also of locked servers: there is nothing left to
+    protect. A port whose server cannot let go of it now is left to a pending cleanup."""
     codes = []
     for event in events:
         server_id, port = event["server_uuid"], event["tag"]
-        if port not in [one["port"] for one in rows[server_id].interfaces or ()]:
-            codes.append(DONE)
-            continue
+        is_known = port in [one["port"] for one in rows[server_id].interfaces or ()]
         try:
-            request.make(
-                partial(actions.is_begun, server_id=server_id),
-                actions.begin,
-                row,
-                server_id,
-                context=system,
-                args={"port": port},
-            )
+            if not (is_known and _begin_detach(request, server_id, port)) and FORMATS["uuid"](port):
+                request.write(_record_deletion, server_id, port, is_known)
             codes.append(DONE)
         except errors.NotFound:
             codes.append(MISSING)
-        except errors.Conflict:
-            codes.append(UNPROCESSABLE)
     request.services.wakeup.wake()
     return codes
+
+
+def _begin_detach(request: Request, server_id: str, port: str) -> bool:
+    """Begin the action that takes a port out of its server. Returns False if the server's state or
+    another action forbids it."""
+    try:
+        request.make(
+            partial(actions.is_begun, server_id=server_id),
+            actions.begin,
+            states.row("detach_interface"),
+            server_id,
+            context=dataclasses.replace(request.context, admin=True),
+            args={"port": port},
+        )
+    except errors.Conflict:
+        return False
+    return True
+
+
+def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) -> None:
+    """Leave a deleted port to a pending cleanup, unless the running action removes the port itself.
+
+    A running action may be about to give the server a port that the server's row does not have yet.
+    """
+    server = servers.show(tx, server_id)
+    if not server.action and not is_known:
+        return
+    action = actions.show_by_id(tx, server.action) if server.action else None
+    if action is None or action.workflow != "delete" and action.args.get("port") != port:
+        cleanups.add_gone_port(tx, server_id, server.project_id, port)
 
 
 def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:

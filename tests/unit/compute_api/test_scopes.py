@@ -22,6 +22,7 @@ SCOPED = {
 }
 #: What is looked up without, and why.
 UNSCOPED = {
+    "compute_api/compute/resources/external_events.py servers.show": "of any project, by the rule of the route",
     "compute_api/compute/resources/flavors.py flavors.show": "what admins change, by the rule of the route",
     "compute_api/compute/resources/server_rebuild.py servers.show": "the server of the route again, in the transaction",
     "compute_api/compute/resources/server_moves.py servers.show": "the server of the route again, in the transaction",

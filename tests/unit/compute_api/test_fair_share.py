@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes let the projects of a process take turns."""
+
+from __future__ import annotations
+
+from compute_api.edge.fair_share import MAX_WAIT_SECONDS, MAX_WAITING, Admission, Lane
+
+
+class Lines:
+    """Requests that enter a lane with three places, two of them for one project."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lane = Lane(3, 2, lambda: self.now)
+        self.resumed: list[str] = []
+
+    def request(self, name: str) -> Admission:
+        """Send a request, whose project is the first letter of its name, and let it wait if it has
+        no place."""
+        admission = Admission(self.lane, lambda: self.resumed.append(name))
+        admission.project = name[0]
+        if not self.lane.enter(admission):
+            self.lane.wait(admission)
+        return admission
+
+
+def test_project_has_at_most_its_share_of_the_places() -> None:
+    lines = Lines()
+    assert [lines.request("a").holds_place for _ in range(3)] == [True, True, False]
+    assert lines.request("b").holds_place
+
+
+def test_lane_has_at_most_its_places() -> None:
+    lines = Lines()
+    assert [lines.request(name).holds_place for name in "abcd"] == [True, True, True, False]
+
+
+def test_projects_that_wait_take_turns() -> None:
+    lines = Lines()
+    running = [lines.request(name) for name in ("a1", "b1", "c1")]
+    waiting = [lines.request(name) for name in ("a2", "a3", "a4", "b2", "c2")]
+    for admission in (*running, waiting[0], waiting[3]):
+        lines.lane.leave(admission)
+    assert lines.resumed == ["a2", "b2", "c2", "a3", "a4"]
+
+
+def test_request_that_left_frees_one_place_only() -> None:
+    lines = Lines()
+    first, second = lines.request("a1"), lines.request("a2")
+    for _ in range(2):
+        lines.lane.leave(first)
+    assert second.holds_place
+    assert [lines.request(name).holds_place for name in ("a3", "a4")] == [True, False]
+
+
+def test_new_request_does_not_overtake_its_project() -> None:
+    lines = Lines()
+    running = [lines.request(name) for name in ("a1", "a2")]
+    lines.request("a3")
+    lines.lane.leave(running[0])
+    assert lines.resumed == ["a3"]
+    assert not lines.request("a4").holds_place
+
+
+def test_request_that_frees_a_place_before_another_waits_resumes_it() -> None:
+    lines = Lines()
+    running = [lines.request(name) for name in ("a1", "a2")]
+    late = Admission(lines.lane, lambda: lines.resumed.append("a3"))
+    late.project = "a"
+    assert not lines.lane.enter(late)
+    lines.lane.leave(running[0])
+    lines.lane.wait(late)
+    assert (lines.resumed, late.holds_place) == (["a3"], True)
+
+
+def test_request_that_waited_too_long_is_refused() -> None:
+    lines = Lines()
+    for name in ("a1", "a2"):
+        lines.request(name)
+    old = lines.request("a3")
+    lines.now += MAX_WAIT_SECONDS / 2
+    young = lines.request("a4")
+    lines.now += MAX_WAIT_SECONDS / 2 + 1
+    lines.lane.refuse_late()
+    assert lines.resumed == ["a3"]
+    assert (old.is_refused, old.holds_place, young.is_refused) == (True, False, False)
+
+
+def test_request_behind_a_full_line_is_refused_at_once() -> None:
+    lines = Lines()
+    waiting = [lines.request("a") for _ in range(2 + MAX_WAITING)]
+    assert not any(admission.is_refused for admission in waiting)
+    assert lines.request("a").is_refused
+    assert lines.request("b").holds_place
