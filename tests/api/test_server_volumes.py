@@ -129,7 +129,7 @@ def test_volumes_and_disks_have_names(cloud: Cloud, volumes: Volumes) -> None:
     rows = made(
         cloud,
         {**BLANK, "device_name": "vdd", "tag": "data"},
-        {**BLANK, "disk_bus": "scsi", "device_type": "cdrom"},
+        {**BLANK, "disk_bus": "scsi", "device_type": "disk"},
         {**BOOT, "disk_bus": "virtio"},
         {**BOOT, "uuid": OTHER, "boot_index": "1"},
         SWAP,
@@ -149,7 +149,7 @@ def test_volumes_and_disks_have_names(cloud: Cloud, volumes: Volumes) -> None:
         "/dev/vde",
     ]
     assert [(row.tag, row.disk_bus, row.device_type, row.boot_index) for row in rows] == [
-        (None, "scsi", "cdrom", None),
+        (None, "scsi", "disk", None),
         (None, "virtio", None, 0),
         ("data", None, None, None),
         (None, None, None, 1),
@@ -335,7 +335,8 @@ ORDER = "Block Device Mapping is Invalid: Boot sequence"
         ([BOOT], {"max_count": 2}, "Cannot attach one or more volumes to multiple instances"),
         ([{**BOOT, "uuid": SHARED}], {}, "only supported starting with compute API version 2.60"),
         ([{**BOOT, "disk_bus": "pigeon"}], {}, ".disk_bus: 'pigeon' is not one of virtio, scsi"),
-        ([{**BOOT, "device_type": "lun"}], {}, ".device_type: 'lun' is not one of disk, cdrom"),
+        ([{**BOOT, "device_type": "lun"}], {}, ".device_type: 'lun' is not one of disk"),
+        ([BOOT, {**BLANK, "device_type": "cdrom"}], {}, ".device_type: 'cdrom' is not one of disk"),
         ([{**BOOT, "guest_format": "ext4"}], {}, ".guest_format: a volume keeps"),
         ([{**BOOT, "no_device": True}], {}, ".no_device: "),
         ([{**BOOT, "destination_type": "local"}], {}, ".destination_type: "),

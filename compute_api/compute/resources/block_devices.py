@@ -29,7 +29,7 @@ BOOT_ORDER = (
     "valid."
 )
 BUSES = ("virtio", "scsi", "sata", "usb", "ide")
-DEVICE_TYPES = ("disk", "cdrom")
+DEVICE_TYPES = ("disk",)  #: of volumes: what the hosts can give a guest
 _EPHEMERAL = re.compile("ephemeral[0-9]+")
 
 
