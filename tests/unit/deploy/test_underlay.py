@@ -24,6 +24,7 @@ from deploy.supervise import Program
 from deploy.underlay import EXTERNAL, PARTS, PORTS, TUNNELS, Underlay
 from tests.services import demand
 
+NEAR = 7  #: ports between the first ports of two clouds that mean the same part
 NO_BROKER = "rabbit://guest:guest@127.0.0.1:1/"
 
 
@@ -202,7 +203,7 @@ def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[Underlay]:
     demand(*FOR_HOSTS, programs=("ip", "nft"), ring="unit")
-    made = Underlay(tmp_path, free_ports(Ports.COUNT))
+    made = Underlay(tmp_path, free_ports(NEAR + Ports.COUNT))
     yield made
     made.remove()
     assert made.namespaces() == []
@@ -255,7 +256,7 @@ def test_cloud_that_would_have_another_one_s_addresses_is_refused(
     """Ports that begin less than eight apart may mean the same part; that there are ten of a cloud
     shows it."""
     wire.make(2)
-    second = Cloud(tmp_path / "second", Ports.from_base(wire.port + 7), hosts=("h1", "h2"))
+    second = Cloud(tmp_path / "second", Ports.from_base(wire.port + NEAR), hosts=("h1", "h2"))
     assert second.address == str(wire.machine)
     preflight.check_ports(second)
     with (
