@@ -4,7 +4,6 @@ same examples each time, however slow the machine is; more and new ones:
 ``--hypothesis-profile=explore``.
 """
 
-import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
 from tests import statements
@@ -31,7 +30,7 @@ settings.register_profile(
 )
 settings.load_profile("rings")
 
-sa.event.listen(sa.Engine, "engine_connect", statements.share)
+statements.share()
 
 __all__ = [
     "database_url",

@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("-v", dest="long", action="store_true", help="whole stories of failures")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    sa.event.listen(sa.Engine, "engine_connect", statements.share)
+    statements.share()
     if options.soak is not None:
         return _soak(options)
     chosen = [
