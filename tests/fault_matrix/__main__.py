@@ -18,8 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 
-import sqlalchemy as sa
-
 from common import __version__
 from tests import statements
 from tests.fault_matrix.cells import Kind, cells
