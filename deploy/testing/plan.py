@@ -109,7 +109,7 @@ JOBS = (
         budget=Budget(0, 250),
     ),
     # One process, so that the ring is imported and each kind of cloud is prepared once.
-    Job("workflows", "workflows", seconds=700, budget=Budget(260, 480)),
+    Job("workflows", "workflows", seconds=700, budget=Budget(300, 600)),
     Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=730, budget=Budget(65, 310)),
     Job(
         "contract",
