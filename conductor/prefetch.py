@@ -23,7 +23,10 @@ BATCH_SIZE = 500  #: images told in one look
 
 def prefetch(engine: Engine) -> None:
     """One look."""
-    if engine.store.read(cached_images.is_something_over):
+    over, rows = engine.store.read(
+        lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))
+    )
+    if over:
         for row in engine.store.write(cached_images.settle):
             log.warning(
                 "host %s was asked to fetch image %s ahead and has not done it in a day: given up. %s",
@@ -31,7 +34,6 @@ def prefetch(engine: Engine) -> None:
                 row.image_id,
                 row.error or "It was not up, or has not answered.",
             )
-    rows = engine.store.read(lambda tx: host_images.due(tx, BATCH_SIZE))
     if rows:
         for host, images in sorted(
             engine.store.write(lambda tx: host_images.take(tx, rows)).items()

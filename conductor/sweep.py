@@ -21,7 +21,7 @@ from common.context import RequestContext
 from common.models import Result
 from common.store.engine import Connection
 from common.store.hosts import services
-from common.store.rows import ActionRow, ServerKey
+from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
 from common.store.servers import actions, migrations
 from conductor import automatic_evacuation, flush, lanes, prefetch, reports, retries, runner
 from conductor.heartbeats import COMPARE_SOON_SECONDS
@@ -173,20 +173,24 @@ def begin_due(engine: Engine) -> None:
 def fail_where_nothing_comes(engine: Engine) -> None:
     """Commands at hosts whose guests are dead have failed; so have those that start nothing, at
     hosts that are down, and those that need the files of a host that was forced down."""
-    for row in engine.store.read(
-        lambda tx: actions.commands_on_dead_hosts(
-            tx, lanes.FAILING_WITH_HOST, engine.host_silence, engine.batch
+
+    def look(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
+        return (
+            actions.commands_on_dead_hosts(
+                tx, lanes.FAILING_WITH_HOST, engine.host_silence, engine.batch
+            ),
+            migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch),
         )
-    ):
+
+    lost, readings = engine.store.read(look)
+    for row in lost:
         message = (
             "Host {} was forced down before it had answered."
             if row.dead
             else "Host {} went down before it had answered."
         ).format(row.host)
         _give_up(engine, row, "dead" if row.dead else "failed", message, retryable=True)
-    for reading in engine.store.read(
-        lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch)
-    ):
+    for reading in readings:
         _give_up(
             engine,
             reading,

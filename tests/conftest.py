@@ -4,7 +4,8 @@ same examples each time, however slow the machine is; more and new ones:
 ``--hypothesis-profile=explore``.
 """
 
-import sqlalchemy as sa
+import gc
+
 from hypothesis import HealthCheck, settings
 
 from tests import statements
@@ -31,7 +32,14 @@ settings.register_profile(
 )
 settings.load_profile("rings")
 
-sa.event.listen(sa.Engine, "engine_connect", statements.share)
+statements.share()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and tests, which exist until the process ends."""
+    gc.collect()
+    gc.freeze()
+
 
 __all__ = [
     "database_url",

@@ -87,4 +87,4 @@ def job_of_item(item: pytest.Item) -> Job:
     ring = item.path.relative_to(TESTS).parts[0]
     fixtures = getattr(item, "fixturenames", ())
     marks = {mark.name for mark in item.iter_markers()}
-    return job_of(ring, fixtures, marks, item.nodeid.partition("[")[0])
+    return job_of(ring, fixtures, marks)

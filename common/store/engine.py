@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
@@ -433,7 +434,39 @@ def update_grouped(
         same = repr([(name, _shown(values[name])) for name in sorted(values)])
         groups.setdefault(same, (values, []))[1].append(row)
     for values, rows in groups.values():
-        tx.execute(sa.update(table).where(key.in_(sorted(rows))).values(values))
+        plain = {name: value for name, value in values.items() if not _is_expression(value)}
+        if all(name in plain or isinstance(value, now) for name, value in values.items()):
+            clocked = tuple(name for name in values if name not in plain)
+            tx.execute(
+                _update_of(table, key, tuple(plain), clocked),
+                {"keys": sorted(rows), **{f"new_{name}": plain[name] for name in plain}},
+            )
+        else:
+            tx.execute(sa.update(table).where(key.in_(sorted(rows))).values(values))
+
+
+@cache
+def _update_of(
+    table: sa.Table, key: sa.Column[str], plain: tuple[str, ...], clocked: tuple[str, ...]
+) -> sa.Update:
+    """Return an update of these columns, built once: the conductor runs few kinds of it, often.
+
+    Args:
+        table: The table.
+        key: The column that selects rows by the parameter ``keys``.
+        plain: Columns that get the value of the parameter ``new_NAME``.
+        clocked: Columns that get the clock's value.
+    """
+    values = {name: sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in plain}
+    return (
+        sa.update(table)
+        .where(key.in_(sa.bindparam("keys", expanding=True)))
+        .values({**values, **dict.fromkeys(clocked, now())})
+    )
+
+
+def _is_expression(value: Any) -> bool:
+    return isinstance(value, sa.ClauseElement)
 
 
 def _shown(value: Any) -> Any:

@@ -9,7 +9,6 @@ default set unless a mark puts it into a slice.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,7 +63,6 @@ class Job:
         name: The job's name, unique.
         fixtures: The job has the tests that use one of these fixtures.
         mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
-        part: (k, n): only the k-th of n parts of these tests. All cases of a test are in one part.
         servers: Private servers that the job needs; see deploy/servers.py.
         module: Run this module instead of pytest.
         seconds: Duration in a run of ``all``. Longer jobs start first.
@@ -75,24 +73,20 @@ class Job:
     name: str
     fixtures: frozenset[str] = frozenset()
     mark: str = ""
-    part: tuple[int, int] = (1, 1)
     servers: tuple[str, ...] = ()
     module: str = ""
     seconds: int = 0
     budget: Budget = Budget()
 
-    def has(self, fixtures: Collection[str], marks: Collection[str], test: str) -> bool:
+    def has(self, fixtures: Collection[str], marks: Collection[str]) -> bool:
         """True if a test with these fixtures and marks belongs to this job.
 
         Args:
             fixtures: Names of the fixtures that the test uses.
             marks: Names of its marks.
-            test: Its id, without the case.
         """
-        return (
-            (not self.fixtures or not self.fixtures.isdisjoint(fixtures))
-            and (not self.mark or self.mark in marks)
-            and zlib.crc32(test.encode()) % self.part[1] + 1 == self.part[0]
+        return (not self.fixtures or not self.fixtures.isdisjoint(fixtures)) and (
+            not self.mark or self.mark in marks
         )
 
 
@@ -114,8 +108,8 @@ JOBS = (
         seconds=660,
         budget=Budget(0, 250),
     ),
-    Job("workflows", "workflows-1", part=(1, 2), seconds=560, budget=Budget(300, 400)),
-    Job("workflows", "workflows-2", part=(2, 2), seconds=380, budget=Budget(220, 300)),
+    # One process, so that the ring is imported and each kind of cloud is prepared once.
+    Job("workflows", "workflows", seconds=700, budget=Budget(300, 600)),
     Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=730, budget=Budget(65, 310)),
     Job(
         "contract",
@@ -181,11 +175,9 @@ RINGS = (
 )
 
 
-def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:
+def job_of(ring: str, fixtures: Collection[str], marks: Collection[str]) -> Job:
     """Return the job that a test of this ring belongs to."""
-    return next(
-        job for job in (*JOBS, *ALONE) if job.ring == ring and job.has(fixtures, marks, test)
-    )
+    return next(job for job in (*JOBS, *ALONE) if job.ring == ring and job.has(fixtures, marks))
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:

@@ -18,8 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 
-import sqlalchemy as sa
-
 from common import __version__
 from tests import statements
 from tests.fault_matrix.cells import Kind, cells
@@ -52,7 +50,7 @@ def main() -> int:
     parser.add_argument("-v", dest="long", action="store_true", help="whole stories of failures")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    sa.event.listen(sa.Engine, "engine_connect", statements.share)
+    statements.share()
     if options.soak is not None:
         return _soak(options)
     chosen = [

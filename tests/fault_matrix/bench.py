@@ -44,6 +44,8 @@ PARTS_A_SECOND = 2  # how often everybody does what they have to do
 FIRST_SECONDS, STRIDE_SECONDS = 6, 4
 DELIVER_SECONDS = 100  # between two deliveries of notifications
 MOST_STARTS = 10  # of a conductor, until one succeeds
+#: Whether two tables have rows; most rounds have no such chores.
+_CHORES = "SELECT EXISTS (SELECT 1 FROM cleanups), EXISTS (SELECT 1 FROM host_actions)"
 NESTED = 0.08  # how likely another part is at work while one stands at a point
 
 
@@ -57,6 +59,8 @@ class Bench:
         self.cloud: Cloud = self.trial.cloud
         self.incarnations = Incarnations(self.cloud, lambda: self.trial.server)
         self.time = self.cloud.time
+        with self.cloud.store.engine.connect() as tx:
+            self._database: Any = tx.connection.dbapi_connection
         self.watchers: list[Watcher] = []
         self.hits, self.over_at = 0, 0.0
         self.action = ""
@@ -204,9 +208,7 @@ class Bench:
 
     def _advance(self, lane: str) -> None:
         """Where something is due; asked past everybody who watches, since mostly nothing is."""
-        with self.cloud.store.engine.connect() as tx:
-            database: Any = tx.connection.dbapi_connection
-            due = database.execute("SELECT step FROM actions WHERE state = 'due'").fetchall()
+        due = self._database.execute("SELECT step FROM actions WHERE state = 'due'")
         if any(lanes.LANE_OF.get(step, lanes.INSIDE) == lane for (step,) in due):
             runner.advance(self.cloud.engine, lane)
 
@@ -246,8 +248,11 @@ class Bench:
             if cloud.is_heard(name) and f"sync {name}" not in self.asleep
         ]
         sweep(cloud.engine, cloud.watch, heard, not self.lose("heartbeat"))
-        cleanups.retry(cloud.engine)
-        cloud.host_actions.advance()
+        [(has_cleanups, has_host_actions)] = self._database.execute(_CHORES)
+        if has_cleanups:
+            cleanups.retry(cloud.engine)
+        if has_host_actions:
+            cloud.host_actions.advance()
 
     def run(self, part: Callable[[], object]) -> None:
         """As the threads do: what is not available is tried again, who is killed starts again."""

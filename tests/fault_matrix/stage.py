@@ -18,7 +18,7 @@ from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.neighbours import Neighbour
-from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare
+from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare, trial_of
 from tests.workflows.simulator import Cloud, Time
 
 LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
@@ -183,15 +183,17 @@ def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) ->
     workflow, _, circumstance = name.partition("+")
     time = Time()
     cloud = Cloud(memory_store(time), time)
-    if name not in _PREPARED:
-        made = _ALL[circumstance].scenario(SCENARIOS[workflow])
-        SCENARIOS[name] = made
-        try:
-            trial = prepare(cloud, name)
-        finally:
-            del SCENARIOS[name]
-        _PREPARED[name] = Frozen(cloud, trial)
-    trial = _PREPARED[name].pour(cloud)
+    if not circumstance:
+        trial = trial_of(cloud, workflow)
+    else:
+        if name not in _PREPARED:
+            SCENARIOS[name] = _ALL[circumstance].scenario(SCENARIOS[workflow])
+            try:
+                prepared = prepare(cloud, name)
+            finally:
+                del SCENARIOS[name]
+            _PREPARED[name] = Frozen(cloud, prepared)
+        trial = _PREPARED[name].pour(cloud)
     at_begin(cloud)
     _ALL[circumstance].arrange(trial)
     return trial

@@ -5,6 +5,7 @@ state, at each step."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,21 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize("when", [before, after])
-@pytest.mark.parametrize(("key", "verb"), ENDINGS)
+def by_turns(*choices: object) -> list[Any]:
+    """Return each choice with each ending. Of each ending one choice is in the default set."""
+    return [
+        pytest.param(
+            choice,
+            *ending,
+            id="-".join((getattr(choice, "__name__", choice or "local"), *ending)),
+            marks=() if number % len(choices) == place else pytest.mark.slice("moves"),
+        )
+        for number, ending in enumerate(ENDINGS)
+        for place, choice in enumerate(choices)
+    ]
+
+
+@pytest.mark.parametrize(("when", "key", "verb"), by_turns(before, after))
 def test_a_server_can_be_deleted_at_each_step(
     cloud: Cloud, key: str, verb: str, when: object
 ) -> None:
@@ -86,7 +100,7 @@ def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud)
     assert cloud.migration(server).status == "cancelled"
 
 
-@pytest.mark.parametrize(("key", "verb"), ENDINGS)
+@pytest.mark.parametrize(("either", "key", "verb"), by_turns("", "nfs"), indirect=["either"])
 def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
     """A guest that was on its way, or had arrived, when its live migration was ended is where its
     server is not, and

@@ -100,7 +100,14 @@ def test_every_workflow_is_looked_at() -> None:
     assert set(TOLD) | set(NAMES) <= set(WORKFLOWS)
 
 
-@pytest.mark.parametrize("workflow", SCENARIOS)
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        # A variant of a workflow notifies of the same as the workflow itself.
+        pytest.param(name, marks=pytest.mark.slice("moves")) if ":" in name else name
+        for name in SCENARIOS
+    ],
+)
 def test_success_is_told_from_start_to_end(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.store.notify_with(NotificationSettings("api"))

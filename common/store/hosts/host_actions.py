@@ -169,6 +169,7 @@ def begin(
 
 #: The host of one that is open; a comparison, as SQLite finds no NOT NULL by an index.
 _IS_OPEN = host_actions.c.open_host > ""
+_ANY_OPEN = sa.select(host_actions.c.id).where(_IS_OPEN).limit(1)
 
 
 def open_of(tx: Connection, host: str) -> HostAction | None:
@@ -245,7 +246,7 @@ def stop(tx: Connection, action: str) -> HostAction:
 # --- for the conductor that carries it out ---
 def is_any_open(tx: Connection) -> bool:
     """Is there anything to do? One statement, by an index."""
-    return tx.scalar(sa.select(host_actions.c.id).where(_IS_OPEN).limit(1)) is not None
+    return tx.scalar(_ANY_OPEN) is not None
 
 
 def take(tx: Connection, owner: str) -> list[HostAction]:

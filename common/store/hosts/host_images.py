@@ -9,6 +9,8 @@ host that has not fetched an image does it when the first server needs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -54,20 +56,24 @@ def ask(
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
     """Rows whose hosts are up and should be told now: host, image_id, image; the oldest first."""
+    return list(tx.execute(_due(), {"most": limit}))
+
+
+@cache
+def _due() -> sa.Select[Any]:
+    """The statement of ``due``, built once because each conductor runs it every few seconds."""
     beats = sa.and_(
         heartbeats.c.host == _C.host, heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True)
     )
     up = sa.and_(
         services.c.host == _C.host, services.c.binary == COMPUTE, services.c.forced_down.is_(False)
     )
-    return list(
-        tx.execute(
-            sa.select(_C.host, _C.image_id, _C.image)
-            .select_from(host_images.join(heartbeats, beats).join(services, up))
-            .where(_is_due())
-            .order_by(_C.asked_at, _C.host, _C.image_id)
-            .limit(limit)
-        )
+    return (
+        sa.select(_C.host, _C.image_id, _C.image)
+        .select_from(host_images.join(heartbeats, beats).join(services, up))
+        .where(_is_due())
+        .order_by(_C.asked_at, _C.host, _C.image_id)
+        .limit(sa.bindparam("most", type_=sa.Integer))
     )
 
 

@@ -71,13 +71,12 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
     """These services gave a sign of life: one statement for all, unless one was down and schedulers
     must hear of it, or one was deleted: a host registers again, others come back here."""
     names = sorted(set(hosts))
-    heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
-    up = sa.update(heartbeats).where(heard, heartbeats.c.up.is_(True)).values(seen_at=now())
-    if tx.execute(up).rowcount == len(names):
+    if tx.execute(_BEAT, {"of_binary": binary, "names": names}).rowcount == len(names):
         return
     if binary != COMPUTE:
         for name in names:
             enrol(tx, name, binary)
+    heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
     back = tx.scalars(sa.select(heartbeats.c.host).where(heard, heartbeats.c.up.is_(False))).all()
     tx.execute(
         sa.update(heartbeats)
@@ -88,13 +87,28 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         _flipped(tx, back)
 
 
+#: Statements of every round of every conductor are built once.
+_BEAT = (
+    sa.update(heartbeats)
+    .where(
+        heartbeats.c.binary == sa.bindparam("of_binary"),
+        heartbeats.c.host.in_(sa.bindparam("names", expanding=True)),
+        heartbeats.c.up.is_(True),
+    )
+    .values(seen_at=now())
+)
+_SEEN_AT = sa.select(heartbeats.c.seen_at).where(
+    heartbeats.c.host == sa.bindparam("host"), heartbeats.c.binary == sa.bindparam("binary")
+)
+_LATE = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
+    heartbeats.c.up.is_(True),
+    heartbeats.c.seen_at < now() - sa.bindparam("silence", type_=sa.BigInteger),
+)
+
+
 def seen_at(tx: Connection, host: str, binary: str) -> int | None:
     """When the last sign of life of a service was written down."""
-    return tx.scalar(
-        sa.select(heartbeats.c.seen_at).where(
-            heartbeats.c.host == host, heartbeats.c.binary == binary
-        )
-    )
+    return tx.scalar(_SEEN_AT, {"host": host, "binary": binary})
 
 
 def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
@@ -141,16 +155,10 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     Doubtful means that too few compute hosts are heard for silence to mean anything: nothing is
     changed.
     """
-    limit = now() - silence * SECOND
-    late = list(
-        tx.execute(
-            sa.select(heartbeats.c.host, heartbeats.c.binary).where(
-                heartbeats.c.up.is_(True), heartbeats.c.seen_at < limit
-            )
-        )
-    )
+    late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:
         return [], False
+    limit = now() - silence * SECOND
     computes = [row.host for row in late if row.binary == COMPUTE]
     others = [row.host for row in late if row.binary != COMPUTE]
     doubtful = bool(computes) and hosts_heard(tx, silence).are_too_few

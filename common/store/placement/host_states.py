@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -86,6 +87,20 @@ class GroupRow:
 def marks(tx: Connection, since: int) -> Marks:
     """From when on the following reads are, which hosts changed at ``since`` (microseconds) or
     later, and whether aggregates did: one statement."""
+    rows = tx.execute(_marks(), {"since": since}).all()
+    head = rows[0]
+    return Marks(
+        int(head.read_at),
+        int(head.number),
+        int(head.total),
+        int(head.newest),
+        rows if head.id is not None else (),
+    )
+
+
+@cache
+def _marks() -> sa.Select[Any]:
+    """The statement of ``marks``, built once because each question to a scheduler runs it."""
     moved = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
     one = (
         sa.select(
@@ -97,20 +112,13 @@ def marks(tx: Connection, since: int) -> Marks:
         .select_from(aggregates)
         .subquery()
     )
-    rows = tx.execute(
-        sa.select(providers.c.id, providers.c.generation, providers.c.changed_at, one).select_from(
-            one.outerjoin(
-                providers, sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)
-            )
+    since = sa.bindparam("since", type_=sa.BigInteger)
+    return sa.select(
+        providers.c.id, providers.c.generation, providers.c.changed_at, one
+    ).select_from(
+        one.outerjoin(
+            providers, sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)
         )
-    ).all()
-    head = rows[0]
-    return Marks(
-        int(head.read_at),
-        int(head.number),
-        int(head.total),
-        int(head.newest),
-        rows if head.id is not None else (),
     )
 
 

@@ -200,20 +200,28 @@ _DEBTS = (
 
 def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[DebtRow]:
     """The debts of these servers, with ``up``: whether their host can be reached."""
-    up = sa.and_(
-        sa.func.coalesce(heartbeats.c.up, sa.false()),
-        sa.not_(sa.func.coalesce(services.c.forced_down, sa.false())),
+    return list(tx.execute(_DEBTS_OF, {"servers": list(server_ids)}))
+
+
+_DEBTS_OF = (
+    sa.select(
+        guests,
+        sa.and_(
+            sa.func.coalesce(heartbeats.c.up, sa.false()),
+            sa.not_(sa.func.coalesce(services.c.forced_down, sa.false())),
+        ).label("up"),
     )
-    query = sa.select(guests, up.label("up")).select_from(
+    .select_from(
         guests.outerjoin(
             services, sa.and_(services.c.host == guests.c.host, services.c.binary == COMPUTE)
         ).outerjoin(
             heartbeats, sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == COMPUTE)
         )
     )
-    return list(
-        tx.execute(query.where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted == ABSENT))
+    .where(
+        guests.c.server_id.in_(sa.bindparam("servers", expanding=True)), guests.c.wanted == ABSENT
     )
+)
 
 
 def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:

@@ -105,21 +105,24 @@ def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
     return set(tx.scalars(for_update(query)))
 
 
+_HARD = (
+    sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules)
+    .where(server_groups.c.policy.in_((AFFINITY, ANTI_AFFINITY)))
+    .order_by(server_groups.c.id)
+)
+_HARD_OF = _HARD.where(server_groups.c.id.in_(sa.bindparam("groups", expanding=True)))
+
+
 def hard(
     tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False
 ) -> dict[str, Hard]:
     """Those of these groups (None: of all) whose policy is hard, with the places of their
     members."""
-    query = (
-        sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules)
-        .where(server_groups.c.policy.in_((AFFINITY, ANTI_AFFINITY)))
-        .order_by(server_groups.c.id)
-    )
-    if groups is not None:
-        query = query.where(server_groups.c.id.in_(sorted(groups)))
+    query = _HARD if groups is None else _HARD_OF
+    wanted = {} if groups is None else {"groups": sorted(groups)}
     found = {
         row.id: Hard(row.policy, int((row.rules or {}).get("max_server_per_host", 1)))
-        for row in tx.execute(for_update(query) if locked else query)
+        for row in tx.execute(for_update(query) if locked else query, wanted)
     }
     if not found:
         return {}
