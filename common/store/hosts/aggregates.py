@@ -95,8 +95,8 @@ def update(
 
     Raises:
         NotFound: there is none. Conflict: the name is taken, or the metadata is damaged.
-        BadRequest: a host would be in two zones, or servers on one would find themselves in another zone; or the zone cannot be called
-        so.
+        BadRequest: a host would be in two zones, or servers on one would find themselves in another
+        zone; or the zone cannot be called so.
     """
     row = _lock(tx, number)
     if isinstance(row.meta, DamagedObject):

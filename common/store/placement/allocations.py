@@ -23,6 +23,7 @@ from sqlalchemy.engine import Connection
 from common import errors, numa
 from common.clock import SECOND
 from common.hardware import Hardware
+from common.json_types import JsonObject
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts import services, zones
@@ -414,14 +415,15 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
         sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(names))
     )
     stock = {row.name: row for row in rows}
-    held: dict[str, list[object]] = {name: [] for name in stock}
-    for row in tx.execute(
+    assigned = tx.execute(
         sa.select(guests.c.host, guests.c.assignment).where(
             guests.c.host.in_(names), guests.c.assignment.is_not(None)
         )
-    ):
-        if row.host in held:
-            held[row.host].append(row.assignment)
+    )
+    held: dict[str, list[JsonObject]] = {name: [] for name in stock}
+    for host, assignment in assigned:
+        if host in held:
+            held[host].append(assignment)
     found = {}
     for name, row in stock.items():
         try:
