@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -46,9 +45,9 @@ _QUERIES = {
 }
 
 
-def check(tx: Connection, rows: Mapping[sa.Table, Iterable[Any]]) -> Iterator[Finding]:
+def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator[Finding]:
     """Find damaged documents in these rows and in small tables."""
-    queried = {table: tx.execute(query) for table, query in _QUERIES.items()}
+    queried = {table: tx.execute(query).all() for table, query in _QUERIES.items()}
     for table, found in {**rows, **queried}.items():
         for row in found:
             for name in _DOCUMENTS[table]:
