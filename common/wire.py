@@ -14,7 +14,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 from common.json_types import JsonObject, JsonValue
@@ -40,8 +40,10 @@ def from_wire(kind: type[T], data: JsonObject) -> T:
     """The record of ``kind`` that ``to_wire`` made plain.
 
     Raises:
-        TypeError: a field without a default is missing.
+        TypeError: a field without a default is missing, or the data is no object.
     """
+    if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
+        raise TypeError(f"{kind.__name__} is read from {type(data).__name__}")
     readers = _readers(cast(Hashable, kind))
     return kind(**{name: read(data[key]) for key, (name, read) in readers.items() if key in data})
 

@@ -275,6 +275,7 @@ class Columns:
         base = self.base
         for row in at.tolist() if self.held else ():
             self.held.pop(base.names[row], None)
+        damaged = set()
         for provider, text in rows.assignments:
             (place,), (known,) = self.positions([provider])
             if known:
@@ -282,12 +283,17 @@ class Columns:
                     assignment = from_wire(HardwareAssignment, json.loads(text))
                 except (ValueError, TypeError):
                     log.exception(
-                        "what a guest on host %s has of its own is damaged and not counted: %.200s",
+                        "what a guest on host %s has of its own is damaged; the host gives no CPUs "
+                        "or devices of its own to others: %.200s",
                         base.names[place],
                         text,
                     )
+                    damaged.add(place)
                     continue
                 self.held.setdefault(base.names[place], []).append(assignment)
+        for place in damaged:
+            self.held.pop(base.names[place], None)
+            self.own["numa_nodes"][place] = self.own["gear"][place] = 0
         sizes = np.array([len(gear) for gear in self.gear.values], np.int64)
         base.devices[at] = sizes[self.own["gear"][at]]
         for row in at.tolist() if self.held else ():

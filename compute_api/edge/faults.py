@@ -16,7 +16,10 @@ import falcon
 
 from common import errors
 from compute_api.edge import access_log
+from compute_api.edge.explanations import cut
 
+#: More characters no text of a fault has: it may repeat a name that somebody made very long.
+MAX_TEXT_CHARACTERS = 2000
 TEXT_TYPE = "text/plain; charset=UTF-8"
 #: What is said of an error of the framework, by status.
 TEXTS = {
@@ -37,9 +40,8 @@ class ApiFault:
 def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFault:
     """What is said of a problem; ``texts``: of errors of the framework."""
     if isinstance(problem, errors.Problem):
-        return ApiFault(
-            problem.status, problem.text, {"Retry-After": "1"} if problem.status == 503 else {}
-        )
+        text = cut(problem.text, MAX_TEXT_CHARACTERS)
+        return ApiFault(problem.status, text, {"Retry-After": "1"} if problem.status == 503 else {})
     if isinstance(problem, falcon.HTTPError):
         status = falcon.http_status_to_code(problem.status)
         text = texts.get(status) or problem.description or problem.title or str(problem.status)

@@ -107,6 +107,7 @@ class Filters:
             yield from resources.failing_hosts(snapshot, self.failures)
             yield from hosts.availability_zone(snapshot, spec)
             yield from hosts.enabled(snapshot, spec)
+            yield from hosts.known_aggregates(snapshot, spec)
             asked = [filter_ for filter_, _ in self.enabled]
         for filter_ in asked:
             yield from filter_(snapshot, spec)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from common.models import RequestSpec
+from common.store.schema import DamagedObject
 from scheduler.filters.check import Check
 from scheduler.snapshot import Snapshot
 
@@ -26,6 +29,20 @@ def enabled(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Nobody has taken the host out of use. The claim holds to it, so it is asked whatever the
     operator enables."""
     yield Check(~snapshot.disabled, "disabled")
+
+
+def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    """The metadata of the host's aggregates can be read.
+
+    Why: a damaged document may have kept the host for some projects, images or flavors."""
+    damaged = [
+        aggregate.members
+        for aggregate in snapshot.aggregates
+        if isinstance(aggregate.meta, DamagedObject)
+    ]
+    if damaged:
+        passes = ~np.logical_or.reduce(damaged)
+        yield Check(passes, "in an aggregate whose metadata is damaged (kilonova doctor)")
 
 
 def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids
-from common.store import schema
+from common.store import doctor, schema
 from tests.api.conftest import PROJECT, Cloud
 
 LISTS = [
@@ -108,3 +108,50 @@ def _counts(cloud: Cloud) -> dict[tuple[str, str, str], int]:
             [items, *_] = answer.json.values()
             counts[path, mv, token] = len(items)
     return counts
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/os-aggregates/1", {"aggregate": {"name": "c"}}),
+        ("POST", "/os-aggregates/1/action", {"set_metadata": {"metadata": {"ssd": "true"}}}),
+    ],
+)
+def test_update_of_damaged_aggregate_keeps_the_damage(
+    full: Cloud, method: str, path: str, body: dict[str, object]
+) -> None:
+    """A document that is written anew without its filter_tenant_id would open its hosts to all."""
+    with full.store.begin() as tx:
+        tx.execute(sa.text("UPDATE aggregates SET meta = '{\"filter_tenant_id' WHERE id = 1"))
+    answer = full.call(method, path, body, token="admin")
+    assert answer.status_code == 409 and "damaged" in answer.text
+    remove = {"remove_host": {"host": "host1"}}
+    assert full.call("POST", "/os-aggregates/1/action", remove, token="admin").status_code == 200
+    assert full.call("DELETE", "/os-aggregates/1", token="admin").status_code == 200
+
+
+def test_doctor_names_each_damaged_document_and_goes_on(full: Cloud) -> None:
+    with full.store.begin() as tx:
+        for table, column in (
+            ("aggregates", "meta"),
+            ("flavors", "extra_specs"),
+            ("hosts", "facts"),
+            ("migrations", "old_flavor"),
+            ("server_groups", "rules"),
+            ("servers", "image"),
+        ):
+            tx.execute(sa.text(f"UPDATE {table} SET {column} = '[1,2'"))
+        tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=9, host="host9"))
+        tx.execute(sa.update(schema.servers).values(task_state="pausing"))
+    found = {(one.kind, one.subject.partition("/")[0]) for one in full.store.read(doctor.check)}
+    tables = ("aggregates", "flavors", "hosts", "migrations", "server_groups", "servers")
+    assert {("document", table) for table in tables} <= found
+    assert "task-state" in {kind for kind, _ in found}
+
+
+def test_list_of_live_migrations_bears_damaged_progress(full: Cloud) -> None:
+    [server] = full.rows(schema.servers)
+    with full.store.begin() as tx:
+        tx.execute(sa.text("UPDATE migrations SET progress = '[1,2'"))
+    answer = full.call("GET", f"/servers/{server.id}/migrations", token="admin", mv="2.80")
+    assert answer.status_code == 200 and len(answer.json["migrations"]) == 1

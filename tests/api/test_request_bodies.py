@@ -16,6 +16,7 @@ from common import ids
 from compute_api.compute.routes import ROUTES
 from compute_api.edge.routing import SMALL_BODY_BYTES
 from tests.api.conftest import IMAGE, Cloud
+from tests.api.networks import Networks
 from tests.api.test_wrong_input import Endless
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
@@ -190,3 +191,18 @@ def _send(cloud: Cloud, method: str, path: str, raw: bytes, token: str, mv: str 
 
 def test_routes_name_large_keys_only_where_they_take_a_body() -> None:
     assert [route.path for route in ROUTES if route.large_keys and route.body is None] == []
+
+
+def test_fault_repeats_the_beginning_of_a_long_name_only(
+    make_cloud: Callable[..., Cloud], networks: Networks
+) -> None:
+    cloud = make_cloud(networks=networks)
+    server, name = cloud.create(), "k" * 60_000
+    answers = [
+        cloud.call("POST", f"/servers/{server}/action", {"addSecurityGroup": {"name": name}}),
+        cloud.call("GET", f"/servers/{name}"),
+        cloud.call("GET", f"/flavors/{name}"),
+        cloud.call("GET", f"/servers/{server}/tags/{name}", mv="2.26"),
+    ]
+    for answer in answers:
+        assert 400 <= answer.status_code < 500 and len(answer.content) < 2500, answer.text[:200]

@@ -558,3 +558,20 @@ def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> 
     done(cloud, row.server_id)
     body = {"resize": {"flavorRef": "1"}}
     assert cloud.call("POST", f"/servers/{row.server_id}/action", body).status_code == 202
+
+
+@pytest.mark.parametrize(
+    "flaw", [{"status": "deactivated"}, {"cinder_encryption_key_id": "k"}], ids=["off", "encrypted"]
+)
+def test_boot_volume_of_refused_image_returns_400_that_names_the_image(
+    cloud: Cloud, volumes: Volumes, flaw: dict[str, str]
+) -> None:
+    image = cloud.images.images[IMAGE]
+    if "status" in flaw:
+        cloud.images.images[IMAGE] = replace(image, **flaw)
+    else:
+        properties = {**image.ref.properties, **flaw}
+        cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
+    answer = post(cloud, FROM_IMAGE)
+    assert answer.status_code == 400 and f"Image {IMAGE} is" in answer.text
+    assert not cloud.rows(schema.servers)

@@ -411,3 +411,37 @@ def _random_request(
         case ("affinity" | "anti-affinity") as policy if pools[policy]:
             return request(order, pools[policy].pop(), group=groups[policy])
     return request(order)
+
+
+# --- damaged records ---
+@pytest.mark.parametrize(
+    ("table", "column"), [("guests", "assignment"), ("hosts", "numa_nodes"), ("hosts", "devices")]
+)
+@pytest.mark.parametrize("text", ["[1,2", "[[]]", "7"])
+def test_host_with_damaged_record_gives_out_no_parts(
+    store: Store, table: str, column: str, text: str
+) -> None:
+    for name in ("h1", "h2"):
+        new_host(store, name, pcpus=4, devices=2)
+    need = {"PCPU": 2, "MEMORY_MB": 256}
+    assert claim(store, request(["h1"], hardware=PINNED, resources=need)) == ["h1"]
+    place = "host" if table == "guests" else "name"
+    damage = sa.text(f"UPDATE {table} SET {column} = :text WHERE {place} = 'h1'")
+    store.write(lambda tx: tx.execute(damage, {"text": text}))
+    refused = request(["h1"], hardware=PINNED, resources=need)
+    assert claim(
+        store,
+        refused,
+        request(["h2"], hardware=PINNED, resources=need),
+        request(["h1"]),
+    ) == [None, "h2", "h1"]
+    assert refused.refused == "no CPUs, memory pages or devices that fit"
+
+
+def test_group_with_damaged_rules_allows_one_server_a_host(store: Store) -> None:
+    new_host(store, "h1")
+    servers = [ids.new() for _ in range(2)]
+    group = new_group(store, "anti-affinity", servers, most=2)
+    store.write(lambda tx: tx.execute(sa.text("UPDATE server_groups SET rules = '{\"max'")))
+    requests = [request(["h1"], server, group=group) for server in servers]
+    assert claim(store, *requests, request(["h1"])) == ["h1", None, "h1"]

@@ -332,6 +332,15 @@ def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store
     assert len(names(store)) == 1
 
 
+def test_idempotency_keys_that_differ_in_case_are_two_keys(store: Store) -> None:
+    creator, keys = Creator(store, LIMITS), ("deploy-web", "Deploy-Web", "DEPLOY-WEB")
+    made = {key: creator.create(creation(key=key)).server_id for key in keys}
+    assert len(set(made.values())) == len(keys)
+    for key in keys:
+        again = creator.create(creation(key=key))
+        assert again.repeated and again.server_id == made[key]
+
+
 def test_members_of_a_group_and_the_rest(store: Store) -> None:
     group = store.write(
         lambda tx: server_groups.create(

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import sqlalchemy as sa
+
 from common import ids
 from common.clock import SECOND
 from common.store import schema
@@ -101,6 +103,11 @@ def nobodys_files(cloud: Cloud, name: str) -> None:
     host.keep_files(NOBODY, host.files.pop(name))
 
 
+def damaged_document(cloud: Cloud, name: str) -> None:
+    insert(cloud, schema.aggregates, uuid=ids.new(), name="a", meta={}, created_at=now())
+    cloud.store.write(lambda tx: tx.execute(sa.text("UPDATE aggregates SET meta = '[1,2'")))
+
+
 def no_inventory_left(cloud: Cloud, name: str) -> None:
     change(cloud, schema.inventories, schema.inventories.c.resource_class == "VCPU", total=0)
 
@@ -122,6 +129,7 @@ FOR_OPERATORS: dict[str, ForOperators] = {
     "assignment-exact": _plant(fewer_parts, "a guest cannot lose what it runs on"),
     "group-policy": _plant(side_by_side, "which of them moves, and when, costs its user"),
     "one-zone": _plant(two_zones, "which zone is right is where the machine stands"),
+    "document": _plant(damaged_document, "what it said is not known"),
     "host-without-key": _plant(without_key, "whether the host is to stay was somebody's intent"),
     "certificate-lasts": _plant(certificate_ends, "what keeps the agent from it is on its host"),
     "notifications-sent": _plant(unsent, "the broker is not Kilonova's"),

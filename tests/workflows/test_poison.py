@@ -17,7 +17,9 @@ from common.store.schema.columns import Json
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import reports, runner
+from tests.workflows.moves import resized
 from tests.workflows.poison import Poison, change, locked, poison
+from tests.workflows.scenarios import PINNED
 from tests.workflows.simulator import Cloud
 
 
@@ -509,3 +511,28 @@ def test_damaged_document_of_a_host_stops_no_placement(
     for _ in range(6):
         cloud.round()
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
+
+
+DOCUMENTS_AROUND = [
+    (table.name, column.name)
+    for table in schema.metadata.sorted_tables
+    if table.name in ("guests", "hosts", "host_images", "migrations", "server_groups", "flavors")
+    for column in table.c
+    if isinstance(column.type, Json)
+]
+
+
+@pytest.mark.parametrize(("table", "column"), DOCUMENTS_AROUND)
+def test_delete_of_resized_server_ends_when_a_document_around_it_is_damaged(
+    cloud: Cloud, table: str, column: str
+) -> None:
+    [server] = cloud.create(networks=[], group=cloud.group("anti-affinity"), flavor=PINNED)
+    cloud.settle()
+    resized(cloud, server)
+    assert cloud.show(server).vm_state == states.RESIZED
+    statement = sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {column} IS NOT NULL")
+    cloud.store.write(lambda tx: tx.execute(statement))
+    cloud.ask(server, "delete")
+    for _ in range(20):
+        cloud.round()
+    assert cloud.show(server).vm_state == states.DELETED

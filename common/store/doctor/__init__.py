@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
-from common.store.doctor import certificates, hosts, placement, unattended, volumes
+from common.store.doctor import certificates, documents, hosts, placement, unattended, volumes
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.files import compare_files
 from common.store.doctor.finding import Finding
@@ -94,20 +94,28 @@ def check(tx: Connection) -> list[Finding]:
     moves = list(
         tx.execute(_MOVES, {"holders": sorted({row.holder for row in records if row.holder})})
     )
-    findings = [
-        *_guests(live, records),
-        *_moves(live, records, moves),
-        *_counted(live, moves),
-        *_actions(tx, live),
-        *_shares(tx, live),
-        *unattended.check(tx, live, records),
-        *hosts.check(tx),
-        *volumes.check(tx, live),
-        *placement.check(tx, live, records, moves),
-        *_notifications(tx),
-        *certificates.check(tx),
-    ]
-    return sorted(findings)
+    damaged = list(
+        documents.check(tx, {servers: live.values(), guests: records, migrations: moves})
+    )
+    parts: dict[str, Iterator[Finding]] = {
+        "guests": _guests(live, records),
+        "moves": _moves(live, records, moves),
+        "quotas": _counted(live, moves),
+        "actions": _actions(tx, live),
+        "shares": _shares(tx, live),
+        "times and leases": unattended.check(tx, live, records),
+        "hosts": hosts.check(tx),
+        "volumes": volumes.check(tx, live),
+        "placement": placement.check(tx, live, records, moves),
+        "notifications": _notifications(tx),
+        "certificates": certificates.check(tx),
+    }
+    found = (
+        finding
+        for name, findings in parts.items()
+        for finding in documents.until_damaged(name, findings, damaged)
+    )
+    return sorted([*damaged, *found])
 
 
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:

@@ -160,6 +160,10 @@ _ALL = (
          _BY_HAND, "the membership is removed"),
     Defect("one-zone", "one-zone", "a host in two zones", _BY_HAND,
          "openstack aggregate remove host, for all aggregates but those of one zone", Mender.OPERATOR),
+    Defect("document", "document", "a document that cannot be read: hosts of a damaged aggregate take no new "
+         "servers, and a host with a damaged record of CPUs or devices gives none of them out", _BY_HAND,
+         "write it anew by hand, or from a backup; of an aggregate: remove its hosts, delete it, and create it anew",
+         Mender.OPERATOR),
     Defect("host-without-service", "host-known", "a host without a service, or without a heartbeat", _BY_HAND,
          "they are made, as when a host registers"),
     Defect("host-without-provider", "host-known", "a host that gives nothing out", _BY_HAND,

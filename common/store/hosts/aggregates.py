@@ -22,7 +22,7 @@ from common.store.hosts import zones as zones_of
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
 from common.store.rows import AggregateRow, Values
-from common.store.schema import aggregate_hosts, aggregates, guests, servers
+from common.store.schema import DamagedObject, aggregate_hosts, aggregates, guests, servers
 
 ZONE = zones_of.KEY
 _MEMBER = aggregate_hosts.c
@@ -94,11 +94,16 @@ def update(
     named in refusals.
 
     Raises:
-        NotFound: there is none. Conflict: the name is taken. BadRequest: a host would be in two
-        zones, or servers on one would find themselves in another zone; or the zone cannot be called
-        so.
+        NotFound: there is none. Conflict: the name is taken, or the metadata is damaged.
+        BadRequest: a host would be in two zones, or servers on one would find themselves in another
+        zone; or the zone cannot be called so.
     """
     row = _lock(tx, number)
+    if isinstance(row.meta, DamagedObject):
+        raise errors.Conflict(
+            f"Cannot update {what} {number}. Reason: its metadata in the database is damaged. Remove "
+            "its hosts, delete it, and create it anew."
+        )
     after = {key: value for key, value in {**row.meta, **(meta or {})}.items() if value is not None}
     refused = f"Cannot update {what} {number}."
     if ZONE in (meta or {}):

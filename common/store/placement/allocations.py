@@ -13,6 +13,7 @@ nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from sqlalchemy.engine import Connection
 from common import errors, numa
 from common.clock import SECOND
 from common.hardware import Hardware
+from common.json_types import JsonObject
 from common.models import Device, HardwareAssignment, NumaNode
 from common.store.engine import for_update, insert_many, now
 from common.store.hosts import services, zones
@@ -37,6 +39,8 @@ from common.store.schema import (
 )
 from common.store.servers import server_groups
 from common.wire import from_wire
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -404,25 +408,32 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
-    """What hosts have piece by piece, and what all guests there hold of it, debts too."""
-    found = {
-        row.name: _Parts(
-            [from_wire(NumaNode, one) for one in row.numa_nodes or ()],
-            [from_wire(Device, one) for one in row.devices or ()],
-            [],
-        )
-        for row in tx.execute(
-            sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(
-                hosts.c.name.in_(names)
-            )
-        )
-    }
-    held = sa.select(guests.c.host, guests.c.assignment).where(
-        guests.c.host.in_(names), guests.c.assignment.is_not(None)
+    """What hosts have piece by piece, and what all guests there hold of it, debts too.
+
+    A host with a damaged record of either is left out, so that nothing is given out twice."""
+    rows = tx.execute(
+        sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(names))
     )
-    for row in tx.execute(held):
-        if row.host in found:
-            found[row.host].held.append(from_wire(HardwareAssignment, row.assignment))
+    stock = {row.name: row for row in rows}
+    assigned = tx.execute(
+        sa.select(guests.c.host, guests.c.assignment).where(
+            guests.c.host.in_(names), guests.c.assignment.is_not(None)
+        )
+    )
+    held: dict[str, list[JsonObject]] = {name: [] for name in stock}
+    for host, assignment in assigned:
+        if host in held:
+            held[host].append(assignment)
+    found = {}
+    for name, row in stock.items():
+        try:
+            found[name] = _Parts(
+                [from_wire(NumaNode, one) for one in row.numa_nodes or ()],
+                [from_wire(Device, one) for one in row.devices or ()],
+                [from_wire(HardwareAssignment, one) for one in held[name]],
+            )
+        except (ValueError, TypeError):
+            log.exception("host %s gives out no CPUs or devices: a record of them is damaged", name)
     return found
 
 

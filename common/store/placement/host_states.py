@@ -252,7 +252,8 @@ def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, di
             .where(servers.c.image_id == image, servers.c.deleted == 0)
             .limit(1)
         )
-        found[image] = dict((frozen or {}).get("properties") or {})
+        document = frozen if isinstance(frozen, dict) else {}  # it may be damaged
+        found[image] = dict(document.get("properties") or {})
     return found
 
 

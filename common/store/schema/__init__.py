@@ -7,7 +7,7 @@ would lock its parent and deadlock with the lock order; ``doctor`` checks the re
 """
 
 from common.store.schema.cleanups import cleanups
-from common.store.schema.columns import Json, metadata
+from common.store.schema.columns import DamagedObject, Json, metadata
 from common.store.schema.hosts import (
     aggregate_hosts,
     aggregates,
@@ -53,6 +53,7 @@ from common.store.schema.tenants import (
 )
 
 __all__ = [
+    "DamagedObject",
     "Json",
     "actions",
     "aggregates",

@@ -53,8 +53,15 @@ class Json(TypeDecorator[object]):
             return Unreadable(value)
 
 
+class DamagedObject(dict[str, Any]):
+    """The empty object that stands for a damaged document.
+
+    A reader that would grant more for an empty document than for the damaged one tests for this
+    type. For example, an aggregate without metadata takes servers of every project."""
+
+
 class JsonObjectColumn(Json):
-    """A JSON object that every request or placement reads: a damaged one reads as an empty one."""
+    """A JSON object that every request or placement reads: a damaged one is a DamagedObject."""
 
     cache_ok = True
 
@@ -63,7 +70,7 @@ class JsonObjectColumn(Json):
         if found is None or isinstance(found, dict):
             return found
         log.error("a document of the database is damaged and counts as empty: %.200s", value)
-        return {}
+        return DamagedObject()
 
 
 class ColumnOptions(TypedDict, total=False):

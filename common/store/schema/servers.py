@@ -15,7 +15,15 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from common.store.schema.columns import NUMBERED, Json, LongText, metadata, time_column, uuid_column
+from common.store.schema.columns import (
+    NUMBERED,
+    Json,
+    JsonObjectColumn,
+    LongText,
+    metadata,
+    time_column,
+    uuid_column,
+)
 
 servers = Table(
     "servers",
@@ -191,7 +199,7 @@ migrations = Table(
     Column("new_flavor", Json, nullable=False),
     Column("was", String(32), nullable=False),  # the server's vm_state before
     Column("requested_control", String(16)),  # models.Control
-    Column("progress", Json),  # bytes: memory_total, memory_processed …
+    Column("progress", JsonObjectColumn),  # bytes: memory_total, memory_processed …
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     Index("ix_migrations_server", "server_id", "status"),

@@ -16,7 +16,15 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
+from common.store.schema.columns import (
+    NUMBERED,
+    BigKey,
+    Json,
+    JsonObjectColumn,
+    metadata,
+    time_column,
+    uuid_column,
+)
 
 projects = Table(
     "projects",
@@ -96,7 +104,7 @@ server_groups = Table(
     Column("user_id", String(64), nullable=False),
     Column("name", String(255), nullable=False),
     Column("policy", String(32), nullable=False),
-    Column("rules", Json, nullable=False),
+    Column("rules", JsonObjectColumn, nullable=False),
     time_column("created_at", nullable=False),
 )
 

@@ -10,6 +10,7 @@ whatever the page holds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import namedtuple
@@ -443,13 +444,25 @@ def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Which of these Idempotency-Keys the project has used before: key to row."""
+    """Which of these Idempotency-Keys the project has used before: key to row.
+
+    An earlier release kept each key as it is; such a row is found, too."""
+    names = {name: key for key in keys for name in (key, _kept_key(key))}
     query = sa.select(idempotency_keys).where(
-        idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(list(keys))
+        idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))
     )
-    return {row.key: row for row in tx.execute(query)}
+    # MariaDB also finds keys that differ in capital letters.
+    return {names[row.key]: row for row in tx.execute(query) if row.key in names}
 
 
 def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
     """Keep Idempotency-Keys: {project_id, key, digest, reservation_id, server_id}."""
-    insert_many(tx, idempotency_keys, rows, "created_at")
+    kept = [{**row, "key": _kept_key(row["key"])} for row in rows]
+    insert_many(tx, idempotency_keys, kept, "created_at")
+
+
+def _kept_key(key: str) -> str:
+    """Return the key as its row has it.
+
+    Why: by its collation MariaDB takes keys that differ in capital letters for one."""
+    return key if key == key.lower() else "sha256:" + hashlib.sha256(key.encode()).hexdigest()

@@ -159,6 +159,7 @@ def _image_of(
     """What is known of the system that the server boots."""
     if root.source == IMAGE:
         found = images[str(root.source_id)]
+        image_checks.check_active(found)  # here, where the refusal can name the image
         return replace(found, ref=replace(found.ref, id=""))
     if root.source not in (VOLUME, SNAPSHOT):
         raise errors.BadRequest(

@@ -26,6 +26,13 @@ from common.models import (
 )
 from common.wire import from_wire, to_wire
 
+
+@pytest.mark.parametrize("data", [[], ["numa_nodes"], "numa_nodes", 7, None])
+def test_record_is_not_read_from_what_is_no_object(data: Any) -> None:
+    with pytest.raises(TypeError):
+        from_wire(models.HardwareAssignment, data)
+
+
 RECORDS = [kind for kind in vars(models).values() if dataclasses.is_dataclass(kind)]
 JSON = strategies.recursive(
     strategies.none() | strategies.booleans() | strategies.integers() | strategies.text(max_size=5),

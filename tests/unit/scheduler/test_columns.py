@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 
 from common.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode, RequestSpec
@@ -486,3 +487,33 @@ def test_measures_and_images_are_read_when_somebody_looks(cloud: Cloud) -> None:
         )
     hosts.refresh(at_once=True)
     assert hosts.snapshot().images == [] and hosts.snapshot().metrics["cpu.percent"][0] == 0.75
+
+
+@pytest.mark.parametrize("text", ["[1,2", "[]", "7"])
+def test_host_with_damaged_assignment_offers_no_parts(cloud: Cloud, text: str) -> None:
+    numa_nodes = to_wire([NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
+    assignment = HardwareAssignment([], [GPU.address])
+    for name in ("a", "b"):
+        cloud.host(name)
+        described = describe(cloud, name, numa_nodes=numa_nodes, devices=to_wire([GPU]))
+        guests = [guest(cloud, server + name, name, assignment=assignment) for server in "xy"]
+        change(cloud, name, described, *guests)
+    damage = sa.text("UPDATE guests SET assignment = :text WHERE server_id = 'xa'")
+    with cloud.store.begin() as tx:
+        tx.execute(damage, {"text": text})
+    snapshot = hosts_of(cloud).snapshot()
+    assert list(snapshot.parts) == [snapshot.rows["b"]] and snapshot.devices[0] == 0
+
+
+def test_host_of_damaged_aggregate_takes_no_new_server(cloud: Cloud) -> None:
+    for name in ("a", "b"):
+        cloud.host(name)
+    cloud.zone("az1", "a")
+    with cloud.store.begin() as tx:
+        tx.execute(sa.text("UPDATE aggregates SET meta = '{\"filter_tenant_id'"))
+    scheduler = Proposals(hosts_of(cloud), options(enabled_filters=["ComputeFilter"]))
+    for zone in (None, "nova"):
+        [found] = scheduler.select([request("s", availability_zone=zone)])
+        assert found.hosts == ["b"]
+    explained = scheduler.explain(request("t", force_host="a"))
+    assert explained.hosts == ["a"], "an operator may insist"
