@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 
 class Set(StrEnum):
@@ -65,6 +66,7 @@ class Job:
         fixtures: The job has the tests that use one of these fixtures.
         mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
         part: (k, n): only the k-th of n parts of these tests. All cases of a test are in one part.
+        files: Patterns of the names of all files with such tests. The job imports no other file.
         servers: Private servers that the job needs; see deploy/servers.py.
         module: Run this module instead of pytest.
         seconds: Duration in a run of ``all``. Longer jobs start first.
@@ -76,6 +78,7 @@ class Job:
     fixtures: frozenset[str] = frozenset()
     mark: str = ""
     part: tuple[int, int] = (1, 1)
+    files: tuple[str, ...] = ("*",)
     servers: tuple[str, ...] = ()
     module: str = ""
     seconds: int = 0
@@ -95,6 +98,10 @@ class Job:
             and zlib.crc32(test.encode()) % self.part[1] + 1 == self.part[0]
         )
 
+    def reads(self, file: str) -> bool:
+        """True if the job imports a test file with this name."""
+        return any(fnmatchcase(file, pattern) for pattern in self.files)
+
 
 #: CPU time of the private database and message servers.
 SERVERS = Budget(165, 300)
@@ -111,12 +118,20 @@ JOBS = (
         "contract-moves",
         frozenset({"machines", "pair", "sharing", "live"}),
         "kvm_or_tcg",
+        files=("test_virt_*",),
         seconds=660,
         budget=Budget(0, 250),
     ),
     Job("workflows", "workflows-1", part=(1, 2), seconds=560, budget=Budget(300, 400)),
     Job("workflows", "workflows-2", part=(2, 2), seconds=380, budget=Budget(220, 300)),
-    Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=730, budget=Budget(65, 310)),
+    Job(
+        "contract",
+        "contract-guests",
+        mark="kvm_or_tcg",
+        files=("test_virt_*", "test_tiny_image.py"),
+        seconds=730,
+        budget=Budget(65, 310),
+    ),
     Job(
         "contract",
         "contract-databases",
@@ -132,6 +147,7 @@ JOBS = (
         "contract",
         "contract-networks",
         frozenset({"network_hosts"}),
+        files=("test_network_host*",),
         seconds=120,
         budget=Budget(55, 60),
     ),
