@@ -38,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file without tests of this job."""
+    only = next((job for job in JOBS if job.name == config.getoption("job")), None)
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if only and is_test and not only.reads(collection_path.name) else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not asked for."""
@@ -50,6 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.nodeid}: the job {job.name} does not run in the default set, because "
                 "deploy/testing/plan.py has no budget for that"
+            )
+        if not job.reads(item.path.name):
+            raise pytest.UsageError(
+                f"{item.nodeid}: the job {job.name} does not read this file; see Job.files in "
+                "deploy/testing/plan.py"
             )
         wanted = (slices is None or part in slices) and (only is None or job.name == only)
         (kept if wanted else left_out).append(item)

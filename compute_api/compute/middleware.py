@@ -14,8 +14,10 @@ import falcon
 
 from common import errors
 from compute_api.compute import microversions, routes
+from compute_api.compute.dependencies import Services
 from compute_api.edge.microversions import HEADER
 from compute_api.edge.middleware import HttpRequest, RequestState
+from compute_api.edge.policy import Policy
 
 #: The paths of the version documents. Any other path of the API needs a token.
 VERSION_DOCUMENTS = re.compile(r"/v2|/v2\.1(/versions(/[^/]+)?)?")
@@ -30,6 +32,8 @@ class ComputeState(RequestState):
     url_project: str = ""
     ends_with_slash: bool = False
     is_public: bool = False  #: no token is needed
+    services: Services  #: of this application
+    policy: Policy
 
 
 class ComputeHttpRequest(HttpRequest):
@@ -37,6 +41,18 @@ class ComputeHttpRequest(HttpRequest):
 
     context_type = ComputeState
     context: ComputeState
+
+
+class Dependencies:
+    """Give each request the services and the policy of this application. All applications of a
+    process share their endpoints."""
+
+    def __init__(self, services: Services, policy: Policy) -> None:
+        self._services, self._policy = services, policy
+
+    def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        req.context.services, req.context.policy = self._services, self._policy
 
 
 class ApiRoots:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 
 class Set(StrEnum):
@@ -63,6 +64,7 @@ class Job:
         name: The job's name, unique.
         fixtures: The job has the tests that use one of these fixtures.
         mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
+        files: Patterns of the names of all files with such tests. The job imports no other file.
         servers: Private servers that the job needs; see deploy/servers.py.
         module: Run this module instead of pytest.
         seconds: Duration in a run of ``all``. Longer jobs start first.
@@ -73,6 +75,7 @@ class Job:
     name: str
     fixtures: frozenset[str] = frozenset()
     mark: str = ""
+    files: tuple[str, ...] = ("*",)
     servers: tuple[str, ...] = ()
     module: str = ""
     seconds: int = 0
@@ -88,6 +91,10 @@ class Job:
         return (not self.fixtures or not self.fixtures.isdisjoint(fixtures)) and (
             not self.mark or self.mark in marks
         )
+
+    def reads(self, file: str) -> bool:
+        """True if the job imports a test file with this name."""
+        return any(fnmatchcase(file, pattern) for pattern in self.files)
 
 
 #: CPU time of the private database and message servers.
@@ -105,12 +112,20 @@ JOBS = (
         "contract-moves",
         frozenset({"machines", "pair", "sharing", "live"}),
         "kvm_or_tcg",
+        files=("test_virt_*",),
         seconds=660,
         budget=Budget(0, 250),
     ),
     # One process, so that the ring is imported and each kind of cloud is prepared once.
     Job("workflows", "workflows", seconds=700, budget=Budget(300, 600)),
-    Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=730, budget=Budget(65, 310)),
+    Job(
+        "contract",
+        "contract-guests",
+        mark="kvm_or_tcg",
+        files=("test_virt_*", "test_tiny_image.py"),
+        seconds=730,
+        budget=Budget(65, 310),
+    ),
     Job(
         "contract",
         "contract-databases",
@@ -126,6 +141,7 @@ JOBS = (
         "contract",
         "contract-networks",
         frozenset({"network_hosts"}),
+        files=("test_network_host*",),
         seconds=120,
         budget=Budget(55, 60),
     ),

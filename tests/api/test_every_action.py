@@ -21,18 +21,23 @@ from tests import allowed
 from tests.api.conftest import PROJECT, Cloud
 from tests.api.networks import Networks
 
-ONE_OF = (
-    23  # each case has a number of its own: beside what members ask of resting servers, every 23rd
-)
+#: Beside each action of a member on a resting server, every so many cases are tried.
+ONE_OF, ONE_OF_BY_DEFAULT = 23, 101
 TASKS = (None, "rebooting", "spawning", "image_uploading", "deleting")
-CASES = [
-    case
-    for case in itertools.product(
+
+
+def cases(one_of: int) -> list[tuple[Any, ...]]:
+    """Return (action, vm_state, task_state, locked, persona) of the sample. Each case has a number
+    of its own, so that the sample stays when cases are added."""
+    every = itertools.product(
         sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS)
     )
-    if case[1] != "deleted"
-    and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % ONE_OF == 0)
-]
+    return [
+        case
+        for case in every
+        if case[1] != "deleted"
+        and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % one_of == 0)
+    ]
 
 
 @pytest.fixture
@@ -90,11 +95,15 @@ def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
     )
 
 
-def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str]) -> None:
+@pytest.mark.parametrize(
+    "one_of",
+    [ONE_OF_BY_DEFAULT, pytest.param(ONE_OF, marks=pytest.mark.slice("operations"))],
+)
+def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str], one_of: int) -> None:
     """One test for all: making a cloud for each would take longer than asking."""
     cloud, server = furnished_cloud
     asked, wrong = set(), []
-    for name, vm_state, task_state, locked, token in CASES:
+    for name, vm_state, task_state, locked, token in cases(one_of):
         prepare(
             cloud,
             server,

@@ -19,7 +19,7 @@ from falcon.testing import Result, TestClient
 
 from compute_api.compute import faults, microversions
 from compute_api.compute.app import ComputeEndpoint
-from compute_api.compute.middleware import ComputeHttpRequest
+from compute_api.compute.middleware import ComputeHttpRequest, Dependencies
 from compute_api.compute.policies import COMPUTE_RULES
 from compute_api.compute.routes import ROUTES
 from compute_api.edge.faults import answered_with
@@ -107,8 +107,9 @@ def test_endpoint_without_caller_refuses_what_middleware_let_pass(path: str) -> 
         def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
             req.context.version = microversions.MAX
 
-    app = falcon.App(request_type=ComputeHttpRequest, middleware=[NoAuthentication()])
-    answered_with(app, faults.handle)
     nothing: Any = None
-    app.add_route(path, ComputeEndpoint(by_path(ROUTES)[path], "", nothing, Policy(COMPUTE_RULES)))
+    in_order = [Dependencies(nothing, Policy(COMPUTE_RULES)), NoAuthentication()]
+    app = falcon.App(request_type=ComputeHttpRequest, middleware=in_order)
+    answered_with(app, faults.handle)
+    app.add_route(path, ComputeEndpoint(by_path(ROUTES)[path], ""))
     assert TestClient(app).simulate_get(path).status_code == 401

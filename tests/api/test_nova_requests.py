@@ -28,11 +28,16 @@ def reason(title: str, place: str, piece: object, ours: bool) -> known.Known | N
     )
 
 
-def test_who_takes_what(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "at_every_version",
+    [False, pytest.param(True, marks=pytest.mark.slice("operations"))],
+    ids=["where a schema changes", "at every version"],
+)
+def test_who_takes_what(at_every_version: bool, capsys: pytest.CaptureFixture[str]) -> None:
     tried = trials.trials()
     used: Counter[known.Known] = Counter()
     differ, news = set(), []
-    results = trials.compared(tried)
+    results = trials.compared(tried, at_every_version=at_every_version)
     for trial, place, piece, value, nova, ours in results:
         for title, version in trial.at if nova != ours else ():
             entry = reason(title, place, piece, ours)

@@ -31,6 +31,9 @@ from tests.functional.test_console_service import World
 from tests.functional.test_console_users import page
 from tests.waiting import await_true
 
+#: Chromium needs a CPU-second for each test.
+pytestmark = pytest.mark.slice("operations")
+
 NOVNC = Path("/usr/share/novnc")
 CONSOLES, DASHBOARD, ELSEWHERE = (
     "consoles.cloud.example",
@@ -197,7 +200,10 @@ def test_frame_of_dashboard_that_is_not_allowed_names_option(
     await_connected(browser)
 
 
-@pytest.mark.parametrize(("scheme", "dashboard"), [("http", "near"), ("https", "far")])
+@pytest.mark.parametrize(
+    ("scheme", "dashboard"),
+    [("http", "near"), pytest.param("https", "far", marks=pytest.mark.slice("default"))],
+)
 def test_frame_of_allowed_dashboard_shows_console_and_reloads(
     make_site: Callable[..., Site], browser: Browser, scheme: str, dashboard: str
 ) -> None:

@@ -154,6 +154,27 @@ def _object(schema: Schema) -> dict[str, Any]:
     return made
 
 
+def at(schema: Schema, place: str) -> list[Schema]:
+    """Return the schemas of a place, one for each alternative."""
+    alternatives = [schema]
+    for step in place.split("/")[1:]:
+        alternatives = [
+            part
+            for alternative in alternatives
+            for choice in choices(alternative)
+            for part in _children(choice, step)
+        ]
+    return alternatives
+
+
+def _children(schema: Schema, step: str) -> list[Schema]:
+    if step in schema.get("properties", {}):
+        return [schema["properties"][step]]
+    items = [schema["items"]] if step == "*" and "items" in schema else []
+    parts = [*items, *schema.get("patternProperties", {}).values()]
+    return parts or [{"unknown names": schema.get("additionalProperties", True)}]
+
+
 def around(schema: Schema, place: str = "") -> Iterator[Sample]:
     """What may and may not stand where this schema is."""
     yield from ((place, value, value) for value in (simplest(schema), *ANYTHING))

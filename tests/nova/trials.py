@@ -76,7 +76,7 @@ def row_of(operation: Operation, version: int) -> Route | None:
     return row
 
 
-@dataclass
+@dataclass(eq=False)
 class Trial:
     """What both ask of a request's body or query, and at which (operation, version) they do."""
 
@@ -152,11 +152,21 @@ def _asked(operation: Operation, row: Route, kind: str, version: int) -> Any:
     return None if row.body is None else row.body.at(version)
 
 
-def compared(tried: list[Trial]) -> list[tuple[Trial, str, Any, Any, bool, bool]]:
-    """(trial, place, what stands there, the whole, does Nova take it, do we) of every sample."""
+def compared(
+    tried: list[Trial], *, at_every_version: bool = True
+) -> list[tuple[Trial, str, Any, Any, bool, bool]]:
+    """(trial, place, what stands there, the whole, does Nova take it, do we) of every sample.
+
+    Args:
+        tried: The trials.
+        at_every_version: False: of an operation, try a piece at a place again only where a schema
+            of this place differs from those at the earlier versions.
+    """
     cases = [
         (number, trial, *sample) for number, trial in enumerate(tried) for sample in trial.samples()
     ]
+    if not at_every_version:
+        cases = list({_case_key(*case[1:]): case for case in reversed(cases)}.values())
     asked = {
         "schemas": [trial.nova for trial in tried],
         "cases": [(number, value) for number, _, _, _, value in cases],
@@ -175,3 +185,14 @@ def compared(tried: list[Trial]) -> list[tuple[Trial, str, Any, Any, bool, bool]
             cases, json.loads(done.stdout), strict=True
         )
     ]
+
+
+@cache
+def _place_text(trial: Trial, place: str) -> str:
+    return json.dumps([samples.at(schema, place) for schema in (trial.nova, trial.ours)])
+
+
+def _case_key(trial: Trial, place: str, piece: Any, value: Any) -> tuple[str, ...]:
+    """Return the same key for the samples of an operation whose piece meets the same schemas."""
+    title, _ = trial.at[0]
+    return trial.kind, title, place, json.dumps(piece, sort_keys=True), _place_text(trial, place)

@@ -82,6 +82,14 @@ def test_guests_that_boot_for_minutes_have_a_cloud_of_their_own() -> None:
     ] == ["e2e-debian", "e2e-cloud"]
 
 
+def test_job_of_network_hosts_reads_only_their_files() -> None:
+    networks = next(job for job in JOBS if job.name == "contract-networks")
+    assert [networks.reads(name) for name in ("test_network_host_life.py", "test_store.py")] == [
+        True,
+        False,
+    ]
+
+
 def test_jobs_are_started_the_longest_first() -> None:
     assert {*longest_first(JOBS)} == {*JOBS} and all(job.seconds for job in JOBS)
     assert [
