@@ -41,6 +41,7 @@ ATTACKS: dict[str, Attack] = {
     "bodies": doors.bodies,
     "large-bodies": doors.large_bodies,
     "numbers": doors.numbers,
+    "long-names": doors.long_names,
     "words": doors.words,
     "patterns": doors.patterns,
     "slow-clients": doors.slow_clients,

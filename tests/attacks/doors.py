@@ -206,6 +206,16 @@ def numbers(target: Target) -> Iterator[Outcome]:
             yield _refusal(f"api: {name} of {len(text)} digits", answer.status_code, answer.headers)
 
 
+def long_names(target: Target) -> Iterator[Outcome]:
+    """A refusal repeats the beginning of a long name only."""
+    name = "k" * 7000
+    for path in ("/servers/", "/flavors/", "/os-server-groups/", "/os-keypairs/"):
+        answer = target.call("GET", path + name)
+        is_short = 400 <= answer.status_code < 500 and len(answer.content) < 2500
+        size = f"answered {answer.status_code}, {len(answer.content)} bytes"
+        yield Outcome(f"api: long name below {path}", "" if is_short else size)
+
+
 def _host(door: Door) -> str:
     return f"[{door.address}]:{door.port}" if ":" in door.address else f"{door.address}:{door.port}"
 
