@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
 MAX_SHOWN_KEYS = 20  #: how many of the unknown keys it names
-SECRET = frozenset({"adminPass", "user_data", "personality", "contents", "private_key"})
+SECRET = frozenset(
+    {"adminPass", "changePassword", "user_data", "personality", "contents", "private_key"}
+)
 Formats = Mapping[str, Callable[[str], bool]]
 Keyword = Callable[[Any, Any, Any, JsonObject], Iterator[Any] | None]
 

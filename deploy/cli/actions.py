@@ -23,6 +23,7 @@ from common.store import upgrades
 from common.store.engine import Connection, Store, moment
 from common.store.rows import ActionInHandRow, ActionRow
 from common.store.servers import actions, stuck_actions
+from common.text import one_line
 from conductor.move_progress import words
 from deploy.cli.hosts import columns
 
@@ -160,11 +161,10 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
         f"the server is {row.vm_state}, task_state {row.task_state}",
     ]
     if row.cause:
-        lines.append(
-            f"failed {row.failures} times in a row: {row.cause}" if row.failures else row.cause
-        )
+        cause = one_line(row.cause)
+        lines.append(f"failed {row.failures} times in a row: {cause}" if row.failures else cause)
     for event in journal:
-        message = f": {event['message']}" if event["message"] else ""
+        message = f": {one_line(event['message'])}" if event["message"] else ""
         lines.append(
             f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
             f"{' on ' + event['host'] if event['host'] else ''}{message}"

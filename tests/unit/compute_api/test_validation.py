@@ -72,10 +72,14 @@ def test_formats(name: str, good: list[str], bad: list[str]) -> None:
     assert [FORMATS[name](text) for text in bad] == [False] * len(bad)
 
 
-def test_a_refused_secret_is_not_repeated() -> None:
-    body = VersionedSchema(record({"adminPass": {"type": "string", "maxLength": 3}}))
+@pytest.mark.parametrize(
+    ("key", "schema"),
+    [("adminPass", {"type": "string", "maxLength": 3}), ("changePassword", {"type": "object"})],
+)
+def test_a_refused_secret_is_not_repeated(key: str, schema: dict[str, object]) -> None:
+    body = VersionedSchema(record({key: schema}))
     with pytest.raises(errors.BadRequest) as refused:
-        body.at(1).check({"adminPass": "hunter2"})
+        body.at(1).check({key: "hunter2"})
     assert "hunter2" not in refused.value.text
 
 

@@ -92,6 +92,14 @@ def test_what_is_stuck_is_shown_with_its_cause_and_what_helps(operator: Operator
     assert json.loads(operator.types("show", action, "--json")[1])["events"][-1]["event"] == "stuck"
 
 
+def test_cause_with_a_line_feed_is_shown_on_one_line(operator: Operator) -> None:
+    _, action = operator.stuck(step="renamed")
+    change(operator.cloud, action, cause="refused\nkilonova action settle forged")
+    shown = operator.types("show", action)[1].splitlines()
+    assert not [line for line in shown if line.endswith("settle forged") and "refused" not in line]
+    assert [line for line in shown if "refused" in line]
+
+
 def test_one_that_is_retried_goes_on(operator: Operator) -> None:
     server, action = operator.stuck(step="renamed")
     change(operator.cloud, action, step=None)  # the release that knows it is back
