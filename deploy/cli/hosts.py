@@ -211,7 +211,8 @@ def notices(tx: Connection) -> list[str]:
 
 def refused_messages(number: int, ago: int) -> str:
     """Return how many messages in the name of a host were refused, and when."""
-    return f"{number} messages in its name were refused, the last one {ago} s ago"
+    messages = "1 message" if number == 1 else f"{number} messages"
+    return f"refused in its name: {messages}, the last one {ago} s ago"
 
 
 def refused_hostname(refused: str, shown: str) -> str:

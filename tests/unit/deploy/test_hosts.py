@@ -257,7 +257,7 @@ def test_host_with_refused_messages_is_named_for_an_hour(
     row = told(conf, capsys)["b"]
     assert (row["refused_messages"], row["refused_ago"] < 60) == (12, True)
     [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
-    assert "12 messages in its name were refused, the last one" in line
+    assert "refused in its name: 12 messages, the last one" in line
     change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
     assert not any("refused" in line for line in lines(conf, capsys))
 
@@ -320,7 +320,7 @@ def test_doctor_shows_refused_messages_and_the_next_step(
     store.write(lambda tx: hosts.note_refusals(tx, {"b": 12}))
     tell(store, [], as_json=False)
     first, following, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("host b: 12 messages in its name were refused, the last one 0 s ago")
+    assert first.startswith("host b: refused in its name: 12 messages, the last one 0 s ago")
     assert "kilonova host rotate b" in following and "kilonova host remove b" in following
     assert last == "nothing found"
     change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
