@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
@@ -97,7 +96,11 @@ def run(
     ``open_up`` returns what closes everything that it opened.
     """
     stop, opened = threading.Event(), threading.Event()
-    woken: SimpleQueue[bool] = SimpleQueue()  # true: the configuration is to be read again
+    # A signal can come between the last bytecode and a wait, or to another thread. Then it does not
+    # end the wait of this thread, but its number is in the socket.
+    numbers, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
     def asked(number: int, frame: Any) -> None:
         if (
@@ -105,9 +108,8 @@ def run(
         ):  # what still waits for a neighbour has nothing to finish
             os._exit(1 if stop.is_set() else 0)
         stop.set()
-        woken.put(False)
 
-    signal.signal(signal.SIGHUP, lambda number, frame: woken.put(True))
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, asked)
     close = checked(name, lambda: open_up(conf))
@@ -115,8 +117,9 @@ def run(
     metrics.serve()
     notify("READY=1")
     logger.info("ready")
-    while woken.get():
-        reload.again(name)
+    while (number := numbers.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+        if number == signal.SIGHUP:
+            reload.again(name)
     notify("STOPPING=1")
     threading.Timer(GRACE, os._exit, (0,)).start()
     close()

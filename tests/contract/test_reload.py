@@ -26,6 +26,14 @@ IDLE = (
     "service.run('conductor', service.start('conductor'), open_up)\n"
 )
 
+#: The same with another thread that the system chooses for HUP.
+OTHER_THREAD = "import signal, threading\n" + IDLE.replace(
+    "    return",
+    "    threading.Thread(target=lambda: [signal.pause() for _ in range(9)], daemon=True).start()\n"
+    "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"
+    "    return",
+)
+
 
 class Process:
     """One of them, with its file and what it has said."""
@@ -92,8 +100,9 @@ def test_an_http_service_takes_a_new_file_and_keeps_the_old_when_it_is_wrong(pro
     assert service.running.poll() is None
 
 
-def test_a_process_of_our_own_takes_what_it_can(processes) -> None:
-    process = processes("-c", IDLE)
+@pytest.mark.parametrize("program", [IDLE, OTHER_THREAD], ids=["idle", "other-thread"])
+def test_a_process_of_our_own_takes_what_it_can(processes, program: str) -> None:
+    process = processes("-c", program)
     process.await_said("ready")
     process.again("[conductor]\nbatch = 9\nfencing_timeout = 3\n")
     process.await_said("in force: conductor.batch; after a restart: conductor.fencing_timeout")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,7 +130,9 @@ def test_hook_reads_last_sign_from_kilonova(
     url = f"sqlite:///{tmp_path}/k.db"
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = {url}\n")
     monkeypatch.setenv("KILONOVA_CONF", str(tmp_path / "kilonova.conf"))
-    write_program(tmp_path / "kilonova", f'exec {sys.executable} -m deploy.cli.main "$@"')
+    write_program(
+        tmp_path / "kilonova", f'exec {shlex.quote(sys.executable)} -m deploy.cli.main "$@"'
+    )
     store = Store(url)
     upgrade(store)
     inventory = HostInventory("QEMU", 7002000, "", 4, 8192, 100)
