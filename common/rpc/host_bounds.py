@@ -26,9 +26,10 @@ MAX_ITEMS = 4096  #: of a list or an object
 MAX_TEXT_CHARS = 8192
 MAX_DEPTH = 32
 MAX_NUMBER = 2**63 - 1  #: what a column of the database holds
-#: A host floods when so many of its messages are above its allowance within a second. A message
-#: counts once more for each 64 KiB.
-FLOOD_MESSAGES, FLOOD_UNIT_BYTES = 1000, 64 * 1024
+#: A host floods when so many of its messages are above its allowance within these seconds. A
+#: message counts once more for each 64 KiB. A busy conductor reads some hundred messages a second,
+#: so a shorter time would hide a flood.
+FLOOD_MESSAGES, FLOOD_SECONDS, FLOOD_UNIT_BYTES = 1000, 10.0, 64 * 1024
 QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 60.0, 900.0
 DRAIN_SECONDS = 5.0  #: for messages that the broker took in before the quarantine began
 FORGIVEN_SECONDS = 3600.0
@@ -59,7 +60,7 @@ class Allowances:
 class _Flooder:
     """What is known of a host that sent more than its allowance."""
 
-    counted_since: float  #: begin of the second in which ``counted`` messages came
+    counted_since: float  #: begin of the time in which ``counted`` messages came
     counted: int = 0
     quarantines: int = 0
     begun: float = -math.inf  #: of its newest quarantine
@@ -87,7 +88,7 @@ class Quarantine:
         with self._lock:
             now = self._monotonic()
             flooder = self._flooders.setdefault(host, _Flooder(now))
-            if now - flooder.counted_since > 1:
+            if now - flooder.counted_since > FLOOD_SECONDS:
                 flooder.counted_since, flooder.counted = now, 0
             flooder.counted += 1 + size // FLOOD_UNIT_BYTES
             if flooder.counted < FLOOD_MESSAGES or now - flooder.begun < DRAIN_SECONDS:

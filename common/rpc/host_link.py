@@ -478,11 +478,12 @@ class ControlSide(_Side):
             if seconds := self._quarantine.count(sender, size):
                 log.warning(
                     "host %.80s is in quarantine for %d s: more than %d of its messages came within "
-                    "a second above its allowance. The broker drops its messages. Look at the host, "
+                    "%d s above its allowance. The broker drops its messages. Look at the host, "
                     "and give it a new key: kilonova host rotate",
                     sender,
                     seconds,
                     host_bounds.FLOOD_MESSAGES,
+                    host_bounds.FLOOD_SECONDS,
                 )
                 escape()
             return False

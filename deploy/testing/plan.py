@@ -98,7 +98,7 @@ class Job:
 
 
 #: CPU time of the private database and message servers.
-SERVERS = Budget(125, 300)
+SERVERS = Budget(140, 300)
 SQL = ("postgresql", "mariadb")
 #: A test belongs to the first job that has it.
 JOBS = (
@@ -106,7 +106,7 @@ JOBS = (
     Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(22, 150)),
     Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(40, 350)),
     Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290, budget=Budget(0, 60)),
-    Job("e2e", "e2e-memory", seconds=960, budget=Budget(28, 200)),
+    Job("e2e", "e2e-memory", seconds=960, budget=Budget(50, 200)),
     Job(
         "contract",
         "contract-moves",
@@ -117,7 +117,7 @@ JOBS = (
         budget=Budget(0, 250),
     ),
     # One process, so that the ring is imported and each kind of cloud is prepared once.
-    Job("workflows", "workflows", seconds=700, budget=Budget(250, 600)),
+    Job("workflows", "workflows", seconds=700, budget=Budget(290, 600)),
     Job(
         "contract",
         "contract-guests",
@@ -132,7 +132,7 @@ JOBS = (
         frozenset({"servers"}),
         servers=("rabbitmq", *SQL),
         seconds=670,
-        budget=Budget(180, 400),
+        budget=Budget(195, 400),
     ),
     Job(
         "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(60, 145)
@@ -146,11 +146,11 @@ JOBS = (
         budget=Budget(32, 60),
     ),
     Job(
-        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(210, 370)
+        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(230, 370)
     ),
-    Job("api", "api", seconds=520, budget=Budget(155, 280)),
+    Job("api", "api", seconds=520, budget=Budget(165, 280)),
     # One process, so that the ring is imported once.
-    Job("unit", "unit", seconds=500, budget=Budget(155, 250)),
+    Job("unit", "unit", seconds=500, budget=Budget(165, 250)),
     Job("lint", "lint", module="deploy.lint", seconds=110, budget=Budget(50, 70)),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")

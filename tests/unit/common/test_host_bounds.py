@@ -102,7 +102,7 @@ def test_messages_above_the_allowance_but_below_a_flood_begin_no_quarantine() ->
     quarantine = Quarantine(lambda: now[0])
     for _ in range(10):
         assert not any(quarantine.count("h1", 300) for _ in range(host_bounds.FLOOD_MESSAGES - 1))
-        now[0] += 1.1
+        now[0] += host_bounds.FLOOD_SECONDS + 0.1
     assert quarantine.hosts() == set()
 
 
@@ -127,3 +127,12 @@ def test_repeated_floods_double_the_quarantine_and_a_quiet_hour_ends_that() -> N
     assert seconds == [60, 120, 240, 480, 900, 900]
     now[0] += host_bounds.FORGIVEN_SECONDS + 1
     assert flood(quarantine) == [60]
+
+
+def test_flood_that_is_read_slowly_begins_a_quarantine() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    for _ in range(host_bounds.FLOOD_MESSAGES - 1):
+        assert not quarantine.count("h1", 300)
+        now[0] += 0.9 * host_bounds.FLOOD_SECONDS / host_bounds.FLOOD_MESSAGES
+    assert quarantine.count("h1", 300) == 60
