@@ -5,8 +5,8 @@ permissions.
 RabbitMQ then enforces that a host reads its own queue only, and speaks only to conductors and to
 who has asked it, in its own name (``common.rpc.host_link``); that conductors alone declare the
 queues of hosts; and that a role reads its own queues and answers only, and wakes only whom it has
-to. What it may not do is refused by closing its
-connection. What it cannot hold a role to is said in docs/decisions/0035.
+to. RabbitMQ refuses anything else by closing the connection. docs/decisions/0035 names what
+RabbitMQ cannot hold a role to.
 Permissions: https://www.rabbitmq.com/docs/access-control
 """
 

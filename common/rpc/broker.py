@@ -35,7 +35,6 @@ SEND = 2.0  #: seconds until the broker has a message
 READ = 0.2  #: seconds for the rest of what the broker has begun to say
 RETRY = 1.0  #: seconds before a connection is tried again
 HEARTBEAT = 30
-COMPLAIN_SECONDS = 60.0
 BROKEN = (
     *AmqpTransport.connection_errors,
     *AmqpTransport.channel_errors,
@@ -278,7 +277,6 @@ class Listener:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()
         self._reconnects = threading.Event()
-        self._complained_at, self._complained_of = float("-inf"), ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -296,23 +294,13 @@ class Listener:
                 with self._connect() as connection:
                     self._serve(connection)
             except BROKEN as problem:
-                log.log(
-                    self._level(str(problem)),
+                log.warning(
                     "%s: the connection to the broker is gone and will be made again: %s",
                     self._name,
                     problem,
                 )
                 self.is_ready.clear()
                 self._stop.wait(RETRY)
-
-    def _level(self, problem: str) -> int:
-        """Return the level of a problem in the log: a problem that repeats is a warning once a
-        minute."""
-        moment = time.monotonic()
-        if problem == self._complained_of and moment - self._complained_at < COMPLAIN_SECONDS:
-            return logging.INFO
-        self._complained_at, self._complained_of = moment, problem
-        return logging.WARNING
 
     def _serve(self, connection: Connection) -> None:
         self._reconnects.clear()

@@ -48,7 +48,7 @@ from common.broker_identities import (
 from common.host_keys import AllKeys, HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds
-from common.rpc.broker import COMPLAIN_SECONDS, Channel, Connect, Connection, Listener, Sender, Take
+from common.rpc.broker import Channel, Connect, Connection, Listener, Sender, Take
 from common.rpc.host_bindings import HostBindings
 from common.rpc.problems import answered, result
 
@@ -66,6 +66,7 @@ ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
 #: Pauses in seconds before a host looks for its queue again.
 QUEUE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 AT_ONCE = 64  #: questions in hand at a time
+COMPLAIN_SECONDS = 60.0
 SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
 STALE_SECONDS = 5.0  #: longer than a host waits for an answer
