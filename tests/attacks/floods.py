@@ -14,22 +14,27 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import config
 from common.broker_identities import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
 from common.host_keys import Purpose
 from common.rpc.broker import opener
 from common.rpc.host_link import pack
-from tests.attacks.target import Outcome, Target
+from tests.attacks.target import Outcome, Target, command, processes
+from tests.bench.figures import pss
 
 ROUNDS, CREATES = 3, 3
 MAX_RATIO = 2.0  #: of the seconds of a create, beside the unrelated flood
 MAX_GROWTH_MIB = 100  #: of all conductors together
 SETTLE_SECONDS = 3.0
-#: Messages of a flood, and how many of them are sent in a second.
-Flood = tuple[list[bytes], float]
+
+
+class Flood(NamedTuple):
+    """A message, and how often it is sent in a second."""
+
+    body: bytes
+    rate: float
 
 
 def floods(target: Target) -> Iterator[Outcome]:
@@ -39,12 +44,12 @@ def floods(target: Target) -> Iterator[Outcome]:
         return
     stolen, other = target.stolen, target.hosts[1].name
     key = stolen.keys.newest(stolen.name, Purpose.COMMAND)
-    kinds: dict[str, Flood] = {
-        "5,000 messages a second without a key": ([b"{}\n" + b"z" * 300], 5000),
-        "5,000 messages a second, sealed": ([pack(key, "heartbeat", {})[1]], 5000),
-        "10 MB a second in one report": ([_report(key, 150_000)], 1),
-        "10 MB a second in reports of 900 KB": ([_report(key, 13_000)], 11),
-        "messages of 16 MB": ([b"x" * 16_000_000], 1),
+    kinds = {
+        "5,000 messages a second without a key": Flood(b"{}\n" + b"z" * 300, 5000),
+        "5,000 messages a second, sealed": Flood(pack(key, "heartbeat", {})[1], 5000),
+        "10 MB a second in one report": Flood(_report(key, 150_000), 1),
+        "10 MB a second in reports of 900 KB": Flood(_report(key, 13_000), 11),
+        "messages of 16 MB": Flood(b"x" * 16_000_000, 1),
     }
     unrelated_queue = answers_queue(PREFIX, "conductor", uuid.uuid4().hex)
     before = _conductor_mib(target)
@@ -114,7 +119,6 @@ def _send(
     file: str, url: str, where: str, routes: list[str], flood: Flood, begun: Event, over: Event
 ) -> None:
     conf = config.load(file)
-    bodies, rate = flood
     while not over.is_set():
         try:
             with opener(conf, url or None)(heartbeat=0) as connection:
@@ -127,47 +131,30 @@ def _send(
                         auto_delete=True,
                         arguments={"x-max-length": 10},
                     )
-                _publish(channel, where, routes, bodies, rate, begun, over)
+                _publish(channel, where, routes, flood, begun, over)
         except OSError:
             time.sleep(0.1)  # the broker closed the connection: a thief connects again
 
 
 def _publish(
-    channel: Any,
-    where: str,
-    routes: list[str],
-    bodies: list[bytes],
-    rate: float,
-    begun: Event,
-    over: Event,
+    channel: Any, where: str, routes: list[str], flood: Flood, begun: Event, over: Event
 ) -> None:
     start, sent = time.monotonic(), 0
     while not over.is_set():
-        for body in bodies:
-            channel.basic_publish(
-                channel.prepare_message(body, content_encoding="binary"),
-                exchange=where,
-                routing_key=routes[sent % len(routes)],
-            )
-            sent += 1
+        channel.basic_publish(
+            channel.prepare_message(flood.body, content_encoding="binary"),
+            exchange=where,
+            routing_key=routes[sent % len(routes)],
+        )
+        sent += 1
         begun.set()
-        ahead = start + sent / rate - time.monotonic()
+        ahead = start + sent / flood.rate - time.monotonic()
         if ahead > 0.01:
             over.wait(ahead)
 
 
 def _conductor_mib(target: Target) -> int:
-    """The resident memory of all conductors of this cloud."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes()
-            command = (process / "cmdline").read_bytes()
-            status = (process / "status").read_text()
-        except OSError:
-            continue
-        if f"KILONOVA_CONF={target.control}".encode() in environment and b"conductor" in command:
-            total += next(
-                int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
-            )
-    return total // 1024
+    """The memory of all conductors of this cloud."""
+    return round(
+        sum(pss(pid) for pid in processes(target.control) if "kilonova-conductor" in command(pid))
+    )

@@ -269,7 +269,7 @@ class Target:
     @contextmanager
     def silent(self, host: Host) -> Iterator[None]:
         """The host's own agent says nothing for the block, and hears nothing."""
-        [agent] = [pid for pid in _processes(host.file) if "kilonova-agent" in _command(pid)]
+        [agent] = [pid for pid in processes(host.file) if "kilonova-agent" in command(pid)]
         os.kill(agent, signal.SIGSTOP)
         try:
             _hang_up(agent, urlsplit(host.keys.transport_url).port or 5672)
@@ -278,8 +278,8 @@ class Target:
             os.kill(agent, signal.SIGCONT)
 
 
-def _processes(conf: Path) -> Iterator[int]:
-    """Those that run with this configuration file."""
+def processes(conf: Path) -> Iterator[int]:
+    """Yield the processes that run with this configuration file."""
     wanted = f"KILONOVA_CONF={conf}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -287,7 +287,8 @@ def _processes(conf: Path) -> Iterator[int]:
                 yield int(process.name)
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
+    """Return the command line of a process."""
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -58,7 +58,7 @@ def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator
 
 
 def until_damaged(
-    name: str, findings: Iterable[Finding], damaged: Iterable[Finding]
+    name: str, findings: Iterable[Finding], damaged: Collection[Finding]
 ) -> Iterator[Finding]:
     """Yield the findings of a part of the doctor up to the first damaged document.
 
