@@ -99,7 +99,9 @@ def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
     "one_of",
     [ONE_OF_BY_DEFAULT, pytest.param(ONE_OF, marks=pytest.mark.slice("operations"))],
 )
-def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str], one_of: int) -> None:
+def test_action_request_returns_what_the_rules_of_its_state_say(
+    furnished_cloud: tuple[Cloud, str], one_of: int
+) -> None:
     """One test for all: making a cloud for each would take longer than asking."""
     cloud, server = furnished_cloud
     asked, wrong = set(), []

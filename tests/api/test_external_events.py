@@ -162,7 +162,7 @@ def test_port_deleted_during_its_attachment_is_left_to_pending_cleanup(
     assert pending(wired) == [("gone-port", arriving, server)]
 
 
-def test_port_that_its_action_removes_leaves_no_pending_cleanup(
+def test_vif_deleted_event_during_detach_or_delete_records_no_cleanup(
     wired: Cloud, plugged: tuple[str, str]
 ) -> None:
     server, port = plugged

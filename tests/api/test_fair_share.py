@@ -112,7 +112,7 @@ def test_project_is_served_while_another_fills_its_places(
 
 
 @pytest.mark.parametrize("process", [0.5], indirect=True)
-def test_request_that_waited_too_long_returns_503(process: Process) -> None:
+def test_request_without_a_place_returns_503_after_its_wait(process: Process) -> None:
     with ThreadPoolExecutor(3) as pool:
         busy = [pool.submit(process.send, "busy") for _ in range(3)]
         try:

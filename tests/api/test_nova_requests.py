@@ -33,7 +33,9 @@ def reason(title: str, place: str, piece: object, ours: bool) -> known.Known | N
     [False, pytest.param(True, marks=pytest.mark.slice("operations"))],
     ids=["where a schema changes", "at every version"],
 )
-def test_who_takes_what(at_every_version: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_request_schemas_accept_the_samples_that_nova_accepts(
+    at_every_version: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     tried = trials.trials()
     used: Counter[known.Known] = Counter()
     differ, news = set(), []

@@ -563,7 +563,7 @@ def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> 
 @pytest.mark.parametrize(
     "flaw", [{"status": "deactivated"}, {"cinder_encryption_key_id": "k"}], ids=["off", "encrypted"]
 )
-def test_boot_volume_of_refused_image_returns_400_that_names_the_image(
+def test_create_with_volume_of_unusable_image_returns_400_with_image_id(
     cloud: Cloud, volumes: Volumes, flaw: dict[str, str]
 ) -> None:
     image = cloud.images.images[IMAGE]

@@ -134,7 +134,7 @@ def test_mariadb_without_an_account_for_this_machine_names_the_command(
     assert "CREATE USER 'kilonova'@'ADDRESS' IDENTIFIED BY 'PASSWORD'" in text
 
 
-def test_mariadb_with_wrong_password_says_that_accounts_belong_to_addresses(
+def test_mariadb_refusal_of_password_suggests_account_for_this_address(
     new_database: Callable[[str], str],
 ) -> None:
     text = refusal(wrong(new_database("mariadb")))

@@ -131,9 +131,7 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
 
 
 # --- the queue of a host ---
-def test_host_queue_that_the_broker_lost_is_declared_by_a_conductor(
-    world: World, broker: Broker
-) -> None:
+def test_lost_host_queue_is_declared_again_by_a_conductor(world: World, broker: Broker) -> None:
     world.listening(Told(), broker.role_url(CONDUCTOR))
     here = Told({"x": 1})
     world.serving("h1", here, broker.host_url("h1"))
