@@ -283,8 +283,8 @@ class Columns:
                     assignment = from_wire(HardwareAssignment, json.loads(text))
                 except (ValueError, TypeError):
                     log.exception(
-                        "what a guest on host %s has of its own is damaged; the host gives no CPUs "
-                        "or devices of its own to others: %.200s",
+                        "the record of a guest's CPUs and devices on host %s is damaged; the host gives "
+                        "none of them to other guests: %.200s",
                         base.names[place],
                         text,
                     )

@@ -111,8 +111,8 @@ def _down(store: Store) -> set[str]:
 
 
 def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()) -> None:
-    """Print the findings. The output for people also has remedies, what waits, what conductors
-    refused of hosts, and the services and hosts that did not answer (``unseen``)."""
+    """Print the findings. Without ``as_json`` also print remedies, waiting actions, the refusals of
+    hosts, and the services and hosts that did not answer (``unseen``)."""
     if as_json:
         print(json.dumps([facts(one) for one in found]))
         return

@@ -172,7 +172,7 @@ def silence_of(
         seen_at: The time of the last sign of life.
         at: The time of the database.
         limit: Seconds of silence after which conductors judge a host.
-        heard: The number of hosts that conductors hear.
+        heard: How many of the compute hosts that are up conductors hear.
 
     Returns:
         An empty text if the host is down, or was heard within the limit.
@@ -189,7 +189,7 @@ def silence_of(
 
 
 def notices(tx: Connection) -> list[str]:
-    """Return two lines for each refused host: what conductors refused, and what to do next."""
+    """Return for each refusal of a host a line with its reason, and a line with the next step."""
     lines = []
     for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
         if row.refused_ago is not None:

@@ -408,9 +408,9 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
-    """What hosts have piece by piece, and what all guests there hold of it, debts too.
+    """Return the CPUs, memory and devices of hosts, and those that guests hold there, debts too.
 
-    A host with a damaged record of either is left out, so that nothing is given out twice."""
+    A host with a damaged record of either is left out, so that no CPU or device has two guests."""
     rows = tx.execute(
         sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(names))
     )

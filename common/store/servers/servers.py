@@ -464,5 +464,5 @@ def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
 def _kept_key(key: str) -> str:
     """Return the key as its row has it.
 
-    Why: by its collation MariaDB takes keys that differ in capital letters for one."""
+    MariaDB's collation takes keys that differ only in case for one key. A hash tells them apart."""
     return key if key == key.lower() else "sha256:" + hashlib.sha256(key.encode()).hexdigest()
