@@ -129,7 +129,7 @@ FOR_OPERATORS: dict[str, ForOperators] = {
     "assignment-exact": _plant(fewer_parts, "a guest cannot lose what it runs on"),
     "group-policy": _plant(side_by_side, "which of them moves, and when, costs its user"),
     "one-zone": _plant(two_zones, "which zone is right is where the machine stands"),
-    "document": _plant(damaged_document, "what it said is not known"),
+    "document": _plant(damaged_document, "only an operator or a backup knows the lost content"),
     "host-without-key": _plant(without_key, "whether the host is to stay was somebody's intent"),
     "certificate-lasts": _plant(certificate_ends, "what keeps the agent from it is on its host"),
     "notifications-sent": _plant(unsent, "the broker is not Kilonova's"),
