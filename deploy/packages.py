@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.progress import Failure, run, say
@@ -23,9 +24,25 @@ ROOT = Path(__file__).resolve().parent.parent
 POLICY = Path("/usr/sbin/policy-rc.d")
 APT_FAILED = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
 
-#: Release -> the version of PostgreSQL in its archive. All other packages have the same names in
-#: these releases.
-POSTGRESQL = {"bookworm": "15", "trixie": "17", "noble": "16"}
+
+@dataclass(frozen=True)
+class Release:
+    """What the packages are called that have different names in the releases.
+
+    Attributes:
+        postgresql: The version of PostgreSQL.
+        promtool: The package that contains promtool.
+    """
+
+    postgresql: str
+    promtool: str
+
+
+RELEASES = {
+    "bookworm": Release("15", "prometheus"),
+    "trixie": Release("17", "promtool"),
+    "noble": Release("16", "prometheus"),
+}
 
 PYTHON = (
     "python3",
@@ -63,8 +80,8 @@ FILE_SYSTEMS = ("xfsprogs", "ntfs-3g")
 #: An iSCSI target that needs no module of the kernel, and with what QEMU reaches it.
 ISCSI = ("tgt", "qemu-block-extra")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
-#: What judges alert rules; the package around it is a server with libraries of JavaScript.
-PROMTOOL, PROMTOOL_PACKAGE = ROOT / "build/promtool", "prometheus"
+#: What judges alert rules.
+PROMTOOL = ROOT / "build/promtool"
 
 
 def image_packages(image: str = "tiny") -> tuple[str, ...]:
@@ -109,15 +126,16 @@ def unpack_kernel(log: Path) -> None:
 
 
 def unpack_promtool(log: Path) -> None:
-    """Unpack promtool alone: installing its package would start a server.
+    """Unpack promtool alone: in most releases its package would start a server.
 
     Raises:
         Failure: it cannot be downloaded.
     """
     if PROMTOOL.exists():
         return
-    say(f"        unpacking promtool of {PROMTOOL_PACKAGE}")
-    part = _unpacked(PROMTOOL_PACKAGE, PROMTOOL.with_name("promtool.new"), log)
+    package = RELEASES[release()["VERSION_CODENAME"]].promtool
+    say(f"        unpacking the package {package}")
+    part = _unpacked(package, PROMTOOL.with_name("promtool.new"), log)
     (part / "usr/bin/promtool").rename(PROMTOOL)
     shutil.rmtree(part)
 
@@ -141,7 +159,7 @@ def release() -> dict[str, str]:
         Failure: this release has other packages.
     """
     fields = platform.freedesktop_os_release()
-    if fields.get("VERSION_CODENAME") not in POSTGRESQL:
+    if fields.get("VERSION_CODENAME") not in RELEASES:
         raise Failure(
             f"Kilonova's commands do not know {fields['PRETTY_NAME']}.", "Use Debian 12 or 13."
         )
@@ -150,7 +168,7 @@ def release() -> dict[str, str]:
 
 def postgresql_version() -> str:
     """Return the version of PostgreSQL in this release's archive."""
-    return POSTGRESQL[release()["VERSION_CODENAME"]]
+    return RELEASES[release()["VERSION_CODENAME"]].postgresql
 
 
 def databases() -> tuple[str, ...]:
