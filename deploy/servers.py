@@ -104,9 +104,12 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 def http_answers(url: str, ca_file: str | None = None) -> bool:
     """Does a service stand behind this URL? Never through a proxy. ``ca_file``: the authority of
     its certificate."""
+    # A default context would load all of this machine's authorities for each question.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file:
+        context.load_verify_locations(ca_file)
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)),
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     )
     try:
         opener.open(url, timeout=5).close()
@@ -298,7 +301,8 @@ class Servers:
             "mysql",
             port,
         )
-        return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
+        plain = "&ssl_disabled=true" if self._proof is None else ""
+        return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4{plain}"
 
     def _start(
         self,
