@@ -23,7 +23,7 @@ class ActionArgs:
     roles: list[str] = field(default_factory=list)  #: of the caller who created the server
     files: list[JsonObject] = field(
         default_factory=list
-    )  #: injected files; of actions accepted before upgrade 0008
+    )  #: injected files; of actions that were accepted before the API left them out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Control, Flavor, HostInventory
-from common.store import doctor, schema, upgrades
+from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts, services
 from common.store.placement import allocations
@@ -488,34 +488,3 @@ def test_an_admins_word_outlives_a_registration(cloud: Cloud, store: Store) -> N
         lambda tx: hosts.open_session(tx, "h2", "boot-2", cloud.hosts["h2"].driver.inventory())
     )
     assert not store.read(lambda tx: services.are_dead(tx, "h2"))
-
-
-# --- older databases ---
-def test_what_was_there_before_servers_moved_stays_as_it_was(database_url: str) -> None:
-    store = Store(database_url)
-    upgrades.upgrade(store, "0004")
-    with store.begin() as tx:
-        tx.execute(
-            sa.text(
-                "INSERT INTO guests (server_id, host, fence, wanted, may_run, changed_at) "
-                "VALUES ('s', 'h1', 3, 'absent', :no, 1)"
-            ),
-            {"no": False},
-        )
-        tx.execute(
-            sa.text(
-                'INSERT INTO services (uuid, host, "binary", disabled, forced_down, created_at, '
-                "updated_at) VALUES ('u', 'h1', 'nova-compute', :no, :yes, 1, 1)".replace(
-                    '"', "`" if store.dialect_name != "postgresql" else '"'
-                )
-            ),
-            {"no": False, "yes": True},
-        )
-    assert upgrades.upgrade(store) == ("0004", upgrades.newest())
-    [guest] = store.read(lambda tx: guests.places(tx, "s"))
-    assert (guest.holder, guest.keeps_files, guest.fence) == (None, False, 3)
-    assert store.read(lambda tx: services.are_dead(tx, "h1"))
-    store.write(lambda tx: services.returned(tx, "h1"))
-    assert store.read(lambda tx: services.are_dead(tx, "h1")), "an admin's word from before stands"
-    assert store.write(lambda tx: guests.confirm_debts(tx, [("s", "h1", 3)])) == {"s"}
-    store.close()

@@ -12,10 +12,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from common import errors
-from common.models import HostInventory
 from common.store import schema, upgrades, version
-from common.store.engine import Store, insert_many
-from common.store.hosts import hosts
+from common.store.engine import Store
 
 
 def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
@@ -73,110 +71,44 @@ def test_a_database_of_another_version_is_refused(database_url: str) -> None:
     empty.close()
 
 
-def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> None:
-    """An upgrade with rows: what a host reported stays its own, ratios keep their digits, and it
-    registers again."""
-    store = Store(database_url)
-    upgrades.upgrade(store, "0003")
-    with store.begin() as tx:
-        tx.execute(
-            sa.text(
-                "INSERT INTO providers (id, uuid, name, host, root_uuid, created_at, changed_at) "
-                "VALUES (1, 'u', 'h1', 'h1', 'u', 1, 1)"
-            )
-        )
-        tx.execute(
-            sa.text(
-                "INSERT INTO inventories (provider_id, resource_class, total, reserved, allocation_ratio) "
-                "VALUES (1, 'VCPU', 10, 0, 0.9), (1, 'MEMORY_MB', 1000, 100, 1.5)"
-            )
-        )
-        tx.execute(
-            sa.text(
-                "INSERT INTO guests (server_id, host, fence, wanted, may_run, changed_at) "
-                "VALUES ('s', 'h1', 1, 'absent', :no, 1)"
-            ),
-            {"no": False},
-        )
-    assert upgrades.upgrade(store) == ("0003", upgrades.newest())
-    stock = store.read(
-        lambda tx: {row.resource_class: row for row in tx.execute(sa.select(schema.inventories))}
-    )
-    assert {
-        name: (row.reserved, row.allocation_ratio, row.host_reserved, row.host_ratio, row.excess)
-        for name, row in stock.items()
-    } == {"VCPU": (0, 0.9, 0, 0.9, 0), "MEMORY_MB": (100, 1.5, 100, 1.5, 0)}
-    store.write(
-        lambda tx: hosts.register(
-            tx, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000)
-        )
-    )
-    assert store.read(lambda tx: tx.scalar(sa.select(schema.providers.c.id))) == 1
-    with store.begin() as tx:
-        tx.execute(
-            sa.insert(schema.providers).values(
-                uuid="v", name="v", root_uuid="v", created_at=1, changed_at=1
-            )
-        )
-    store.close()
-
-
-def test_files_of_ended_actions_are_forgotten(database_url: str) -> None:
-    """They were readable in the arguments; an action that still runs needs them."""
-    store = Store(database_url)
-    upgrades.upgrade(store, "0006")
-    files = {"files": [{"path": "/etc/key", "contents": "c2VjcmV0"}], "was": "active"}
-    row = {
-        "server_id": "s",
-        "project_id": "p",
-        "user_id": "u",
-        "request_id": "r",
-        "name": "create",
-        "version": 1,
-        "workflow": "create",
-        "args": files,
-        "fence": 1,
-        "data": {},
-        "created_at": 1,
-        "updated_at": 1,
-    }
-    with store.begin() as tx:
-        insert_many(
-            tx, schema.actions, [{**row, "id": state, "state": state} for state in ("done", "due")]
-        )
-    upgrades.upgrade(store)
-    found = store.read(
-        lambda tx: {
-            row.id: row.args
-            for row in tx.execute(sa.select(schema.actions.c.id, schema.actions.c.args))
-        }
-    )
-    assert found == {"done": {"was": "active"}, "due": files}
-    store.close()
-
-
-def test_a_service_waits_for_the_version_that_it_needs(
+def test_service_with_another_version_waits_until_the_database_fits(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so once, reads and writes nothing, and goes on when they fit."""
+    """It logs each version once, reads and writes nothing, and goes on when the versions fit."""
     store, operator = version.guarded(Store(database_url)), Store(database_url)
+    newer = "9999"
 
-    def waited(seconds: float) -> None:
+    def wait(seconds: float) -> None:
         for work in (store.now, lambda: store.write(lambda tx: None)):
-            with pytest.raises(errors.WrongSchema, match="version (none|0006), this service needs"):
+            with pytest.raises(
+                errors.WrongSchema, match=f"version (none|{newer}), this service needs"
+            ):
                 work()
-        upgrades.upgrade(operator, "0006" if upgrades.version(operator) is None else "head")
+        if upgrades.version(operator) is None:
+            upgrades.upgrade(operator)
+            set_version(operator, newer)
+        else:
+            set_version(operator, version.needed())
 
     with caplog.at_level("INFO"):
-        version.await_version(store, waited)
-    said = [record.getMessage() for record in caplog.records if record.name == version.__name__]
-    assert [line.split("version ")[1].split()[0].strip(",") for line in said] == [
+        version.await_version(store, wait)
+    lines = [record.getMessage() for record in caplog.records if record.name == version.__name__]
+    assert [line.split("version ")[1].split()[0].strip(",") for line in lines] == [
         "none",
-        "0006",
+        newer,
         version.needed(),
     ]
+    assert "Run: kilonova database upgrade" in lines[0]
+    assert "install the release" in lines[1]
     store.close()
     operator.close()
+
+
+def set_version(store: Store, number: str) -> None:
+    """Write another version than that of the schema."""
+    store.write(
+        lambda tx: tx.execute(sa.text("UPDATE alembic_version SET version_num = :n"), {"n": number})
+    )
 
 
 def test_a_version_is_asked_of_connections_only(

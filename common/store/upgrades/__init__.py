@@ -17,9 +17,12 @@ from common.store.engine import Connection, Store
 from common.store.version import needed, remedy
 
 
-def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
-    """Bring the database to the newest version, or to an older one that a test begins with; returns
-    (version before, newest version). Repeatable."""
+def upgrade(store: Store) -> tuple[str | None, str]:
+    """Bring the database to the newest version.
+
+    Returns:
+        The version before, and the newest version. They are the same if nothing was to be done.
+    """
     from alembic import command
     from alembic.config import Config
 
@@ -27,7 +30,7 @@ def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
     options.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     with store.begin() as tx:
         options.attributes["connection"] = tx
-        command.upgrade(options, to)
+        command.upgrade(options, "head")
     return before, newest()
 
 
