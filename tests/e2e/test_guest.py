@@ -84,8 +84,9 @@ def test_guest_that_powers_itself_off_becomes_shutoff(cloud: Live, demo: Rest) -
         image=cloud.image(), flavor=cloud.flavor(), config_drive=True, user_data=encoded(ENDS)
     )
     await_true(lambda: cloud.domain_state(server) == "running", 60, lambda: demo.server(server))
+    # An emulated guest boots first, which takes a minute beside other work.
     await_true(
-        lambda: cloud.domain_state(server) == "shut off", 60, lambda: cloud.domain_state(server)
+        lambda: cloud.domain_state(server) == "shut off", 240, lambda: cloud.domain_state(server)
     )
     demo.await_status(server, "SHUTOFF")
     assert 0 < noticed(cloud, server) < NOTICED
