@@ -4,8 +4,6 @@
 Every process builds and reads these; ``common.wire`` turns them into plain dictionaries and back.
 They hold facts, never behaviour that needs I/O. A field added later has a default, so that an older
 sender and a newer reader (and the other way round) understand each other.
-``metadata["wire"]``: the name that a field had in the release before, by which it still travels
-(docs/decisions/0044).
 Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch
 (UTC).
 """
@@ -164,7 +162,7 @@ class Device:
     address: str
     vendor: str
     product: str
-    numa_node: int = field(default=-1, metadata={"wire": "cell"})
+    numa_node: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class AssignedNumaNode:
     for pages of any kind that need no counting. idle: host CPUs that nobody may have because a
     guest CPU is alone on their core."""
 
-    numa_node: int = field(metadata={"wire": "cell"})
+    numa_node: int
     cpus: list[int] = field(default_factory=list)
     pins: dict[str, int] = field(default_factory=dict)
     memory_mb: int = 0
@@ -186,7 +184,7 @@ class AssignedNumaNode:
 class HardwareAssignment:
     """Which parts of its host a guest has: decided in the claim, kept in its guest record."""
 
-    numa_nodes: list[AssignedNumaNode] = field(default_factory=list, metadata={"wire": "cells"})
+    numa_nodes: list[AssignedNumaNode] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
 
 
@@ -226,7 +224,7 @@ class GuestSpec:
     instance: JsonObject = field(default_factory=dict)
     interfaces: list[Interface] = field(default_factory=list)
     paused: bool = False
-    assignment: HardwareAssignment | None = field(default=None, metadata={"wire": "fitting"})
+    assignment: HardwareAssignment | None = None
     disks: list[LocalDisk] = field(default_factory=list)
     record: JsonObject = field(default_factory=dict)
     volumes: list[AttachedVolume] = field(default_factory=list)
@@ -277,7 +275,7 @@ class HostInventory:
     reserved_disk_gb: int = 0
     pcpus: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
-    numa_nodes: list[NumaNode] = field(default_factory=list, metadata={"wire": "cells"})
+    numa_nodes: list[NumaNode] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     facts: JsonObject = field(default_factory=dict)
 
@@ -312,7 +310,7 @@ class FailureReason(StrEnum):
     """Why a command failed or was refused, as far as a reader decides by it; ``Result.error`` says
     it to people."""
 
-    UNSPECIFIED = ""  #: also what agents of the release before send
+    UNSPECIFIED = ""
     ABORTED = "aborted"  #: somebody asked for the end of the live migration
     STALE_FENCE = (
         "stale_fence"  #: the host knows a higher fence, which is in ``Result.data["known"]``

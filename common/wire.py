@@ -2,9 +2,7 @@
 """Records to plain dictionaries and back: what goes over RabbitMQ and into JSON columns.
 
 Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does
-not know take their default. A field with ``metadata["wire"]`` was renamed: it is written under the
-name that the release before knows, and read by both. A record is trusted to be what its type says:
-both ends are ours.
+not know take their default. A record is trusted to be what its type says: both ends are ours.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ def to_wire(record: object) -> JsonValue:
     if isinstance(record, _PLAIN):  # a StrEnum is a str
         return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {key: to_wire(getattr(record, name)) for name, key in _names(type(record))}
+        return {name: to_wire(getattr(record, name)) for name in _names(type(record))}
     if isinstance(record, dict):
         return {key: to_wire(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
@@ -45,24 +43,19 @@ def from_wire(kind: type[T], data: JsonObject) -> T:
     if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
         raise TypeError(f"{kind.__name__} is read from {type(data).__name__}")
     readers = _readers(cast(Hashable, kind))
-    return kind(**{name: read(data[key]) for key, (name, read) in readers.items() if key in data})
+    return kind(**{name: read(data[name]) for name, read in readers.items() if name in data})
 
 
 @functools.cache
-def _names(kind: type) -> tuple[tuple[str, str], ...]:
-    """Of each field: its name, and the one by which it travels."""
-    return tuple(
-        (field.name, field.metadata.get("wire", field.name)) for field in dataclasses.fields(kind)
-    )
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @functools.cache
-def _readers(kind: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    """Key -> its field, and how that is read. A field that was renamed is read by both names, the
-    new one first."""
+def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return how the value of each field is read."""
     hints = typing.get_type_hints(kind)
-    found = {key: (name, _reader(hints[name])) for name, key in _names(kind)}
-    return found | {name: (name, _reader(hints[name])) for name, _ in _names(kind)}
+    return {name: _reader(hints[name]) for name in _names(kind)}
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:

@@ -9,7 +9,7 @@ server is where ``switch`` has put it, under a fence that rose with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from common import errors, local_disks, states
@@ -40,25 +40,15 @@ class MoveData(PlacementData, PortData, ArrivingData):
 
     placed: bool = False  #: a destination is claimed: ``dest``, ``zone``, ``assignment``
     may_stay: bool = False  #: the destination may be the source
-    assignment: HardwareAssignment | None = field(
-        default=None, metadata={"wire": "fitting"}
-    )  #: which parts of the destination the guest has
-    old_assignment: HardwareAssignment | None = field(
-        default=None, metadata={"wire": "old_fitting"}
-    )  #: which parts of the source it had
-    knows_old_assignment: bool = field(
-        default=False, metadata={"wire": "knows_old_fitting"}
-    )  #: ``old_assignment`` is known; until then it is what the guest has now
+    assignment: HardwareAssignment | None = None  #: which parts of the destination the guest has
+    old_assignment: HardwareAssignment | None = None  #: which parts of the source it had
+    knows_old_assignment: bool = (
+        False  #: ``old_assignment`` is known; until then it is what the guest has now
+    )
     switched: bool = False  #: the server is at its destination, or of its new flavor
     shared: bool | None = None  #: both hosts have the same files; None: not asked yet
     transfer: str | None = None  #: address at which the source gives files; "": it gives none
     to: JsonObject | None = None  #: how the destination takes servers in while they run
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.knows_old_assignment = (
-            self.knows_old_assignment or self.switched
-        )  # as the release before has it
 
 
 MoveRun = Run[MoveArgs, MoveData]

@@ -170,26 +170,16 @@ class ActionData:
     undo_failures: dict[str, str] = field(
         default_factory=dict
     )  #: step -> why it could not be undone
-    undo_failed: list[str] = field(
-        default_factory=list
-    )  #: the same as texts, which the release before reads
     left_undone: str | None = None  #: what an external service has still to remove, and why
     polls: int = 0  #: how often steps that wait have looked
-
-    def __post_init__(self) -> None:
-        if self.undo_failed and not self.undo_failures:  # the release before wrote it
-            self.undo_failures = {
-                step: why for step, _, why in (text.partition(": ") for text in self.undo_failed)
-            }
 
     def add_undo_failure(self, step: str, why: str) -> None:
         """The undo of this step has failed definitely."""
         self.undo_failures = {**self.undo_failures, step: why}
-        self.undo_failed = [*self.undo_failed, f"{step}: {why}"]
 
     def clear_undo_failures(self) -> None:
         """They were dealt with."""
-        self.undo_failures, self.undo_failed = {}, []
+        self.undo_failures = {}
 
 
 Args = TypeVar("Args", bound=ActionArgs, covariant=True)

@@ -48,12 +48,7 @@ class ConductorApi(Protocol):
 
 def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
     """Answer wakeup messages."""
-    # "ring" is what an API of the release before says.
-    transport.serve(
-        TOPIC,
-        name,
-        {"wake": conductor.wake, "ring": conductor.wake, "loop_back": conductor.loop_back},
-    )
+    transport.serve(TOPIC, name, {"wake": conductor.wake, "loop_back": conductor.loop_back})
 
 
 def listen(

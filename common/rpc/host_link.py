@@ -18,7 +18,6 @@ Replays: a host remembers what it was asked. What a host says carries what prove
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import threading
@@ -319,10 +318,6 @@ class HostSide(_Side):
             if _has_queue(connection, queue):
                 return {queue: self._take}
             time.sleep(pause)
-        # A user that an earlier version of Kilonova made may declare the queue, and the user of the
-        # conductors may then not.
-        with contextlib.suppress(*AmqpTransport.channel_errors):
-            declare_queue(connection, queue)
         with connection.channel() as last:
             last.queue_declare(queue, passive=True)
         return {queue: self._take}

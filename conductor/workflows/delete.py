@@ -58,7 +58,6 @@ class DeleteData(SharesData, LeavingData):
     moves: bool = False  #: a migration may be open
     late: bool = False  #: a call of the superseded action may still be carried out
     waited: bool = False  #: long enough for that
-    ports_left: bool = False  #: ports may be there; written by earlier releases
 
 
 DeleteRun = Run[ActionArgs, DeleteData]
@@ -213,7 +212,7 @@ DELETE = Workflow(
             "what an earlier call made late",
             call=networks.delete_ports,
             lane=Lane.NETWORK,
-            condition=lambda run: run.data.late or run.data.ports_left,
+            condition=lambda run: run.data.late,
         ),
         Step(
             "unshare_late",

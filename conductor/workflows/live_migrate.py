@@ -34,9 +34,7 @@ class LiveMigrateData(MoveData):
     cpu: JsonObject = field(default_factory=dict)  #: of the source
     diskless: bool = False  #: the source moves guests without their disks
     handed_over: bool = False  #: the source has the guest no more
-    control: str | None = field(
-        default=None, metadata={"wire": "wish"}
-    )  #: the control that was requested while it ran
+    control: str | None = None  #: the control that was requested while it ran
 
 
 LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]

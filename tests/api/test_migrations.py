@@ -20,7 +20,8 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
 from tests.told import all_told
 
-OLD, NEW = {"id": "2", "name": "m1.small"}, {"id": "large", "name": "m1.large"}
+OLD = {"id": "2", "name": "m1.small", "number": 2}
+NEW = {"id": "large", "name": "m1.large", "number": 7}
 # fmt: off
 FIRST_FIELDS = {"id", "status", "source_compute", "source_node", "dest_compute", "dest_host", "dest_node", "created_at",
                 "updated_at", "instance_uuid", "old_instance_type_id", "new_instance_type_id"}
@@ -96,7 +97,6 @@ def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> 
     add(cloud, server_id=server)
     [shown] = listed(cloud, mv=mv)["migrations"]
     assert set(shown) == FIRST_FIELDS | more
-    numbers = {row.flavorid: row.id for row in cloud.rows(schema.flavors)}
     assert {**shown, **dict.fromkeys(more)} == {
         "id": 1,
         "status": "finished",
@@ -108,8 +108,8 @@ def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> 
         "dest_host": "192.0.2.1",
         "created_at": "1970-01-01T00:00:01.000000",
         "updated_at": "1970-01-01T00:00:01.000000",
-        "old_instance_type_id": numbers["2"],
-        "new_instance_type_id": numbers["large"],
+        "old_instance_type_id": 2,
+        "new_instance_type_id": 7,
         **dict.fromkeys(more),
     }
 
@@ -554,7 +554,7 @@ def test_versions_before_there_were_such_things(
 
 
 def test_lists_cost_the_same_whatever_they_hold(cloud: Cloud) -> None:
-    """Two statements a page: the rows, and the flavors' numbers."""
+    """One statement a page."""
     seen: list[str] = []
     sa.event.listen(
         cloud.store.engine, "before_cursor_execute", lambda *given: seen.append(given[2])
@@ -565,7 +565,7 @@ def test_lists_cost_the_same_whatever_they_hold(cloud: Cloud) -> None:
         seen.clear()
         listed(cloud)
         counts.append(sum(text.startswith("SELECT") for text in seen))
-    assert counts == [2, 2]
+    assert counts == [1, 1]
 
 
 @pytest.mark.parametrize(

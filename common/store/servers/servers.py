@@ -444,15 +444,12 @@ def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Which of these Idempotency-Keys the project has used before: key to row.
-
-    An earlier release kept each key as it is; such a row is found, too."""
-    names = {name: key for key in keys for name in (key, _kept_key(key))}
+    """Which of these Idempotency-Keys the project has used before: key to row."""
+    names = {_kept_key(key): key for key in keys}
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))
     )
-    # MariaDB also finds keys that differ in capital letters.
-    return {names[row.key]: row for row in tx.execute(query) if row.key in names}
+    return {names[row.key]: row for row in tx.execute(query)}
 
 
 def remember(tx: Connection, rows: list[dict[str, str]]) -> None:

@@ -8,8 +8,6 @@ vanish freely. A flavor that is not public is seen by admins and by the projects
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
@@ -101,14 +99,6 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Flavor
     if row is None:
         raise errors.NotFound(f"Flavor {flavorid} could not be found.")
     return row
-
-
-def numbers(tx: Connection, flavorids: Iterable[str]) -> dict[str, int]:
-    """The numbers of the rows of those of these flavors that are there."""
-    found = tx.execute(
-        sa.select(flavors.c.flavorid, flavors.c.id).where(flavors.c.flavorid.in_(sorted(flavorids)))
-    )
-    return {row.flavorid: row.id for row in found}
 
 
 def create(tx: Connection, values: Values) -> FlavorRow:

@@ -19,7 +19,6 @@ from common.store.hosts import hosts
 from common.store.notifications import outbox
 from common.store.rows import ServerRecord, ShownMigrationRow
 from common.store.servers import actions, immediate_actions, migrations
-from common.store.tenants import flavors
 from compute_api.compute.request import Request
 from compute_api.compute.views import migrations as view
 from compute_api.edge.microversions import Range
@@ -62,20 +61,8 @@ def index(request: Request) -> JsonObject:
     if limit == 0:
         return {"migrations": []}
 
-    def work(tx: Connection) -> tuple[list[ShownMigrationRow], dict[str, int]]:
-        rows = migrations.page(tx, limit=limit, **wanted)
-        unsaid = {
-            flavor["id"]
-            for row in rows
-            for flavor in (row.old_flavor, row.new_flavor)
-            if isinstance(flavor, dict) and not flavor.get("number")
-        }
-        return rows, flavors.numbers(tx, unsaid) if unsaid else {}
-
-    rows, numbers = request.read(work)
-    shown = view.MigrationView(
-        request.links, request.allows(_API + "os-migrations:index:host"), numbers
-    )
+    rows = request.read(lambda tx: migrations.page(tx, limit=limit, **wanted))
+    shown = view.MigrationView(request.links, request.allows(_API + "os-migrations:index:host"))
     items = view.many(rows, shown, request.version)
     if request.version not in _PAGED:
         return {"migrations": items}

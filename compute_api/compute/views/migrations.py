@@ -7,8 +7,8 @@ Rows are those of ``store.migrations``. For callers who may not know hosts these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common.json_types import JsonObject
@@ -24,12 +24,10 @@ ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
 
 @dataclass
 class MigrationView:
-    """What the rows of one answer share. with_hosts: may the caller know them? numbers: flavor id
-    to its number, where the row does not say it."""
+    """What the rows of one answer share. ``with_hosts``: the caller may know the hosts."""
 
     links: Links
     with_hosts: bool = False
-    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 def is_on_its_way(row: ShownMigrationRow) -> bool:
@@ -42,11 +40,8 @@ def _host(column: str) -> Callable[[ShownMigrationRow, MigrationView], object]:
 
 
 def _number(column: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
-    """As it was frozen into the server: a flavor that is gone keeps its number. Flavors that were
-    frozen by earlier releases are looked up, as long as they are there."""
-    return lambda row, view: (
-        getattr(row, column).get("number") or view.numbers.get(getattr(row, column)["id"])
-    )
+    """As it was frozen into the server: a flavor that is gone keeps its number."""
+    return lambda row, view: getattr(row, column).get("number")
 
 
 def _bytes(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:

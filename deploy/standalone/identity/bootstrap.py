@@ -27,8 +27,6 @@ SERVICES = {
     "block-storage": "cinder",
     "placement": "placement",
 }
-#: Names that an earlier release gave, by type. A name that the operator has chosen stays.
-FORMER_NAMES = {"compute": "kilonova"}
 USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
 """(user, project, roles in that project)."""
 IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
@@ -67,9 +65,6 @@ def bootstrap(
         for kind, url in endpoints.items():
             name = {"name": SERVICES.get(kind, kind)}
             service = _ensure(connection, schema.services, {"type": kind}, name)
-            former = schema.services.c.name == FORMER_NAMES.get(kind)
-            mine = schema.services.c.id == service
-            connection.execute(update(schema.services).where(mine, former).values(name))
             for interface in ("public", "internal", "admin"):
                 place = {"service_id": service, "region_id": REGION, "interface": interface}
                 key = _ensure(connection, schema.endpoints, place, {"url": url})

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings, strategies
 from common import context, models
 from common.models import (
     Command,
-    Device,
     FailureReason,
     Flavor,
     GuestSpec,
@@ -134,16 +133,6 @@ def test_records_inside_records_and_lists_become_records() -> None:
     sync = Sync("h", 1, domains=[], results=[Result("k", "s", 1, "done")])
     assert from_wire(Sync, to_wire(sync)).domains == []
     assert from_wire(Sync, to_wire(Sync("h", 1))).domains is None
-
-
-def test_renamed_fields_travel_by_their_old_name_and_are_read_by_both() -> None:
-    device = Device("0000:81:00.0", "8086", "10ed", numa_node=1)
-    plain = to_wire(device)
-    assert plain["cell"] == 1 and "numa_node" not in plain
-    assert from_wire(Device, plain) == device
-    assert from_wire(Device, {**plain, "cell": 0, "numa_node": 1}) == device, (
-        "the new name counts for more"
-    )
 
 
 def test_what_is_no_record_does_not_cross_a_process_border() -> None:

@@ -61,11 +61,10 @@ def test_bootstrap_names_services_as_clients_search_for_them(database: Database)
     assert service_names(database) == {"compute": "nova", "placement": "placement"}
 
 
-def test_bootstrap_renames_service_of_earlier_release_only(database: Database) -> None:
+def test_bootstrap_keeps_service_name_that_operator_has_chosen(database: Database) -> None:
     endpoints = {"compute": "http://c:8774/v2.1"}
-    for name, expected in (("kilonova", "nova"), ("ours", "ours")):
-        bootstrap(database, PASSWORDS, endpoints)
-        with database.write() as connection:
-            connection.execute(update(schema.services).values(name=name))
-        bootstrap(database, PASSWORDS, endpoints)
-        assert service_names(database) == {"compute": expected}
+    bootstrap(database, PASSWORDS, endpoints)
+    with database.write() as connection:
+        connection.execute(update(schema.services).values(name="ours"))
+    bootstrap(database, PASSWORDS, endpoints)
+    assert service_names(database) == {"compute": "ours"}
