@@ -47,7 +47,7 @@ def run(
     space: str | None = None,
     check: bool = True,
     text: str | None = None,
-    seconds: float = 20,
+    seconds: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """A command, in a namespace."""
     where = ["ip", "netns", "exec", space] if space else []

@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It ends before or while its file is read.
         return False
 
 
