@@ -316,24 +316,37 @@ class Cloud:
         return str(answer.json["server"]["id"])
 
 
+#: Writes rows into a cloud.
+Prepare = Callable[[Cloud], None]
+
+
 @pytest.fixture(scope="session")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with tables, flavors and a host, to be copied."""
-    path = tmp_path_factory.mktemp("api") / "furnished.db"
-    made = Cloud(f"sqlite:///{path}")
-    made.furnish()
-    made.store.close()
-    return path
+def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Prepare | None], Path]:
+    """Returns a database with tables, flavors, a host and the rows of a function, to be copied."""
+
+    @cache
+    def make(prepare: Prepare | None) -> Path:
+        path = tmp_path_factory.mktemp("api") / "prepared.db"
+        if prepare is not None:
+            shutil.copy(make(None), path)
+        cloud = Cloud(f"sqlite:///{path}")
+        (prepare or Cloud.furnish)(cloud)
+        cloud.store.close()
+        return path
+
+    return make
 
 
 @pytest.fixture
-def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
-    """Makes the cloud of a test, with settings of its own."""
+def make_cloud(
+    database_of: Callable[[Prepare | None], Path], tmp_path: Path
+) -> Iterator[Callable[..., Cloud]]:
+    """Makes the cloud of a test, with settings of its own and the rows of a function."""
     made: list[Cloud] = []
 
-    def make(**settings: Any) -> Cloud:
+    def make(prepare: Prepare | None = None, **settings: Any) -> Cloud:
         path = tmp_path / f"api{len(made)}.db"
-        shutil.copy(furnished, path)
+        shutil.copy(database_of(prepare), path)
         made.append(Cloud(f"sqlite:///{path}", **settings))
         return made[-1]
 

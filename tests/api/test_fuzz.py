@@ -14,16 +14,16 @@ from tests.fuzz import requests, run, verdict
 from tests.fuzz.requests import Answer
 from tests.surface.world import World
 
-REQUESTS = 2000
 SEED = int(os.environ.get("KILONOVA_FUZZ_SEED", "2026"))
 
 
+@pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.slice("operations"))])
 def test_no_request_is_answered_as_none_may_be(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     with capsys.disabled():
-        print(f"\n{REQUESTS} requests by chance, seed {SEED}")
-    failures = list(run.numbered(world, SEED, range(REQUESTS)))
+        print(f"\n{count} requests by chance, seed {SEED}")
+    failures = list(run.numbered(world, SEED, range(count)))
     assert not failures, "\n\n".join(str(failure) for failure in failures[:10])
 
 

@@ -20,9 +20,7 @@ from tests.api.moves import KEY, LARGE, act, asked, begun, down, furnish, rested
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
     """Two hosts, and flavors to choose from; servers are made of the second, m1.small."""
-    made: Cloud = make_cloud(secret_key=KEY)
-    furnish(made)
-    return made
+    return make_cloud(furnish, secret_key=KEY)
 
 
 @pytest.fixture

@@ -526,7 +526,7 @@ def test_guest_in_a_loop_takes_nothing_from_other_guests(
     service = make(rate=50)
     other = service.make(OTHERS)
     passed = []
-    for number in range(10_000):  # in ten seconds
+    for number in range(3_000):  # in three seconds
         service.time = 100 + number / 1000
         answer = service.ask("/latest/meta-data/hostname")
         passed.append(answer.status_code)
@@ -534,11 +534,9 @@ def test_guest_in_a_loop_takes_nothing_from_other_guests(
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
             assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
     assert set(passed) == {200, 429}
-    assert 540 <= passed.count(200) <= 550  # 50 at once, then 50 a second
+    assert 190 <= passed.count(200) <= 200  # 50 at once, then 50 a second
     assert (
-        10
-        <= len([record for record in caplog.records if "more often" in record.getMessage()])
-        <= 11
+        3 <= len([record for record in caplog.records if "more often" in record.getMessage()]) <= 4
     )
     service.time += 1
     assert service.ask("/").status_code == 200

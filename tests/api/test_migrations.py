@@ -37,9 +37,7 @@ BYTES = {
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    made: Cloud = make_cloud(max_limit=5)
-    furnish(made)
-    return made
+    return make_cloud(furnish, max_limit=5)
 
 
 def add(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,6 +22,13 @@ def nova() -> None:
     schemas.require()
 
 
+def places_of(result: trials.Result) -> Iterator[tuple[trials.Trial, str, str, int]]:
+    """Yield (trial, place, operation, version) of each place that a sample stands for."""
+    for trial, place in result.spots:
+        for title, version in trial.at:
+            yield trial, place, title, version
+
+
 def reason(title: str, place: str, piece: object, ours: bool) -> known.Known | None:
     """Why it may be taken by one only."""
     return next(
@@ -29,24 +37,24 @@ def reason(title: str, place: str, piece: object, ours: bool) -> known.Known | N
 
 
 @pytest.mark.parametrize(
-    "at_every_version",
+    "at_every_place",
     [False, pytest.param(True, marks=pytest.mark.slice("operations"))],
-    ids=["where a schema changes", "at every version"],
+    ids=["each pair of schemas", "at every place and version"],
 )
 def test_request_schemas_accept_the_samples_that_nova_accepts(
-    at_every_version: bool, capsys: pytest.CaptureFixture[str]
+    at_every_place: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = trials.trials()
     used: Counter[known.Known] = Counter()
     differ, news = set(), []
-    results = trials.compared(tried, at_every_version=at_every_version)
-    for trial, place, piece, value, nova, ours in results:
-        for title, version in trial.at if nova != ours else ():
-            entry = reason(title, place, piece, ours)
+    results = trials.compared(tried, at_every_place=at_every_place)
+    for result in results:
+        for trial, place, title, version in places_of(result) if result.nova != result.ours else ():
+            entry = reason(title, place, result.piece, result.ours)
             if entry is None:
                 news.append(
-                    f"{title} at 2.{version}: {trial.kind} at {place!r}: {'we take' if ours else 'Nova takes'} "
-                    f"{json.dumps(value)[:300]}"
+                    f"{title} at 2.{version}: {trial.kind} at {place!r}: "
+                    f"{'we take' if result.ours else 'Nova takes'} {json.dumps(result.value)[:300]}"
                 )
             else:
                 used[entry] += 1
@@ -61,7 +69,7 @@ def test_request_schemas_accept_the_samples_that_nova_accepts(
     assert set(used) == set(known.REQUESTS), [
         entry for entry in known.REQUESTS if entry not in used
     ]
-    assert total > 800 and {True, False} == {nova for *_, nova, _ in results}
+    assert total > 800 and {True, False} == {result.nova for result in results}
 
 
 def test_every_operation_is_served_in_the_same_versions() -> None:

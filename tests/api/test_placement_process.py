@@ -12,7 +12,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +28,10 @@ FORGED = {
 }
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the process answers; nobody answers for tokens."""
+    tmp_path = tmp_path_factory.mktemp("placement")
     store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(2)
     upgrade(store)
     store.close()
@@ -93,14 +93,23 @@ def test_it_is_alive_but_not_ready_without_the_identity_service(url: str) -> Non
 
 def test_its_metrics_are_read_on_a_port_of_their_own(url: str) -> None:
     """Counted by the worker, told by the master, at which no token is asked for."""
+    before = read_metrics(url)
     get(f"{url}/resource_providers")
     get(f"{url}/no/such/path")
     get(url)
+    after = read_metrics(url)
+    for route, status, number in (("/", 200, 1), ("other", 401, 2)):
+        name = f'kilonova_http_requests_total{{method="GET",route="{route}",status="{status}"}}'
+        assert after[name] - before.get(name, 0) == number
+    assert not any("_has_lease" in name for name in after)
+    assert get(f"{url}/metrics")[0] == 401
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Return the value of each metric, by its name with its labels."""
     base, _, port = url.rpartition(":")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    read = opener.open(f"{base}:{int(port) + 1}/metrics", timeout=30).read().decode().splitlines()
-    for route, status, number in (("/", 200, 1), ("other", 401, 2)):
-        labels = f'method="GET",route="{route}",status="{status}"'
-        assert f"kilonova_http_requests_total{{{labels}}} {number}.0" in read
-    assert not any("_has_lease" in line for line in read)
-    assert get(f"{url}/metrics")[0] == 401
+    with opener.open(f"{base}:{int(port) + 1}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, _, value in pairs}

@@ -56,18 +56,18 @@ def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **b
     )
 
 
-@pytest.mark.parametrize("version", EDGES)
-def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str, version: int) -> None:
-    cloud.rest(server, interfaces=GUARDED)
-    answer = rebuild(cloud, server, f"2.{version}")
-    assert answer.status_code == 202, answer.text
-    expected = (BASE | {"adminPass"}).union(
-        *(keys for since, keys in NEW.items() if since <= version)
-    )
-    assert set(answer.json["server"]) == expected
-    assert answer.json["server"]["status"] == "REBUILD"
-    assert answer.json["server"]["image"]["id"] == OTHER_IMAGE
-    assert answer.headers["Location"].endswith(f"/v2.1/servers/{server}")
+def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str) -> None:
+    for version in EDGES:
+        cloud.rest(server, interfaces=GUARDED)
+        answer = rebuild(cloud, server, f"2.{version}")
+        assert answer.status_code == 202, answer.text
+        expected = (BASE | {"adminPass"}).union(
+            *(keys for since, keys in NEW.items() if since <= version)
+        )
+        assert set(answer.json["server"]) == expected, version
+        assert answer.json["server"]["status"] == "REBUILD"
+        assert answer.json["server"]["image"]["id"] == OTHER_IMAGE
+        assert answer.headers["Location"].endswith(f"/v2.1/servers/{server}")
 
 
 def test_admins_are_told_where_it_is_and_the_user_data_once(cloud: Cloud, server: str) -> None:

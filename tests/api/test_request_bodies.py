@@ -101,19 +101,24 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
+MAX_SECONDS = 0.4
+
+
 @pytest.mark.parametrize("body", LARGE.values(), ids=LARGE)
 def test_large_invalid_body_is_refused_within_bounded_time_and_text(
     cloud: Cloud, body: Callable[[], Any]
 ) -> None:
     raw, spent = json.dumps(body(), separators=(",", ":")).encode(), []
     assert len(raw) < MIB
-    for _ in range(3):  # the first compiles the schema
+    for _ in range(3):  # The first compiles the schema, and another process may use the CPU.
         begun = time.process_time()
         answer = _send(cloud, "POST", "/servers", raw, "user", "2.90")
         spent.append(time.process_time() - begun)
         assert answer.status_code == 400
         assert len(answer.text) < 2500
-    assert min(spent) < 0.4, spent
+        if spent[-1] < MAX_SECONDS:
+            break
+    assert spent[-1] < MAX_SECONDS, spent
 
 
 def test_refused_value_is_repeated_without_the_secrets_inside(cloud: Cloud) -> None:

@@ -31,11 +31,9 @@ SWAP = {**BLANK, "guest_format": "swap"}
 FIELD = "block_device_mapping_v2"
 
 
-@pytest.fixture
-def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """Flavors with ephemeral disks, with swap, with both and with neither."""
-    made: Cloud = make_cloud(secret_key=KEY)
-    furnish(made)
+def add_flavors(cloud: Cloud) -> None:
+    """Add flavors with ephemeral disks, with swap, with both and with neither."""
+    furnish(cloud)
     for name, ephemeral_gb, swap_mb in (
         ("both", 10, 512),
         ("more", 20, 1024),
@@ -44,10 +42,15 @@ def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
         ("bare", 0, 0),
         ("less", 9, 512),
     ):
-        made.add_flavor(
+        cloud.add_flavor(
             Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb)
         )
-    return made
+
+
+@pytest.fixture
+def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """A cloud with these flavors."""
+    return make_cloud(add_flavors, secret_key=KEY)
 
 
 def post(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> Any:
@@ -283,18 +286,7 @@ def test_resize_to_other_disks_is_taken(
 @pytest.fixture
 def strict(make_cloud: Callable[..., Cloud]) -> Cloud:
     """A cloud that allows two local disks."""
-    made: Cloud = make_cloud(secret_key=KEY, max_local_disks=2)
-    furnish(made)
-    for name, ephemeral_gb, swap_mb in (
-        ("bare", 0, 0),
-        ("eph", 10, 0),
-        ("swap", 0, 512),
-        ("both", 10, 512),
-    ):
-        made.add_flavor(
-            Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb)
-        )
-    return made
+    return make_cloud(add_flavors, secret_key=KEY, max_local_disks=2)
 
 
 @pytest.mark.parametrize("flavor", ["eph", "swap"])

@@ -8,7 +8,7 @@ others. All else in it is as simple as the schema lets it be, so that nothing el
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Schema = dict[str, Any]
@@ -175,8 +175,18 @@ def _children(schema: Schema, step: str) -> list[Schema]:
     return parts or [{"unknown names": schema.get("additionalProperties", True)}]
 
 
-def around(schema: Schema, place: str = "") -> Iterator[Sample]:
-    """What may and may not stand where this schema is."""
+def around(
+    schema: Schema, place: str = "", is_tried: Callable[[str], bool] = lambda place: True
+) -> Iterator[Sample]:
+    """What may and may not stand where this schema is.
+
+    Args:
+        schema: The schema.
+        place: Where it is.
+        is_tried: Returns False for a place that is left out, with all places below it.
+    """
+    if not is_tried(place):
+        return
     yield from ((place, value, value) for value in (simplest(schema), *ANYTHING))
     for one in choices(schema):
         plain: list[Any] = [*one.get("enum", ())]
@@ -186,14 +196,16 @@ def around(schema: Schema, place: str = "") -> Iterator[Sample]:
             plain += whole_numbers(one)
         yield from ((place, value, value) for value in plain)
         if "items" in one or "array" in types(one):
-            yield from _lists(one, place)
+            yield from _lists(one, place, is_tried)
         if "properties" in one or "patternProperties" in one:
-            yield from _records(one, place)
+            yield from _records(one, place, is_tried)
 
 
-def _lists(schema: Schema, place: str) -> Iterator[Sample]:
+def _lists(schema: Schema, place: str, is_tried: Callable[[str], bool]) -> Iterator[Sample]:
     items = schema.get("items", {})
-    yield from ((where, piece, [value]) for where, piece, value in around(items, f"{place}/*"))
+    yield from (
+        (where, piece, [value]) for where, piece, value in around(items, f"{place}/*", is_tried)
+    )
     one = simplest(items)
     for number in {
         2,
@@ -207,7 +219,7 @@ def _lists(schema: Schema, place: str) -> Iterator[Sample]:
         yield place, [one] * number, [one] * number
 
 
-def _records(schema: Schema, place: str) -> Iterator[Sample]:
+def _records(schema: Schema, place: str, is_tried: Callable[[str], bool]) -> Iterator[Sample]:
     known, base = schema.get("properties", {}), simplest({**schema, "type": "object"})
     for whole in (
         {**base, **{name: simplest(part) for name, part in known.items()}},
@@ -218,7 +230,7 @@ def _records(schema: Schema, place: str) -> Iterator[Sample]:
     for name, part in known.items():
         yield from (
             (where, piece, {**base, name: value})
-            for where, piece, value in around(part, f"{place}/{name}")
+            for where, piece, value in around(part, f"{place}/{name}", is_tried)
         )
     for part in schema.get("patternProperties", {}).values():
         yield from (

@@ -13,9 +13,9 @@ import json
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,15 @@ class Trial:
     key: str | None
     at: list[tuple[str, int]] = field(default_factory=list)
 
-    def samples(self) -> Iterator[samples.Sample]:
-        """Each once; of a query only what can be typed, of an action only what is this action."""
+    def samples(self, is_tried: Callable[[str], bool]) -> Iterator[samples.Sample]:
+        """Each once; of a query only what can be typed, of an action only what is this action.
+
+        Args:
+            is_tried: Returns False for a place that is left out, with all places below it.
+        """
         seen = set()
         for schema in (self.nova, self.ours):
-            for place, piece, value in samples.around(schema):
+            for place, piece, value in samples.around(schema, "", is_tried):
                 text = json.dumps(value, sort_keys=True)
                 if text not in seen and self._is_one(value):
                     seen.add(text)
@@ -152,21 +156,74 @@ def _asked(operation: Operation, row: Route, kind: str, version: int) -> Any:
     return None if row.body is None else row.body.at(version)
 
 
-def compared(
-    tried: list[Trial], *, at_every_version: bool = True
-) -> list[tuple[Trial, str, Any, Any, bool, bool]]:
-    """(trial, place, what stands there, the whole, does Nova take it, do we) of every sample.
+#: A place in the bodies or queries of a trial.
+Spot = tuple[Trial, str]
+
+
+@dataclass
+class Result:
+    """Whether Nova and Kilonova take a sample.
+
+    Attributes:
+        spots: The places that the sample stands for. The first is where it was tried.
+        piece: What stands there.
+        value: The whole body or query.
+        nova: Nova takes it.
+        ours: Kilonova takes it.
+    """
+
+    spots: list[Spot]
+    piece: Any
+    value: Any
+    nova: bool
+    ours: bool
+
+
+class Places:
+    """The places to try: each pair of Nova's schema and ours once, wherever it is used."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], Spot] = {}
+        self._same: dict[Spot, dict[Spot, None]] = defaultdict(dict)
+
+    def is_tried(self, trial: Trial, place: str) -> bool:
+        """Return True for the first place with these schemas, and note the others."""
+        schemas: list[Any] = [samples.at(schema, place) for schema in (trial.nova, trial.ours)]
+        # Only the samples of a whole body differ with the key of an action.
+        schemas.append(None if place else trial.key)
+        first = self._first.setdefault((trial.kind, json.dumps(schemas)), (trial, place))
+        if first != (trial, place):
+            self._same[first][trial, place] = None
+        return first == (trial, place)
+
+    def spots(self, trial: Trial, place: str) -> Iterator[Spot]:
+        """Yield the place, and all places with the same schemas."""
+        yield trial, place
+        steps = place.split("/")
+        for count in range(1, len(steps) + 1):
+            above = "/".join(steps[:count])
+            for other, root in self._same.get((trial, above), ()):
+                yield from self.spots(other, root + place.removeprefix(above))
+
+
+def compared(tried: list[Trial], *, at_every_place: bool = True) -> list[Result]:
+    """Return who takes which sample.
 
     Args:
         tried: The trials.
-        at_every_version: False: of an operation, try a piece at a place again only where a schema
-            of this place differs from those at the earlier versions.
+        at_every_place: False: try a place only if no earlier place of any trial has the same pair
+            of Nova's schema and ours. A schema decides alike wherever it is used.
     """
+    places = Places()
+
+    def is_tried(trial: Trial, place: str) -> bool:
+        return at_every_place or places.is_tried(trial, place)
+
     cases = [
-        (number, trial, *sample) for number, trial in enumerate(tried) for sample in trial.samples()
+        (number, trial, *sample)
+        for number, trial in enumerate(tried)
+        for sample in trial.samples(partial(is_tried, trial))
     ]
-    if not at_every_version:
-        cases = list({_case_key(*case[1:]): case for case in reversed(cases)}.values())
     asked = {
         "schemas": [trial.nova for trial in tried],
         "cases": [(number, value) for number, _, _, _, value in cases],
@@ -180,19 +237,8 @@ def compared(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [
-        (trial, place, piece, value, nova, trial.takes(value))
+        Result(list(places.spots(trial, place)), piece, value, nova, trial.takes(value))
         for (_, trial, place, piece, value), nova in zip(
             cases, json.loads(done.stdout), strict=True
         )
     ]
-
-
-@cache
-def _place_text(trial: Trial, place: str) -> str:
-    return json.dumps([samples.at(schema, place) for schema in (trial.nova, trial.ours)])
-
-
-def _case_key(trial: Trial, place: str, piece: Any, value: Any) -> tuple[str, ...]:
-    """Return the same key for the samples of an operation whose piece meets the same schemas."""
-    title, _ = trial.at[0]
-    return trial.kind, title, place, json.dumps(piece, sort_keys=True), _place_text(trial, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.surface.identity import PERSONAS
@@ -37,6 +38,7 @@ def _groups() -> Iterator[list[str]]:
         yield text.splitlines()
 
 
+@cache
 def rows() -> dict[tuple[str, str], Row]:
     """(service, name of the operation) -> what it answers."""
     found: dict[tuple[str, str], Row] = {}

@@ -8,7 +8,6 @@ Status and effect are compared with ``tests.allowed``, which knows nothing of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,10 +111,8 @@ def judged(row: states.Action, found: Any, caller: RequestContext) -> int:
 
 # --- the effect, on rows ---
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    path: Path = tmp_path_factory.mktemp("actions") / "store.db"
-    made = Store(f"sqlite:///{path}")
-    upgrade(made)
+def store() -> Iterator[Store]:
+    made = upgrade(Store("sqlite://"))
     with made.begin() as tx:
         tx.execute(
             sa.insert(schema.servers).values(

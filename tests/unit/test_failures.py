@@ -186,6 +186,7 @@ def test_failure_tells_the_same_in_junit_xml(said: str, folder: Path) -> None:
     )
 
 
+@pytest.mark.slice("operations")  # ./deploy/test uses no workers of xdist
 def test_failure_tells_the_same_from_an_xdist_worker(said: str, tmp_path: Path) -> None:
     far = of(pytest_says(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud")
     assert section(far, "log of used") == section(of(said, "test_of_a_cloud"), "log of used")

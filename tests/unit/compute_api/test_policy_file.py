@@ -8,6 +8,7 @@ import logging
 import os
 from pathlib import Path
 
+import oslo_policy.policy
 import pytest
 
 from common import errors
@@ -114,6 +115,19 @@ def test_what_oslo_policy_understands_holds(
 ) -> None:
     made = policy(path, f'"mine": "role:m"\n"{STOP}": {check}\n')
     assert made.allows(STOP, caller(*roles, user_domain_id="d", service_roles=("s",))) is allowed
+
+
+def test_check_of_another_distribution_with_three_arguments_holds(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Even(oslo_policy.policy.Check):
+        def __call__(self, target: object, creds: object, enforcer: object) -> bool:  # type: ignore[override]
+            return int(self.match) % 2 == 0
+
+    monkeypatch.setitem(oslo_policy._checks.registered_checks, "even", Even)
+    for check, allowed in (("even:2 and role:a", True), ("not even:2 or even:1", False)):
+        made = policy(path, f'"{STOP}": "{check}"\n')
+        assert made.allows(STOP, caller("a")) is allowed, check
 
 
 def test_who_is_an_admin_is_the_operators_word(path: Path) -> None:

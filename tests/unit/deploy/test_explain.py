@@ -5,6 +5,7 @@ with."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class Cloud:
         self.conf = folder / "kilonova.conf"
         self.conf.write_text(f"[database]\nurl = sqlite:///{folder}/k.db\n")
         self.store = Store(f"sqlite:///{folder}/k.db")
+        self.answer: Explanation | errors.Problem = FITS
+        self.asked: list[RequestSpec] = []
+
+    def prepare(self) -> None:
+        """Write the tables, the hosts and the flavor."""
         upgrade(self.store)
         for name in ("a", "b", "c"):
             self.store.write(
@@ -83,8 +89,6 @@ class Cloud:
                 },
             )
             tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "b"})
-        self.answer: Explanation | errors.Problem = FITS
-        self.asked: list[RequestSpec] = []
 
     def ask(self, spec: RequestSpec) -> Explanation:
         self.asked.append(spec)
@@ -123,8 +127,18 @@ class Cloud:
     # fmt: on
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a cloud, to be copied."""
+    made = Cloud(tmp_path_factory.mktemp("explain"))
+    made.prepare()
+    made.store.close()
+    return made.conf.with_name("k.db")
+
+
 @pytest.fixture
-def cloud(tmp_path: Path) -> Any:
+def cloud(tmp_path: Path, prepared: Path) -> Any:
+    shutil.copy(prepared, tmp_path)
     made = Cloud(tmp_path)
     yield made
     made.store.close()

@@ -4,6 +4,7 @@ programs read beside their modules."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ READ = (
 )
 
 
+@cache
 def installed() -> set[str]:
     """All files, relative to the folder of packages."""
     made = Distribution({"script_name": "setup.py"})

@@ -3,6 +3,7 @@
 falcon's test client.
 """
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,7 @@ class Identity:
 
     def __init__(self, database: Database) -> None:
         self.clock = Clock()
+        self._admin_tokens: dict[datetime, str] = {}
         self.client = TestClient(
             identity_app.build(IdentityService(database, timedelta(hours=12), self.clock))
         )
@@ -58,8 +60,14 @@ class Identity:
         return self.client.simulate_post("/v3/auth/tokens", json={"auth": auth})
 
     def request(self, method: str, path: str, token: str | None = None, **options: Any) -> Result:
-        headers = {"X-Auth-Token": token or self.token()} | options.pop("headers", {})
+        headers = {"X-Auth-Token": token or self._admin_token()} | options.pop("headers", {})
         return self.client.simulate_request(method, path, headers=headers, **options)
+
+    def _admin_token(self) -> str:
+        """Return the same token until the time changes, because each login hashes a password."""
+        if self.clock.now not in self._admin_tokens:
+            self._admin_tokens[self.clock.now] = self.token()
+        return self._admin_tokens[self.clock.now]
 
     def token(self) -> str:
         answer = self.login({"project": {"name": "admin", "domain": {"id": "default"}}})
@@ -180,9 +188,18 @@ class Network:
         )["id"]
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the tables of the network service, to be copied."""
+    path = tmp_path_factory.mktemp("network") / "empty.db"
+    Database(path, network_schema.METADATA).close()
+    return path
+
+
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
+def network(tmp_path: Path, empty_database: Path) -> Iterator[Network]:
     """A network service without hosts."""
+    shutil.copy(empty_database, tmp_path / "network.db")
     database = Database(tmp_path / "network.db", network_schema.METADATA)
     yield Network(Fabric(database, NetworkSettings(has_hosts=False)))
     database.close()

@@ -191,8 +191,13 @@ PATHS += [("dns", 0), ("dns",), ("networks",), ("ports",), ("groups",), ("router
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
-@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
-def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None:
+def test_nothing_hostile_gets_through(path: tuple[Any, ...]) -> None:
+    passed = [value for value in HOSTILE if gets_through(path, value)]
+    assert passed == []
+
+
+def gets_through(path: tuple[Any, ...], value: Any) -> bool:
+    """True if a hostile value at a path of the description is in a file or rule of the host."""
     tree = told()
     place: Any = tree
     for step in path[:-1]:
@@ -202,7 +207,7 @@ def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None
         made = desired(tree)
     except ValueError as problem:
         assert len(path) == 1, problem
-        return
+        return False
     texts = [
         made.rules,
         *(one.rules for one in made.namespaces),
@@ -215,9 +220,10 @@ def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None
             [] if served is None else [served.fixed, served.hosts, served.names, served.options]
         )
         texts.append(str((one.pairs, one.routes, one.local)))
+    words = ("script", "flush", "ignore,", "%")
     if isinstance(value, str) and len(value) > 4:
-        assert not any(value in text for text in texts)
-    assert not any(word in text for text in texts for word in ("script", "flush", "ignore,", "%"))
+        words += (value,)
+    return any(word in text for text in texts for word in words)
 
 
 @pytest.mark.parametrize("key", ["ports", "networks", "groups", "routers"])

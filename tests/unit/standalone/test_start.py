@@ -2,13 +2,21 @@
 """A command that cannot work says what is missing, before it listens."""
 
 import os
-import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.standalone import ROOT
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """Restore the umask, which the commands set for their process."""
+    before = os.umask(0)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.mark.parametrize(
@@ -24,18 +32,18 @@ from tests.standalone import ROOT
     ],
 )
 def test_a_start_that_cannot_work_says_what_to_do(
-    tmp_path: Path, command: list[str], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    said: str,
 ) -> None:
     name, *rest = [word.format(folder=tmp_path) for word in command]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KILONOVA_")}
-    done = subprocess.run(
-        [sys.executable, "-m", f"deploy.standalone.{name}", *rest],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=env,
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert said in done.stderr
+    monkeypatch.setattr(sys, "argv", [name, *rest])
+    for variable in ("KILONOVA_ADMIN_PASSWORD", "KILONOVA_SERVICE_PASSWORD"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(SystemExit) as end:
+        import_module(f"deploy.standalone.{name}.__main__").main()
+    # A text is printed by Python, and the status is then 1.
+    assert end.value.code
+    assert said in f"{end.value.code}{capsys.readouterr().err}"
