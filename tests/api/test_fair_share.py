@@ -127,7 +127,6 @@ def test_request_without_a_place_returns_503_after_its_wait(process: Process) ->
             assert json.loads(body)["serviceUnavailable"]["code"] == 503
 
 
-@pytest.mark.slice("operations")  # starts the services, and the others prove the rest
 def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path) -> None:
     """An image service that does not answer keeps the requests of the busy project running."""
     with (
