@@ -24,6 +24,7 @@ from typing import Any
 import openstack
 
 from deploy.servers import free_ports
+from tests.e2e import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 30.0
@@ -80,15 +81,8 @@ class Cloud:
             "OS_IDENTITY_API_VERSION": "3",
             **settings,
         }
-        done = subprocess.run(
-            [Path(sys.executable).with_name("openstack")],
-            input="\n".join(commands),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        client = Path(sys.executable).with_name("openstack")
+        done = preloaded.run(client, text="\n".join(commands), seconds=60, environment=env)
         if done.stderr.strip():
             raise RuntimeError(done.stderr)
         answers, text = [], done.stdout.strip()
