@@ -24,6 +24,7 @@ from typing import Any
 import openstack
 
 from deploy.servers import free_ports
+from tests.e2e import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 30.0
@@ -34,7 +35,7 @@ REAL_CLOUD = "KILONOVA_TEST_CLOUD"
 @dataclass(frozen=True)
 class Cloud:
     """Where the services listen, the passwords of the users admin and kilonova, and the secret
-    behind hosts' keys."""
+    behind hosts' keys. The catalogue has the network and the volume service if they have a port."""
 
     folder: Path
     identity_port: int
@@ -43,6 +44,8 @@ class Cloud:
     service_password: str
     metadata_secret: str
     address: str = "127.0.0.1"
+    network_port: int = 0
+    volume_port: int = 0
 
     @property
     def auth_url(self) -> str:
@@ -78,15 +81,8 @@ class Cloud:
             "OS_IDENTITY_API_VERSION": "3",
             **settings,
         }
-        done = subprocess.run(
-            [Path(sys.executable).with_name("openstack")],
-            input="\n".join(commands),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        client = Path(sys.executable).with_name("openstack")
+        done = preloaded.run(client, text="\n".join(commands), seconds=60, environment=env)
         if done.stderr.strip():
             raise RuntimeError(done.stderr)
         answers, text = [], done.stdout.strip()
@@ -99,6 +95,10 @@ class Cloud:
     def bootstrap(self, **endpoints: str) -> None:
         """Fill the identity service's database, with the URLs of further services; may be
         repeated."""
+        if self.network_port:
+            endpoints["network"] = f"http://{self.address}:{self.network_port}"
+        if self.volume_port:
+            endpoints["block-storage"] = f"http://{self.address}:{self.volume_port}/v3"
         subprocess.run(
             [
                 sys.executable,
@@ -151,7 +151,7 @@ class Cloud:
 
     @contextmanager
     def network(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the network service on `port`, which `bootstrap` names as the endpoint."""
+        """Run the network service on this port."""
         with self._service(
             "network",
             port,
@@ -164,11 +164,11 @@ class Cloud:
             yield process
 
     @contextmanager
-    def volume(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the volume service on `port`, which `bootstrap` names as the endpoint."""
+    def volume(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the volume service."""
         with self._service(
             "volume",
-            port,
+            self.volume_port,
             "--data",
             str(self.folder / "volume"),
             "--auth-url",
@@ -226,14 +226,18 @@ def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
 
 
 @contextmanager
-def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
+def running(folder: Path, *, with_image: bool, **ports: int) -> Iterator[Cloud]:
     """A fresh identity service, and image service if asked for, in an empty `folder`; the real ones
-    where the environment names them."""
+    where the environment names them.
+
+    Args:
+        ports: network_port and volume_port, where the caller runs these services.
+    """
     if REAL_CLOUD in os.environ:
         yield _real(folder)
         return
     secret = secrets.token_hex
-    cloud = Cloud(folder, free_ports(1), free_ports(1), secret(12), secret(12), secret(12))
+    cloud = Cloud(folder, free_ports(1), free_ports(1), secret(12), secret(12), secret(12), **ports)
     cloud.bootstrap()
     with ExitStack() as stack:
         stack.enter_context(cloud.identity())

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import select
+import socket
 import ssl
 import threading
 import time
@@ -35,6 +36,7 @@ SEND = 2.0  #: seconds until the broker has a message
 READ = 0.2  #: seconds for the rest of what the broker has begun to say
 RETRY = 1.0  #: seconds before a connection is tried again
 HEARTBEAT = 30
+IDLE = 1.0  #: seconds without a message after which a listener looks at its heartbeats
 BROKEN = (
     *AmqpTransport.connection_errors,
     *AmqpTransport.channel_errors,
@@ -277,30 +279,40 @@ class Listener:
         self._connect, self._name, self._declare = connect, name, declare
         self._stop, self.is_ready = threading.Event(), threading.Event()
         self._reconnects = threading.Event()
+        #: A byte in this pair ends the wait for the next message.
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
+        self._wake()
         self._thread.join(timeout=5)
 
     def reconnect(self) -> None:
         """End the connection and make a new one, for which ``declare`` is called again."""
         self._reconnects.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # The pair is full, or the thread has ended.
+            self._waker.send(b"\0")
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with self._connect() as connection:
-                    self._serve(connection)
-            except BROKEN as problem:
-                log.warning(
-                    "%s: the connection to the broker is gone and will be made again: %s",
-                    self._name,
-                    problem,
-                )
-                self.is_ready.clear()
-                self._stop.wait(RETRY)
+        with self._waker, self._woken:
+            while not self._stop.is_set():
+                try:
+                    with self._connect() as connection:
+                        self._serve(connection)
+                except BROKEN as problem:
+                    log.warning(
+                        "%s: the connection to the broker is gone and will be made again: %s",
+                        self._name,
+                        problem,
+                    )
+                    self.is_ready.clear()
+                    self._stop.wait(RETRY)
 
     def _serve(self, connection: Connection) -> None:
         self._reconnects.clear()
@@ -311,12 +323,26 @@ class Listener:
             )
         self.is_ready.set()
         while not (self._stop.is_set() or self._reconnects.is_set()):
-            try:
-                connection.drain_events(timeout=1.0)
-            except TimeoutError:
+            if self._await_message(connection.connection.sock):
+                with contextlib.suppress(TimeoutError):  # The rest of a message comes later.
+                    connection.drain_events(timeout=IDLE)
+            else:
                 connection.heartbeat_check()
         if self._reconnects.is_set():  # to close it in order takes as long as a flood lasts
             connection.collect(socket_timeout=1)
+
+    def _await_message(self, broker: socket.socket) -> bool:
+        """Wait until the broker has sent something, ``_wake`` is called, or ``IDLE`` is over.
+        Return True in the first case."""
+        if isinstance(broker, ssl.SSLSocket) and broker.pending():
+            return True
+        ready = select.poll()
+        for end in (broker, self._woken):
+            ready.register(end, select.POLLIN)
+        readable = {descriptor for descriptor, _ in ready.poll(IDLE * 1000)}
+        if self._woken.fileno() in readable:
+            self._woken.recv(1024)
+        return broker.fileno() in readable
 
     def _take(self, take: Take, message: Any) -> None:
         """Whatever fails here is a message that was lost."""

@@ -16,6 +16,8 @@ import pytest
 from common.store.engine import Store
 from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
+from deploy.servers import free_ports
+from tests import standalone
 from tests.contract import virt_rigs
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
@@ -25,6 +27,7 @@ from tests.contract.virt_rigs import (
     tiny_image,
 )
 from tests.services import demand
+from tests.standalone import Cloud
 from tests.waiting import await_true
 
 __all__ = ["lab", "network_hosts"]
@@ -40,6 +43,24 @@ def store(upgraded_url: str) -> Iterator[Store]:
     made = Store(upgraded_url)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def standalone_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """The identity and the image service, and ports for the network and the volume service.
+
+    All tests of this process share them, so a test makes its own users, projects and images.
+    """
+    with standalone.running(
+        tmp_path_factory.mktemp("standalone"),
+        with_image=True,
+        network_port=free_ports(1),
+        volume_port=free_ports(1),
+    ) as cloud:
+        yield cloud
+    for log in (cloud.folder / "identity.log", cloud.folder / "image.log"):
+        assert " 500 " not in log.read_text()
+        assert cloud.service_password not in log.read_text()
 
 
 @pytest.fixture(scope="module")

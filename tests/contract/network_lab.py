@@ -16,6 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,10 +317,14 @@ class Lab:
     def tear_down(self) -> None:
         for guest in self.guests:
             run("ip", "netns", "del", guest.space, check=False)
-        for machine in self.machines.values():
+
+        def remove(machine: Machine) -> None:
             machine.stop()
             machine.clean()
             run("ip", "netns", "del", machine.space, check=False)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(remove, self.machines.values()))
         run("ip", "netns", "del", self.space("wire"), check=False)
         self.service.close()
 

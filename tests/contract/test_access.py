@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,19 +20,13 @@ from common.service import EX_CONFIG
 from common.store.engine import Store
 from deploy.cli.main import main
 from deploy.servers import Servers, free_ports
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud
 from tests.waiting import await_true
 
 WRONG = "wr0ng-password"
 #: Processes by what they ask when they start.
 OF_DATABASE = ("conductor.service", "scheduler.service", "compute_api.metadata.service")
 OF_IDENTITY = ("compute_api.compute.service", "compute_api.placement.service")
-
-
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
 
 
 def wrong(url: str) -> str:
@@ -179,7 +173,7 @@ def test_a_wrong_broker_password(tmp_path: Path, rabbitmq_url: str, module: str)
 
 @pytest.mark.parametrize("module", OF_IDENTITY)
 def test_a_wrong_password_at_the_identity_service(
-    tmp_path: Path, identity: Cloud, module: str
+    tmp_path: Path, standalone_cloud: Cloud, module: str
 ) -> None:
     done = started(
         tmp_path,
@@ -188,7 +182,7 @@ def test_a_wrong_password_at_the_identity_service(
         "[database]",
         f"url = sqlite:///{tmp_path}/k.db",
         "[identity]",
-        f"auth_url = {identity.auth_url}",
+        f"auth_url = {standalone_cloud.auth_url}",
         f"password = {WRONG}",
     )
     ended_in_one_line(done, "[identity] username, password, project_name", "401 to user kilonova")

@@ -31,9 +31,9 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.rpc import agent, conductor, host_bindings, host_bounds, host_link
+from common.rpc import agent, broker, conductor, host_bindings, host_bounds, host_link
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide, Header, HostSide, pack
+from common.rpc.host_link import ControlSide, Header, HostSide, declare_queue, pack
 from common.wire import to_wire
 from deploy.servers import free_ports
 from tests.contract.test_rpc import Told, no_answer, seconds
@@ -86,7 +86,11 @@ class World:
         return self.opened[-1]
 
     def serving(self, name: str, told: Told, url: str = "") -> HostSide:
-        """A host that listens."""
+        """A host that listens. Without ``url`` its queue exists, as after an earlier connection: a
+        host without a conductor waits for its queue before it declares the queue itself."""
+        if not url:
+            with opener(self.conf, self.url)() as connection:
+                declare_queue(connection, host_queue(self.prefix, name))
         link = self.host(name, url)
         agent.serve(link, told)
         assert link.wait_until_ready(30)
@@ -223,6 +227,12 @@ def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
         clients[number % 2].sync(Sync(f"h{number % 2 + 1}", 3, number=number), 5)
     heard = Counter(said.number for told in both for (said,) in told.told)
     assert heard == Counter(range(20)) and all(told.told for told in both)
+
+
+def test_idle_link_closes_without_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "IDLE", 600.0)
+    world.listening(Told()).close()
+    assert host_link.FROM_HOSTS not in {thread.name for thread in threading.enumerate()}
 
 
 # --- what is lost is known in time ---

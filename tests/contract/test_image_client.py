@@ -16,13 +16,12 @@ from common import config, errors
 from common.clients.identity import IdentityClient
 from common.clients.image import ImageClient
 from conductor.service_clients import ImageService
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
-        yield started
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 @pytest.fixture(scope="module")

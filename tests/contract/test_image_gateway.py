@@ -25,16 +25,14 @@ from compute_api.compute.service import image_client
 from conductor.service_clients import ImageService
 from tests.contract.image_gateway_rig import HOST, KEY, Process, ask, running
 from tests.standalone import Cloud
-from tests.standalone import running as standalone
 from tests.waiting import await_true
 
 CONTENT = bytes(range(256)) * 8192  # 2 MiB
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with standalone(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
-        yield started
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +320,7 @@ def test_an_image_that_hosts_will_not_get_is_refused_at_once(
     assert _api(lesser).show(image, token).ref.id == image
     with pytest.raises(errors.BadRequest, match="Can not find requested image"):
         _api(lesser).show(str(uuid.uuid4()), token)
+    service.delete(image, token)  # All tests of the shared cloud would see a public image.
 
 
 def _api(process: Process) -> ImageClient:

@@ -24,7 +24,6 @@ from compute_api.image_gateway import app
 from compute_api.image_gateway.service import STALL_SECONDS
 from tests.contract.image_gateway_rig import Process, Service, ask, running
 from tests.standalone import Cloud
-from tests.standalone import running as standalone
 from tests.waiting import await_true
 
 IMAGE = str(uuid.uuid4())
@@ -39,9 +38,8 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with standalone(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 @pytest.fixture(scope="module")

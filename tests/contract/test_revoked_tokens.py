@@ -5,7 +5,7 @@ no console."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from common.vault import Vault
 from compute_api.compute import faults
 from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.edge import authentication
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud
 
 pytestmark = pytest.mark.slice("operations")
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 def connected(cloud: Cloud, username: str, password: str, project: str) -> Any:

@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from deploy.servers import free_ports
-from tests.standalone import Cloud, connect, running
+from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 
 PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
@@ -34,12 +34,8 @@ LIMIT = 8 * MEGABYTE
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
-        yield started
-    log = (started.folder / "image.log").read_text()
-    assert " 500 " not in log
-    assert started.service_password not in log
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +101,7 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
     source = tmp_path / "data"
     source.write_bytes(data)
     commands = (
+        "image list -f json",
         f"image create --disk-format raw --container-format bare --public --file {source} img1 -f json",
         "image list -f json",
         "image list --name img1 --public --long -f json",
@@ -120,7 +117,9 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
         "image list -f json",
         "versions show --service image -f json",
     )
-    created, listed, filtered, shown, changed, unset, left, versions = cloud.openstack(*commands)
+    before, created, listed, filtered, shown, changed, unset, left, versions = cloud.openstack(
+        *commands
+    )
     assert (
         created["status"],
         created["size"],
@@ -128,12 +127,13 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
     ) == ("active", len(data), len(data))
     assert created["checksum"] == hashlib.md5(data).hexdigest()
     assert created["properties"]["os_hash_value"] == hashlib.sha512(data).hexdigest()
-    assert [entry["Name"] for entry in listed] == [entry["Name"] for entry in filtered] == ["img1"]
+    assert [entry["Name"] for entry in listed if entry not in before] == ["img1"]
+    assert [entry["Name"] for entry in filtered] == ["img1"]
     assert shown["id"] == created["id"] == changed["id"]
     assert (changed["properties"]["a"], changed["tags"], changed["min_disk"]) == ("b", ["t1"], 2)
     assert (tmp_path / "saved").read_bytes() == data
     assert ("a" in unset["properties"], unset["tags"], unset["status"]) == (False, [], "active")
-    assert left == []
+    assert left == before
     assert {"CURRENT", "SUPPORTED"} == {entry["Status"] for entry in versions}
 
 
@@ -290,11 +290,10 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
         )
 
 
-def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud) -> None:
+def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud, tmp_path: Path) -> None:
     alone = dataclasses.replace(
-        cloud, folder=cloud.folder / "alone", image_port=free_ports(1), identity_port=free_ports(1)
+        cloud, folder=tmp_path, image_port=free_ports(1), identity_port=free_ports(1)
     )
-    alone.folder.mkdir()
     with alone.image():
         asked = requests.get(
             f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20
@@ -419,9 +418,10 @@ def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
     return line
 
 
-def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, owner: Any) -> None:
-    other = dataclasses.replace(cloud, folder=cloud.folder / "killed", image_port=free_ports(1))
-    other.folder.mkdir()
+def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
+    cloud: Cloud, owner: Any, tmp_path: Path
+) -> None:
+    other = dataclasses.replace(cloud, folder=tmp_path, image_port=free_ports(1))
     url, token = f"{other.image_url}/v2/images", owner.session.get_token()
     headers, body = {"X-Auth-Token": token}, {"disk_format": "raw", "container_format": "bare"}
     with other.image() as process:

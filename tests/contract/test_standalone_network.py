@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import openstack
@@ -25,7 +26,7 @@ import requests
 from compute_api.metadata.proxy_headers import host_key
 from deploy.servers import free_ports
 from deploy.standalone.network.host_keys import HEADER, wiring_key
-from tests.standalone import Cloud, connect, running
+from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 
 PATIENT = ("--wait-seconds", "20")
@@ -127,14 +128,13 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    compute, port = Compute(), free_ports(1)
+def rig(standalone_cloud: Cloud) -> Iterator[Rig]:
+    compute, cloud = Compute(), standalone_cloud
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as cloud:
-        cloud.bootstrap(network=f"http://127.0.0.1:{port}")
-        with cloud.network(port, "--compute-url", compute.url, "--dns", "192.0.2.53", *PATIENT):
-            yield Rig(cloud, port, compute)
-        log = (cloud.folder / "network.log").read_text()
+    options = ("--compute-url", compute.url, "--dns", "192.0.2.53", *PATIENT)
+    with cloud.network(cloud.network_port, *options):
+        yield Rig(cloud, cloud.network_port, compute)
+    log = (cloud.folder / "network.log").read_text()
     compute.server.shutdown()
     compute.server.server_close()
     assert " 500 " not in log
@@ -369,12 +369,11 @@ def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any
     assert time.monotonic() - before < 10  # half of what it would have waited
 
 
-def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
+def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig, tmp_path: Path) -> None:
     """A service of its own, as patient as operators have it."""
-    folder, path, place = rig.cloud.folder / "slow", "/kilonova/hosts/slow", free_ports(1)
-    folder.mkdir()
+    path, place = "/kilonova/hosts/slow", free_ports(1)
     with rig.cloud.network(
-        place, "--db", str(folder / "network.db"), "--compute-url", rig.compute.url
+        place, "--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url
     ):
         own = Rig(rig.cloud, place, rig.compute)
         network = own.call("POST", "/networks", json={"network": {}}).json()["network"]["id"]
@@ -452,12 +451,11 @@ def test_events_wait_in_order_while_compute_is_away(rig: Rig, member: Any) -> No
     )
 
 
-def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
+def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any, tmp_path: Path) -> None:
     """A service of its own, killed while a host waits: revisions go on rising and the host keeps
     its port."""
-    port, path = free_ports(1), rig.cloud.folder / "killed"
-    path.mkdir()
-    rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
+    port = free_ports(1)
+    rows = ("--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
     url = f"http://127.0.0.1:{port}"
     with (
@@ -488,9 +486,8 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
             assert host.description["revision"] > before["revision"]
 
 
-def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
-    port, path = free_ports(1), rig.cloud.folder / "ended"
-    path.mkdir()
+def test_the_service_ends_at_once_although_a_host_waits(rig: Rig, tmp_path: Path) -> None:
+    port = free_ports(1)
     token = rig.admin.session.get_token()
     asked = threading.Thread(
         target=requests.get,
@@ -501,7 +498,7 @@ def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
         },
     )
     with rig.cloud.network(
-        port, "--db", str(path / "network.db"), "--compute-url", rig.compute.url
+        port, "--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url
     ):
         asked.start()
         until(

@@ -19,11 +19,12 @@ from falcon import inspect
 from deploy.standalone.volume.app import build
 from deploy.standalone.volume.caller import VERSIONS
 from tests.contract.volume_rig import GIGABYTE, HOST, NEWEST, Rig, person, volume_rig
+from tests.standalone import Cloud
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with volume_rig(tmp_path_factory.mktemp("standalone")) as made:
+def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as made:
         yield made
 
 

@@ -25,12 +25,13 @@ from tests.contract.volume_rig import (
     volume_rig,
     write,
 )
+from tests.standalone import Cloud
 from tests.waiting import await_true
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with volume_rig(tmp_path_factory.mktemp("standalone")) as made:
+def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as made:
         yield made
 
 

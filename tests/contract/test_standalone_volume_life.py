@@ -13,6 +13,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from deploy.standalone.volume.files import VolumeFiles
 from deploy.standalone.volume.service import VolumeChange, VolumeService, default_type
 from deploy.standalone.volume.worker import JobWorker
 from tests.contract.volume_rig import MEGABYTE, Rig, marks, person, volume_rig, write
+from tests.standalone import Cloud
 from tests.waiting import await_true
 
 WATCHED = "deploy/standalone/volume/"
@@ -222,11 +224,11 @@ def test_a_job_that_is_struck_at_any_line_is_done(tmp_path: Path, kind: str) -> 
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     port, folder = free_ports(4), tmp_path_factory.mktemp("standalone")
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port + 3}")
     try:
-        with volume_rig(folder, *options) as made:
+        with volume_rig(standalone_cloud, folder, *options) as made:
             yield made
     finally:
         # What a failed test left: while the service runs, it would start it again.
@@ -352,7 +354,9 @@ def test_jobs_of_a_killed_service_are_done_by_the_next(rig: Rig, member: Any) ->
     rig.ask(member, "DELETE", f"/volumes/{source}")
 
 
-def test_with_certificates_only_hosts_of_the_authority_connect(tmp_path: Path) -> None:
+def test_with_certificates_only_hosts_of_the_authority_connect(
+    standalone_cloud: Cloud, tmp_path: Path
+) -> None:
     authority = Authority(tmp_path / "ca")
     lay(tmp_path / "server", authority.issue("server", "127.0.0.1"), QEMU)
     lay(tmp_path / "host", authority.issue("host", "127.0.0.1"), QEMU)
@@ -360,7 +364,8 @@ def test_with_certificates_only_hosts_of_the_authority_connect(tmp_path: Path) -
     (tmp_path / "thief/ca-cert.pem").write_bytes((tmp_path / "host/ca-cert.pem").read_bytes())
     port = free_ports(1)
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port}")
-    with volume_rig(tmp_path, *options, "--tls-folder", str(tmp_path / "server")) as rig:
+    cloud = replace(standalone_cloud, volume_port=free_ports(1))
+    with volume_rig(cloud, tmp_path, *options, "--tls-folder", str(tmp_path / "server")) as rig:
         who = person(rig.admin, rig.cloud, "member")
         made = connection(rig, who, rig.volume(who), "server", "other-host")
         info = made["connection_info"]

@@ -26,15 +26,14 @@ from common.config import ConfigError
 from common.store.engine import Store
 from deploy.servers import free_ports
 from tests.schemas import upgrade
-from tests.standalone import Cloud, running
+from tests.standalone import Cloud
 
 DEFAULTED = ("auth_type", "timeout", "endpoint_service_type", "endpoint_region_name")
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
+def cloud(standalone_cloud: Cloud) -> Cloud:
+    return standalone_cloud
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,9 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with volume_rig(tmp_path_factory.mktemp("client"), "--export-address", "127.0.0.1") as made:
+def embedded(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder = tmp_path_factory.mktemp("client")
+    with volume_rig(standalone_cloud, folder, "--export-address", "127.0.0.1") as made:
         yield made
 
 

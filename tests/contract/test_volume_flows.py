@@ -21,6 +21,7 @@ from compute_agent.virt.memory.script import Fail
 from conductor.service_clients import BlockStorageService
 from tests.contract.test_volume_client import Service, is_gone
 from tests.contract.volume_rig import volume_rig
+from tests.standalone import Cloud as StandaloneCloud
 from tests.waiting import await_true
 from tests.workflows import volumes as volume_service
 from tests.workflows.moves import clouds
@@ -43,9 +44,11 @@ class KnownToken:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    standalone_cloud: StandaloneCloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("flows")
-    with volume_rig(folder, "--export-address", "127.0.0.1") as rig:
+    with volume_rig(standalone_cloud, folder, "--export-address", "127.0.0.1") as rig:
         yield Service(rig.url, rig.cloud)
 
 

@@ -9,14 +9,14 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from deploy.servers import free_ports
-from tests.standalone import Cloud, connect, running
+from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 
 GIGABYTE = 1024**3
@@ -63,12 +63,10 @@ class Compute:
 class Rig:
     """A running cloud with its volume service, and who uses it."""
 
-    def __init__(
-        self, cloud: Cloud, port: int, compute: Compute, options: tuple[str, ...] = ()
-    ) -> None:
-        self.cloud, self.port, self.compute = cloud, port, compute
+    def __init__(self, cloud: Cloud, compute: Compute, options: tuple[str, ...] = ()) -> None:
+        self.cloud, self.compute = cloud, compute
         self._options = ("--host", HOST, "--compute-url", compute.url, *options)
-        self.url = f"http://127.0.0.1:{port}/v3"
+        self.url = f"http://127.0.0.1:{cloud.volume_port}/v3"
         self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
         self.service = connect(cloud, "kilonova", cloud.service_password, "service")
         self._stack, self._process = ExitStack(), None  # type: tuple[ExitStack, Any]
@@ -80,7 +78,7 @@ class Rig:
     def restart(self) -> None:
         """Run the service, after it was killed or at first."""
         self.close()
-        self._process = self._stack.enter_context(self.cloud.volume(self.port, *self._options))
+        self._process = self._stack.enter_context(self.cloud.volume(*self._options))
 
     def kill(self) -> None:
         """kill -9, of the service with its worker: nothing else gets a signal."""
@@ -155,21 +153,20 @@ def person(admin: Any, cloud: Cloud, role: str, project: Any = None) -> Any:
 
 
 @contextmanager
-def volume_rig(folder: Path, *options: str) -> Iterator[Rig]:
-    """Served until the end of the block; nothing unexpected stands in its log then."""
-    compute, port = Compute(), free_ports(1)
+def volume_rig(cloud: Cloud, folder: Path, *options: str) -> Iterator[Rig]:
+    """Run the volume service of this cloud, with its data in this folder, until the end of the
+    block. Its log has nothing unexpected then."""
+    compute = Compute()
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
-    with running(folder, with_image=True) as cloud:
-        cloud.bootstrap(**{"block-storage": f"http://127.0.0.1:{port}/v3"})
-        made = Rig(cloud, port, compute, options)
-        made.restart()
-        try:
-            yield made
-        finally:
-            made.close()
-        log = (cloud.folder / "volume.log").read_text()
-    compute.server.shutdown()
-    compute.server.server_close()
+    rig = Rig(replace(cloud, folder=folder), compute, options)
+    rig.restart()
+    try:
+        yield rig
+    finally:
+        rig.close()
+        compute.server.shutdown()
+        compute.server.server_close()
+    log = (folder / "volume.log").read_text()
     assert " 500 " not in log
     assert "Traceback" not in log
     assert cloud.service_password not in log
