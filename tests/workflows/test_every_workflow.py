@@ -15,6 +15,7 @@ import pytest
 
 from common import states
 from common.models import Command
+from common.notifications.options import NotificationSettings
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
@@ -22,6 +23,7 @@ from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
 from tests.schemas import memory_store
 from tests.selection import runs_slice
+from tests.workflows.expected_notifications import check_failure, check_success
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
@@ -67,10 +69,13 @@ def test_every_workflow_has_a_scenario() -> None:
 
 
 @pytest.mark.parametrize("workflow", SCENARIOS)
-def test_success(cloud: Cloud, workflow: str) -> None:
+def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
+    cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     cloud.settle()
+    ends = states.DELETED if trial.scenario.ask == "delete" else trial.scenario.ends
+    check_success(cloud.store, trial.server, workflow, ends)
     trial.has_ended()
 
 
@@ -147,17 +152,20 @@ def verbs_that_fail() -> Iterator[Any]:
             yield pytest.param(name, verb, marks=marks)
 
 
-@pytest.mark.parametrize(("workflow", "verb"), verbs_that_fail())
-def test_a_definite_failure_is_told_and_leaves_nothing(
+@pytest.mark.parametrize(("workflow", "verb"), list(verbs_that_fail()))
+def test_failed_verb_is_reported_and_notified_and_leaves_nothing(
     cloud: Cloud, workflow: str, verb: str
 ) -> None:
     trial = trial_of(cloud, workflow)
+    cloud.store.notify_with(NotificationSettings("api"))
     for host in cloud.hosts.values():
         host.driver.host.script[verb] = [Fail("It broke.", details="because")]
     trial.begin()
     cloud.settle()
     failed = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (failed.state, failed.message) == ("failed", "It broke.")
+    fault = {"message": "It broke.", "details": "because"}
+    check_failure(cloud.store, trial.server, workflow, fault)
     vm_state = trial.scenario.fails_as
     if trial.scenario.keeps is not None and vm_state == trial.was.vm_state:
         trial.is_as_before()
