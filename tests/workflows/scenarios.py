@@ -453,7 +453,6 @@ class Trial:
         self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
 
     def is_right(self, ends: str, domains: int, images: int = 0) -> None:
-        self.cloud.watcher()
         for host in self.cloud.hosts.values():
             if not host.is_on:
                 host.power_on()
