@@ -50,18 +50,39 @@ class Frozen:
         return more
 
 
-def is_new(cloud: Cloud) -> bool:
-    """Has nobody used it, or changed anything of it?"""
-    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new()
+def is_new(cloud: Cloud, storage: str = "") -> bool:
+    """Has nobody used it, or changed anything of it? ``storage``: what its hosts share."""
+    new = _new(len(cloud.hosts), storage)
+    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == new
 
 
 @cache
-def _new() -> bytes:
+def _new(hosts: int, storage: str) -> bytes:
     time = Time()
-    cloud = Cloud(memory_store(time), time)
+    cloud = Cloud(memory_store(time), time, hosts, storage)
     memory = _memory_but_ids(cloud)
     cloud.store.close()
     return memory
+
+
+def register(cloud: Cloud, storage: str = "") -> None:
+    """Let the hosts of a new cloud register, as its first round does.
+
+    A process does this once for each number of hosts. Later clouds get a copy.
+
+    Args:
+        cloud: A cloud that was neither used nor changed.
+        storage: The storage that its hosts share.
+    """
+    assert is_new(cloud, storage), "only the hosts of a new cloud register by a copy"
+    kind = len(cloud.hosts), storage
+    if kind not in _REGISTERED:
+        cloud.round()
+        _REGISTERED[kind] = Frozen(cloud, None)
+    _REGISTERED[kind].pour(cloud)
+
+
+_REGISTERED: dict[tuple[int, str], Frozen] = {}
 
 
 def _memory_but_ids(cloud: Cloud) -> bytes:

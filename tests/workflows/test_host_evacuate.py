@@ -15,6 +15,7 @@ from common import errors, states
 from common.store.engine import Store
 from deploy.cli import host_restore
 from tests.schemas import memory_store, upgrade
+from tests.workflows.frozen import register
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.simulator import Cloud, Time
 
@@ -24,7 +25,7 @@ def cloud() -> Iterator[Cloud]:
     """Three hosts that have registered."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
-    cloud.round()
+    register(cloud)
     yield cloud
     cloud.store.close()
 
@@ -81,7 +82,7 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
     server would be there, and the host called empty while the other may fail still."""
     time = Time()
     cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.kill("h1")
