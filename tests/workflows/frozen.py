@@ -50,10 +50,9 @@ class Frozen:
         return more
 
 
-def is_new(cloud: Cloud, storage: str = "") -> bool:
+def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
     """Has nobody used it, or changed anything of it? ``storage``: what its hosts share."""
-    new = _new(len(cloud.hosts), storage)
-    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == new
+    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new(hosts, storage)
 
 
 @cache
@@ -74,8 +73,8 @@ def register(cloud: Cloud, storage: str = "") -> None:
         cloud: A cloud that was neither used nor changed.
         storage: The storage that its hosts share.
     """
-    assert is_new(cloud, storage), "only the hosts of a new cloud register by a copy"
     kind = len(cloud.hosts), storage
+    assert is_new(cloud, *kind), "only the hosts of a new cloud register by a copy"
     if kind not in _REGISTERED:
         cloud.round()
         _REGISTERED[kind] = Frozen(cloud, None)

@@ -547,6 +547,11 @@ def look(cloud: Cloud) -> None:
     """The records keep what they must, and no server runs on two hosts."""
     found = cloud.store.read(doctor.check)
     assert found == [], found
+    check_running(cloud)
+
+
+def check_running(cloud: Cloud) -> None:
+    """Check that no server runs on two hosts."""
     runs = Counter(
         server
         for host in cloud.hosts.values()
@@ -556,9 +561,32 @@ def look(cloud: Cloud) -> None:
     assert set(runs.values()) <= {1}, f"two domains: {runs}"
 
 
+@dataclass
+class Watcher:
+    """Look after each round that changed more than heartbeats, and every ``SECONDS``, since a few
+    findings depend on the time. Copies of a cloud begin with a look."""
+
+    SECONDS = 30.0
+
+    cloud: Cloud
+    changes: int | None = field(default=None, init=False)
+    looked_at: float = field(default=0.0, init=False)
+
+    def __call__(self) -> None:
+        at, changes = self.cloud.time.monotonic(), self.cloud.changes()
+        if changes == self.changes and at - self.looked_at < self.SECONDS:
+            check_running(self.cloud)
+            return
+        look(self.cloud)
+        self.changes, self.looked_at = changes, at
+
+    def __reduce__(self) -> tuple[type[Watcher], tuple[Cloud]]:
+        return Watcher, (self.cloud,)
+
+
 def watch(cloud: Cloud) -> None:
-    """Look after each round."""
-    cloud.watcher = partial(look, cloud)
+    """Look after each round in which something may have changed."""
+    cloud.watcher = Watcher(cloud)
 
 
 def prepare(cloud: Cloud, workflow: str) -> Trial:

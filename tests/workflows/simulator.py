@@ -266,6 +266,7 @@ class Cloud:
             "shelved_offload_time": -1,
         }
         self.watcher: Callable[[], None] = nobody_looks  # after each round
+        self._beats = 0  # rows that sweeps changed which wrote nothing but heartbeats
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.host_actions = HostActions(self.engine)
@@ -357,7 +358,7 @@ class Cloud:
                 host.work()
             if self.is_heard(host.name):
                 self.sync(host)
-        sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
+        self.sweep(list(filter(self.is_heard, self.hosts)))
         has_cleanups, has_host_actions = self.store.read(_read_chores)
         if has_cleanups:
             cleanups.retry(self.engine)
@@ -365,6 +366,20 @@ class Cloud:
             self.host_actions.advance()
         self.watcher()
         self.time.pass_by(1)
+
+    def sweep(self, heard: list[str], hears_itself: bool = True) -> None:
+        """Sweep, and note it if nothing but heartbeats was written; see ``changes``."""
+        before = self.changes()
+        sweep(self.engine, self.watch, heard, hears_itself)
+        changed = self.changes() - before
+        if changed == len(heard) + 1:  # each host and the conductor
+            self._beats += changed
+
+    def changes(self) -> int:
+        """Count the rows that were changed in the database, without mere heartbeats."""
+        with self.store.engine.connect() as tx:
+            database: Any = tx.connection.dbapi_connection
+        return int(getattr(database, "total_changes", 0)) - self._beats
 
     def advance(self) -> None:
         """Advance the actions of every lane until no action is due."""
