@@ -70,7 +70,7 @@ def register(cloud: Cloud, storage: str = "") -> None:
     A process does this once for each number of hosts. Later clouds get a copy.
 
     Args:
-        cloud: A cloud that was neither used nor changed.
+        cloud: A cloud that was neither used nor changed, with its database in memory.
         storage: The storage that its hosts share.
     """
     kind = len(cloud.hosts), storage

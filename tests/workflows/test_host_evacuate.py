@@ -82,7 +82,7 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
     server would be there, and the host called empty while the other may fail still."""
     time = Time()
     cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
-    register(cloud)
+    cloud.round()
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.kill("h1")
