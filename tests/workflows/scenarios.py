@@ -574,7 +574,8 @@ class Watcher:
 
     def __call__(self) -> None:
         at, changes = self.cloud.time.monotonic(), self.cloud.changes()
-        if changes == self.changes and at - self.looked_at < self.SECONDS:
+        is_same = changes is not None and changes == self.changes
+        if is_same and at - self.looked_at < self.SECONDS:
             check_running(self.cloud)
             return
         look(self.cloud)

@@ -371,15 +371,21 @@ class Cloud:
         """Sweep, and note it if nothing but heartbeats was written; see ``changes``."""
         before = self.changes()
         sweep(self.engine, self.watch, heard, hears_itself)
-        changed = self.changes() - before
-        if changed == len(heard) + 1:  # each host and the conductor
-            self._beats += changed
+        after = self.changes()
+        if before is not None and after == before + len(heard) + 1:  # each host, the conductor
+            self._beats += len(heard) + 1
 
-    def changes(self) -> int:
-        """Count the rows that were changed in the database, without mere heartbeats."""
+    def changes(self) -> int | None:
+        """Count the rows that were changed in the database, without mere heartbeats.
+
+        Returns:
+            The number, or None for a database that has more connections than one.
+        """
+        if not isinstance(self.store.engine.pool, sa.StaticPool):
+            return None
         with self.store.engine.connect() as tx:
             database: Any = tx.connection.dbapi_connection
-        return int(getattr(database, "total_changes", 0)) - self._beats
+        return int(database.total_changes) - self._beats
 
     def advance(self) -> None:
         """Advance the actions of every lane until no action is due."""
