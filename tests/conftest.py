@@ -33,6 +33,8 @@ settings.register_profile(
 settings.load_profile("rings")
 
 statements.share()
+#: New objects between two collections. Python's 700 would cost a tenth of the cheap rings' time.
+COLLECT_AFTER_OBJECTS = 20_000
 
 
 def pytest_collection_finish() -> None:
@@ -42,7 +44,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 20, 100)
+    gc.set_threshold(COLLECT_AFTER_OBJECTS)
 
 
 __all__ = [

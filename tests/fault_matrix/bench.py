@@ -26,11 +26,9 @@ from common.wire import to_wire
 from compute_agent.sync import Work
 from conductor import cleanups, lanes, runner
 from conductor.saga import Engine
-from conductor.sweep import sweep
 from tests.fault_matrix import registry, stage
 from tests.fault_matrix.incarnations import Incarnations
 from tests.fault_matrix.notifications import CellNotifications
-from tests.workflows import scenarios
 from tests.workflows.simulator import Cloud, Crash, Host
 
 #: What is reached: who, and where. conductor: (workflow, step, where); part: (workflow, step, part,
@@ -247,7 +245,7 @@ class Bench:
             for name in cloud.hosts
             if cloud.is_heard(name) and f"sync {name}" not in self.asleep
         ]
-        sweep(cloud.engine, cloud.watch, heard, not self.lose("heartbeat"))
+        cloud.sweep(heard, not self.lose("heartbeat"))
         [(has_cleanups, has_host_actions)] = self._database.execute(_CHORES)
         if has_cleanups:
             cleanups.retry(cloud.engine)
@@ -322,7 +320,7 @@ class Bench:
         """What must always hold: no server runs twice; of those that move, all that the doctor
         knows of records."""
         if self.trial.scenario.keeps is not None:
-            scenarios.look(self.cloud)
+            self.cloud.watcher()
         runs = Counter(
             server
             for host in self.cloud.hosts.values()

@@ -18,7 +18,7 @@ from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.neighbours import Neighbour
-from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare, trial_of
+from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare_new, trial_of
 from tests.workflows.simulator import Cloud, Time
 
 LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
@@ -189,7 +189,7 @@ def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) ->
         if name not in _PREPARED:
             SCENARIOS[name] = _ALL[circumstance].scenario(SCENARIOS[workflow])
             try:
-                prepared = prepare(cloud, name)
+                prepared = prepare_new(cloud, name)
             finally:
                 del SCENARIOS[name]
             _PREPARED[name] = Frozen(cloud, prepared)

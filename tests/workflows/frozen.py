@@ -50,18 +50,38 @@ class Frozen:
         return more
 
 
-def is_new(cloud: Cloud) -> bool:
-    """Has nobody used it, or changed anything of it?"""
-    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new()
+def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
+    """Has nobody used it, or changed anything of it? ``storage``: what its hosts share."""
+    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new(hosts, storage)
 
 
 @cache
-def _new() -> bytes:
+def _new(hosts: int, storage: str) -> bytes:
     time = Time()
-    cloud = Cloud(memory_store(time), time)
+    cloud = Cloud(memory_store(time), time, hosts, storage)
     memory = _memory_but_ids(cloud)
     cloud.store.close()
     return memory
+
+
+def register(cloud: Cloud, storage: str = "") -> None:
+    """Let the hosts of a new cloud register, as its first round does.
+
+    A process does this once for each number of hosts. Later clouds get a copy.
+
+    Args:
+        cloud: A cloud that was neither used nor changed, with its database in memory.
+        storage: The storage that its hosts share.
+    """
+    kind = len(cloud.hosts), storage
+    assert is_new(cloud, *kind), "only the hosts of a new cloud register by a copy"
+    if kind not in _REGISTERED:
+        cloud.round()
+        _REGISTERED[kind] = Frozen(cloud, None)
+    _REGISTERED[kind].pour(cloud)
+
+
+_REGISTERED: dict[tuple[int, str], Frozen] = {}
 
 
 def _memory_but_ids(cloud: Cloud) -> bytes:

@@ -15,7 +15,7 @@ from common.models import Command
 from common.store import schema
 from common.store.servers import actions, immediate_actions
 from tests.schemas import memory_store
-from tests.workflows.frozen import Frozen
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import bigger, watch
 from tests.workflows.simulator import Cloud, Time
 
@@ -25,22 +25,12 @@ Act = Callable[[str], object]
 
 
 def clouds(hosts: int = 3, storage: str = "") -> Cloud:
-    """Hosts that have registered; after every round the oracle is asked.
-
-    A process prepares each kind of cloud once, and later calls get a copy.
-    """
+    """Hosts that have registered; after every round the oracle is asked."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts, storage)
-    kind = hosts, storage
-    if kind not in _REGISTERED:
-        watch(cloud)
-        cloud.round()
-        _REGISTERED[kind] = Frozen(cloud, None)
-    _REGISTERED[kind].pour(cloud)
+    register(cloud, storage)
+    watch(cloud)
     return cloud
-
-
-_REGISTERED: dict[tuple[int, str], Frozen] = {}
 
 
 def shares(cloud: Cloud) -> bool:

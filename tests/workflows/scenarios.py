@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -452,7 +453,6 @@ class Trial:
         self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
 
     def is_right(self, ends: str, domains: int, images: int = 0) -> None:
-        self.cloud.watcher()
         for host in self.cloud.hosts.values():
             if not host.is_on:
                 host.power_on()
@@ -547,6 +547,11 @@ def look(cloud: Cloud) -> None:
     """The records keep what they must, and no server runs on two hosts."""
     found = cloud.store.read(doctor.check)
     assert found == [], found
+    check_running(cloud)
+
+
+def check_running(cloud: Cloud) -> None:
+    """Check that no server runs on two hosts."""
     runs = Counter(
         server
         for host in cloud.hosts.values()
@@ -556,14 +561,70 @@ def look(cloud: Cloud) -> None:
     assert set(runs.values()) <= {1}, f"two domains: {runs}"
 
 
+@dataclass
+class Watcher:
+    """Look after each round that changed more than heartbeats, and every ``SECONDS``, since a few
+    findings depend on the time. Copies of a cloud begin with a look."""
+
+    SECONDS = 30.0
+
+    cloud: Cloud
+    changes: int | None = field(default=None, init=False)
+    looked_at: float = field(default=0.0, init=False)
+
+    def __call__(self) -> None:
+        at, changes = self.cloud.time.monotonic(), self.cloud.changes()
+        is_same = changes is not None and changes == self.changes
+        if is_same and at - self.looked_at < self.SECONDS:
+            check_running(self.cloud)
+            return
+        look(self.cloud)
+        self.changes, self.looked_at = changes, at
+
+    def __reduce__(self) -> tuple[type[Watcher], tuple[Cloud]]:
+        return Watcher, (self.cloud,)
+
+
 def watch(cloud: Cloud) -> None:
-    """Look after each round."""
-    cloud.watcher = partial(look, cloud)
+    """Look after each round in which something may have changed."""
+    cloud.watcher = Watcher(cloud)
 
 
 def prepare(cloud: Cloud, workflow: str) -> Trial:
     """The cloud is brought to where the workflow begins."""
-    scenario = SCENARIOS[workflow]
+    return _prepare(cloud, SCENARIOS[workflow], _lead_up)
+
+
+def prepare_new(cloud: Cloud, workflow: str) -> Trial:
+    """Do the same to a new cloud, by copies of what earlier scenarios have in common with this."""
+    return _prepare(cloud, SCENARIOS[workflow], _lead_up_by_copies)
+
+
+LeadUp = Callable[[Cloud, Scenario], str]
+
+
+def _prepare(cloud: Cloud, scenario: Scenario, lead_up: LeadUp) -> Trial:
+    server = lead_up(cloud, scenario)
+    cloud.sent.clear()
+    return Trial(cloud, scenario, server, cloud.show(server) if server else None)
+
+
+def _lead_up(cloud: Cloud, scenario: Scenario) -> str:
+    """Register the hosts, build the scenario's server and do what comes before the workflow.
+
+    Returns:
+        The server's id, or "" if the workflow creates the server.
+    """
+    _register(cloud, scenario)
+    if scenario.ask == "create":
+        return ""
+    server = _build(cloud, scenario)
+    for wanted in scenario.before:
+        _ask_and_settle(cloud, server, wanted)
+    return server
+
+
+def _register(cloud: Cloud, scenario: Scenario) -> None:
     if scenario.storage or scenario.alone:
         cloud.equip(1 if scenario.alone else len(cloud.hosts), scenario.storage)
     if scenario.alone:
@@ -571,20 +632,46 @@ def prepare(cloud: Cloud, workflow: str) -> Trial:
     if scenario.keeps is not None:
         watch(cloud)
     cloud.round()
-    trial = Trial(cloud, scenario)
-    if scenario.ask != "create":
-        trial.server = create(cloud, scenario)
-        cloud.settle()
-        for host in cloud.hosts.values():
-            for guest in host.driver.host.guests.values():
-                guest.has_agent = True
-                guest.disk["canary"] = "alive"
-        for wanted in scenario.before:
-            ask(cloud, trial.server, wanted)
-            cloud.settle()
-        trial.was = cloud.show(trial.server)
-    cloud.sent.clear()
-    return trial
+
+
+def _build(cloud: Cloud, scenario: Scenario) -> str:
+    server = create(cloud, scenario)
+    cloud.settle()
+    for host in cloud.hosts.values():
+        for guest in host.driver.host.guests.values():
+            guest.has_agent = True
+            guest.disk["canary"] = "alive"
+    return server
+
+
+def _lead_up_by_copies(cloud: Cloud, scenario: Scenario) -> str:
+    """Do what ``_lead_up`` does. Each part of it runs once in a process for all scenarios that
+    begin with the same parts."""
+    moves = scenario.keeps is not None
+    key = (scenario.storage, scenario.alone, moves)
+    _copied(cloud, key, lambda: _register(cloud, scenario))
+    if scenario.ask == "create":
+        return ""
+    key = (*key, scenario.ports, scenario.placed, scenario.volumes, scenario.boots)
+    server: str = _copied(cloud, key, lambda: _build(cloud, scenario))
+    for wanted in scenario.before:
+        key = (*key, wanted)
+        _copied(cloud, key, partial(_ask_and_settle, cloud, server, wanted))
+    return server
+
+
+def _ask_and_settle(cloud: Cloud, server: str, wanted: str) -> None:
+    ask(cloud, server, wanted)
+    cloud.settle()
+
+
+def _copied(cloud: Cloud, key: tuple[object, ...], work: Callable[[], Any]) -> Any:
+    """Make the cloud what it is after this work. Returns what the work returns."""
+    if key in _PARTS:
+        return _PARTS[key].pour(cloud)
+    result = work()
+    _PARTS[key] = Frozen(cloud, result)
+    return result
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:
@@ -592,9 +679,11 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
     a process: who asks for it again gets a copy."""
     assert is_new(cloud), "a trial begins with a cloud that nobody has used or changed"
     if workflow not in _PREPARED:
-        _PREPARED[workflow] = Frozen(cloud, prepare(cloud, workflow))
+        _PREPARED[workflow] = Frozen(cloud, prepare_new(cloud, workflow))
     trial: Trial = _PREPARED[workflow].pour(cloud)
     return trial
 
 
+#: By the parts of a scenario that came before.
+_PARTS: dict[tuple[object, ...], Frozen] = {}
 _PREPARED: dict[str, Frozen] = {}

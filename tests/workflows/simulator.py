@@ -35,7 +35,7 @@ from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import services
 from common.store.neighbours import cleanups as store_cleanups
-from common.store.servers import actions, migrations, server_groups
+from common.store.servers import actions, guests, migrations, server_groups
 from common.store.servers import shares as mappings
 from common.store.servers.volumes import WantedVolume
 from common.vault import Vault
@@ -77,6 +77,13 @@ _DUE_STEPS = (
 _CHORES = sa.select(
     sa.exists().select_from(schema.cleanups), sa.exists().select_from(schema.host_actions)
 )
+#: Hosts with guests to remove, and None if an action is in hand; what ``doctor.ages`` reads.
+_OWING = sa.union(
+    sa.select(schema.guests.c.host).where(schema.guests.c.wanted == guests.ABSENT),
+    sa.select(sa.null())
+    .select_from(schema.actions)
+    .where(schema.actions.c.state.in_(actions.LIVE)),
+)
 
 
 class Crash(BaseException):
@@ -116,6 +123,12 @@ def _read_chores(tx: sa.Connection) -> tuple[bool, bool]:
     """Whether the tables of pending cleanups and of actions on hosts have rows."""
     has_cleanups, has_host_actions = tx.execute(_CHORES).one()
     return bool(has_cleanups), bool(has_host_actions)
+
+
+def _read_owing(tx: sa.Connection) -> set[str] | None:
+    """Return the hosts that have guests to remove. None means that an action is in hand."""
+    owing = set(tx.scalars(_OWING))
+    return None if None in owing else owing
 
 
 class OtherHost:
@@ -253,6 +266,7 @@ class Cloud:
             "shelved_offload_time": -1,
         }
         self.watcher: Callable[[], None] = nobody_looks  # after each round
+        self._beats = 0  # rows that sweeps changed which wrote nothing but heartbeats
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.host_actions = HostActions(self.engine)
@@ -344,7 +358,7 @@ class Cloud:
                 host.work()
             if self.is_heard(host.name):
                 self.sync(host)
-        sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
+        self.sweep(list(filter(self.is_heard, self.hosts)))
         has_cleanups, has_host_actions = self.store.read(_read_chores)
         if has_cleanups:
             cleanups.retry(self.engine)
@@ -352,6 +366,26 @@ class Cloud:
             self.host_actions.advance()
         self.watcher()
         self.time.pass_by(1)
+
+    def sweep(self, heard: list[str], hears_itself: bool = True) -> None:
+        """Sweep, and note it if nothing but heartbeats was written; see ``changes``."""
+        before = self.changes()
+        sweep(self.engine, self.watch, heard, hears_itself)
+        after = self.changes()
+        if before is not None and after == before + len(heard) + 1:  # each host, the conductor
+            self._beats += len(heard) + 1
+
+    def changes(self) -> int | None:
+        """Count the rows that were changed in the database, without mere heartbeats.
+
+        Returns:
+            The number, or None for a database that has more connections than one.
+        """
+        if not isinstance(self.store.engine.pool, sa.StaticPool):
+            return None
+        with self.store.engine.connect() as tx:
+            database: Any = tx.connection.dbapi_connection
+        return int(database.total_changes) - self._beats
 
     def advance(self) -> None:
         """Advance the actions of every lane until no action is due."""
@@ -369,12 +403,9 @@ class Cloud:
         """Rounds until nothing is in hand but debts of hosts that cannot be reached."""
         for _ in range(limit):
             self.round()
-            left = self.store.read(doctor.ages)
-            owing = {host for _, host, _ in left["debts"]}
-            if (
-                not left["actions"]
-                and not any(map(self.is_heard, owing))
-                and owing <= set(self.hosts)
+            owing = self.store.read(_read_owing)
+            if owing is not None and not any(
+                host not in self.hosts or self.is_heard(host) for host in owing
             ):
                 return
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")

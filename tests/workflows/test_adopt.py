@@ -23,6 +23,7 @@ from compute_agent.queries import HostQueries
 from compute_api.compute.quota import Quota
 from deploy.cli import host_adopt
 from deploy.cli.host_adopt import Sources
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import PINNED, bigger
 from tests.workflows.simulator import FLAVOR, Cloud
 from tests.workflows.test_lost_commits import everything, running
@@ -169,7 +170,7 @@ def test_a_lost_server_is_one_again(cloud: Cloud, capsys: pytest.CaptureFixture[
     ],
 )
 def test_it_rests_as_its_guest_does(cloud: Cloud, key: str, state: str) -> None:
-    cloud.round()
+    register(cloud)
     set_back = everything(cloud)
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
@@ -324,7 +325,7 @@ def test_ports_of_others_are_left_out(cloud: Cloud, capsys: pytest.CaptureFixtur
 
 def test_an_interface_that_was_lost_is_plugged_in_again(cloud: Cloud) -> None:
     """As the doctor says; the guest has it all the time."""
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     set_back = everything(cloud)
@@ -417,7 +418,7 @@ def test_parts_of_the_host_stay_the_guests(cloud: Cloud) -> None:
 
 
 def test_no_such_guest_or_host(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     operator = Adopter(cloud)
     operator.is_refused("has no guest of server", NOBODY)
     operator.is_refused("There is no host h9", NOBODY, "h9")
@@ -425,7 +426,7 @@ def test_no_such_guest_or_host(cloud: Cloud) -> None:
 
 def test_the_doctor_is_content_afterwards(cloud: Cloud) -> None:
     """A guest that was adopted and one that was discarded leave nothing to find."""
-    cloud.round()
+    register(cloud)
     set_back = everything(cloud)
     first, second = cloud.create(2, host="h1", forced=True)
     cloud.settle()

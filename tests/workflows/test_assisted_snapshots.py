@@ -14,13 +14,14 @@ from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor.workflows.assisted_snapshots import file_of, in_file
 from tests.workflows import volumes as volume_service
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_volumes import attached, last
 
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    cloud.round()
+    register(cloud)
     [server] = cloud.create(host="h1")
     cloud.settle()
     return server

@@ -21,6 +21,7 @@ from common.store.servers import actions
 from common.wire import to_wire
 from compute_agent.virt.memory.script import Fail
 from tests.schemas import memory_store
+from tests.workflows.frozen import register
 from tests.workflows.images import Images
 from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import FLAVOR, Cloud, Host, Time
@@ -33,7 +34,7 @@ def cloud() -> Iterator[Cloud]:
     """Three hosts that have registered."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
-    cloud.round()
+    register(cloud)
     yield cloud
     cloud.store.close()
 

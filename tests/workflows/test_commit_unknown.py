@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from common import errors, states
 from common.store import schema
 from tests.faults import unanswered
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 
@@ -35,7 +36,7 @@ def work_through(cloud: Cloud) -> None:
     ],
 )
 def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: int) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     for doing in ("create", "delete"):
         if doing == "delete":
@@ -54,7 +55,7 @@ def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: i
 
 
 def test_guests_of_a_booted_host_are_started_once(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     cloud.settle()
     host = cloud.hosts[cloud.show(server).host]

@@ -10,6 +10,7 @@ import pytest
 from common import errors
 from common.store.servers import guests
 from deploy.cli import host_discard
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import Adopter, Answers, away, lives, lost, minutes
 from tests.workflows.test_lost_commits import everything, running
@@ -17,7 +18,7 @@ from tests.workflows.test_lost_commits import everything, running
 
 def test_a_guest_without_a_record_is_removed(cloud: Cloud) -> None:
     """Its host knows a higher fence than the database, which takes it in."""
-    cloud.round()
+    register(cloud)
     set_back = everything(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -34,7 +35,7 @@ def test_a_guest_without_a_record_is_removed(cloud: Cloud) -> None:
 
 
 def test_a_guest_with_a_record_is_not(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     for host in ("h1", "h2"):
@@ -68,7 +69,7 @@ def test_of_two_copies_the_one_where_the_record_is_stays(either: Cloud, move: st
 
 
 def test_a_guest_where_the_record_is_stays(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     for host, why in (("h1", "is there: delete it|has a record"), ("h2", "has no guest")):

@@ -97,7 +97,7 @@ class Doctor:
 def until_clean(cloud: Cloud, operator: Doctor) -> None:
     """Conductors, hosts and neighbours do what is left to them."""
     for _ in range(75):
-        if not operator.found() and not cloud.pending():
+        if not cloud.pending() and not operator.found():
             break
         cloud.round()
     cloud.clean_up()

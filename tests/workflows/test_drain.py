@@ -21,6 +21,7 @@ from conductor.host_actions import HostActions
 from deploy.cli import host_actions as commands
 from deploy.cli import host_restore
 from tests.schemas import memory_store
+from tests.workflows.frozen import register
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.poison import change
 from tests.workflows.simulator import FLAVOR, Cloud, Time
@@ -31,7 +32,7 @@ def cloud() -> Iterator[Cloud]:
     """Three hosts that have registered."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
-    cloud.round()
+    register(cloud)
     yield cloud
     cloud.store.close()
 

@@ -20,9 +20,17 @@ from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of
 from tests.workflows.simulator import Cloud, Host, Time
 
-#: A new cloud, images and ports, a move, shared storage, a host that is off, a cloud of another
-#: size.
-KINDS = ("create", "unshelve", "live_migrate", "revert_resize:shared", "evacuate", "confirm_here")
+#: Shared storage, a host that is off, a cloud of another size, and in the slice a new cloud, images
+#: and ports, a move.
+KINDS = [
+    "revert_resize:shared",
+    "evacuate",
+    "confirm_here",
+    *(
+        pytest.param(name, marks=pytest.mark.slice("operations"))
+        for name in ("create", "unshelve", "live_migrate")
+    ),
+]
 
 
 @pytest.fixture

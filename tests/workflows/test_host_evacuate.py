@@ -15,6 +15,7 @@ from common import errors, states
 from common.store.engine import Store
 from deploy.cli import host_restore
 from tests.schemas import memory_store, upgrade
+from tests.workflows.frozen import register
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.simulator import Cloud, Time
 
@@ -24,7 +25,7 @@ def cloud() -> Iterator[Cloud]:
     """Three hosts that have registered."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
-    cloud.round()
+    register(cloud)
     yield cloud
     cloud.store.close()
 

@@ -15,6 +15,7 @@ from common.store.servers import actions
 from common.wire import to_wire
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
@@ -178,7 +179,7 @@ def last_action(cloud: Cloud, server: str) -> ActionRow:
 def test_create_ends_before_claim_if_image_changed_while_it_waited(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
-    cloud.round()
+    register(cloud)
     [server] = cloud.create()
     give_image(cloud, server)
     cloud.images.changed[IMAGE] = change
@@ -191,7 +192,7 @@ def test_create_ends_before_claim_if_image_changed_while_it_waited(
 
 
 def test_create_that_waited_asks_for_its_image_once(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     for seconds, calls in ((0, 0), (1, 1)):
         cloud.images.asked.clear()
         [server] = cloud.create()

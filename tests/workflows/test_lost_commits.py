@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from common import states
 from common.store import schema
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import bigger
 from tests.workflows.simulator import Cloud
 
@@ -85,7 +86,7 @@ def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, registration: b
 
 def test_a_late_command_of_an_ended_action_raises_nothing(cloud: Cloud) -> None:
     """Without lost commits a refusal is what it always was."""
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     cloud.ask(server, "os-stop")
@@ -131,7 +132,7 @@ def running(cloud: Cloud, server: str) -> list[str]:
 def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
     """What runs where the server is not, by what the database has left, is off before anybody
     starts it; its disk stays, and the doctor tells of it."""
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     set_back = everything(cloud)
@@ -148,7 +149,7 @@ def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
 
 
 def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     set_back = everything(cloud)
@@ -164,7 +165,7 @@ def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
 
 
 def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     set_back = everything(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -179,7 +180,7 @@ def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> 
 
 def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Cloud) -> None:
     """Its guest is gone for good."""
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     set_back = everything(cloud)
@@ -197,7 +198,7 @@ def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Clo
 
 def test_a_create_whose_place_was_lost_is_placed_again_and_runs(cloud: Cloud) -> None:
     """Its host hears meanwhile that the server is not there, and makes its guest off."""
-    cloud.round()
+    register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     set_back = everything(cloud)
     cloud.settle()

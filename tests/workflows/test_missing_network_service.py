@@ -12,6 +12,7 @@ from common import errors, states
 from common.clients import network
 from common.store import doctor
 from common.store.servers import stuck_actions
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 
@@ -33,7 +34,7 @@ def in_hand(cloud: Cloud) -> list[Any]:
 
 
 def test_a_server_without_ports_is_deleted_all_the_same(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     unregister(cloud)
     server = cloud.create(networks=[])[0]
     cloud.settle()
@@ -44,7 +45,7 @@ def test_a_server_without_ports_is_deleted_all_the_same(cloud: Cloud) -> None:
 
 
 def test_a_delete_with_ports_waits_a_while_and_says_for_what(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     cloud.settle()
     unregister(cloud)
@@ -87,7 +88,7 @@ def test_findings_tell_what_needs_the_service(cloud: Cloud) -> None:
 
 
 def test_a_service_that_is_registered_later_is_used_at_once(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     other = cloud.create(networks=[{"network": "n1"}])[0]
     cloud.settle()

@@ -15,6 +15,7 @@ from compute_agent.sync import LEASE_SECONDS, START_MARGIN_SECONDS
 from compute_agent.virt.memory.script import Fail
 from conductor import runner
 from conductor.sweep import sweep
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
@@ -34,7 +35,7 @@ def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> 
 
 
 def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     hosts, cloud.hosts = cloud.hosts, {}
     cloud.idle(100)
     server = cloud.create()[0]
@@ -112,7 +113,7 @@ def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
 
 def test_many_creates_are_one_round(cloud: Cloud) -> None:
     """Twenty servers at once: one call to the scheduler, one message a host."""
-    cloud.round()
+    register(cloud)
     asked: list[int] = []
     select = cloud.select
     messages: list[str] = []
@@ -272,7 +273,7 @@ def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
     cloud: Cloud, heard_again: bool
 ) -> None:
     """Its image took five minutes to come; meanwhile an admin had the server built elsewhere."""
-    cloud.round()
+    register(cloud)
     [server] = cloud.create(networks=[])
     cloud.advance()
     [host] = [host for host in cloud.hosts.values() if host.agent._work]
@@ -300,7 +301,7 @@ def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
 
 
 def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     [server] = cloud.create(networks=[])
     cloud.settle()
     cloud.ask(server, "os-stop")

@@ -11,6 +11,7 @@ from common import errors, states
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import networks
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
@@ -18,7 +19,7 @@ from tests.workflows.simulator import Cloud
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """A cloud whose hosts have registered."""
-    cloud.round()
+    register(cloud)
     return cloud
 
 

@@ -12,87 +12,13 @@ import sqlalchemy as sa
 from common.errors import Conflict
 from common.notifications.options import VM_AND_TASK_STATE, VM_STATE, NotificationSettings
 from common.store.servers import stuck_actions
-from compute_agent.virt.memory.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.told import all_told, told
+from tests.workflows.expected_notifications import NAMES, TOLD, expected
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_every_workflow import fault_points
-
-_MOVED = [
-    "resize_prep.start",
-    "resize_prep.end",
-    "resize.start",
-    "resize.end",
-    "resize_finish.start",
-    "resize_finish.end",
-]
-#: Workflow -> what it tells when it succeeds; others tell NAME.start and NAME.end.
-TOLD = {
-    "delete": ["delete.start", "shutdown.start", "shutdown.end", "delete.end"],
-    "resize": _MOVED,
-    "migrate": _MOVED,
-    "resize_here": _MOVED,
-    "live_migrate": [
-        "live_migration_pre.start",
-        "live_migration_pre.end",
-        "live_migration_post.start",
-        "live_migration_post_dest.start",
-        "live_migration_post_dest.end",
-        "live_migration_post.end",
-    ],
-    "evacuate": ["evacuate", "rebuild.start", "rebuild.end"],
-    "change_password": [],
-    "extend_volume": [],
-    "volume_snapshot_create": [],
-    "volume_snapshot_delete": [],
-    "add_security_group": [],
-    "remove_security_group": [],
-}
-NAMES = {
-    "start": "power_on",
-    "stop": "power_off",
-    "reboot_soft": "reboot",
-    "reboot_hard": "reboot",
-    "crash_dump": "trigger_crash_dump",
-    "backup": "snapshot",
-    "offload": "shelve_offload",
-    "unshelve_here": "unshelve",
-    "attach_interface": "interface_attach",
-    "detach_interface": "interface_detach",
-    "attach_share": "share_attach",
-    "detach_share": "share_detach",
-    "attach_volume": "volume_attach",
-    "detach_volume": "volume_detach",
-    "swap_volume": "volume_swap",
-    "confirm_resize": "resize_confirm",
-    "confirm_here": "resize_confirm",
-    "revert_resize": "resize_revert",
-    "revert_here": "resize_revert",
-}
-
-
-#: Before these Nova says what the server has used until now.
-USED_UNTIL = {
-    "rescue",
-    "rebuild",
-    "shelve",
-    "resize",
-    "migrate",
-    "resize_here",
-    "revert_resize",
-    "revert_here",
-    "evacuate",
-}
-
-
-def expected(scenario: str) -> list[str]:
-    workflow = scenario.partition(":")[0]
-    name = NAMES.get(workflow, workflow)
-    return ["exists"] * (workflow in USED_UNTIL) + TOLD.get(
-        workflow, [f"{name}.start", f"{name}.end"]
-    )
 
 
 def test_every_workflow_is_looked_at() -> None:
@@ -101,64 +27,11 @@ def test_every_workflow_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "workflow",
-    [
-        # A variant of a workflow notifies of the same as the workflow itself.
-        pytest.param(name, marks=pytest.mark.slice("moves")) if ":" in name else name
-        for name in SCENARIOS
-    ],
-)
-def test_success_is_told_from_start_to_end(cloud: Cloud, workflow: str) -> None:
-    trial = trial_of(cloud, workflow)
-    cloud.store.notify_with(NotificationSettings("api"))
-    trial.begin()
-    cloud.settle()
-    assert told(cloud.store, trial.server) == expected(workflow)
-    last = all_told(cloud.store)[-1:]
-    ends = "deleted" if workflow.startswith("delete") else trial.scenario.ends
-    assert [row.body["object"]["vm_state"] for row in last] == [ends] * len(last)
-
-
-@pytest.mark.parametrize(
-    ("workflow", "verb"),
-    [
-        (name, verb)
-        for name, scenario in SCENARIOS.items()
-        for verb in scenario.verbs
-        if not scenario.brief
-    ],
-)
-def test_failure_is_told_last_with_its_cause(cloud: Cloud, workflow: str, verb: str) -> None:
-    trial = trial_of(cloud, workflow)
-    cloud.store.notify_with(NotificationSettings("api"))
-    for host in cloud.hosts.values():
-        host.driver.host.script[verb] = [Fail("It broke.", details="because")]
-    trial.begin()
-    cloud.settle()
-    names, usual = told(cloud.store, trial.server), expected(workflow)
-    if not usual:
-        assert names == []
-        return
-    if workflow == "live_migrate":
-        assert names[-2:] == ["live_migration_rollback.start", "live_migration_rollback.end"]
-        assert names[:-2] == usual[: len(names) - 2]
-        return
-    assert names[:-1] == usual[: len(names) - 1], "begun as usual"
-    assert names[-1].endswith(".error")
-    fault = all_told(cloud.store)[-1].body["about"]["fault"]
-    assert (fault["message"], fault["details"], bool(fault["step"])) == (
-        "It broke.",
-        "because",
-        True,
-    )
-
-
-@pytest.mark.parametrize(
     ("workflow", "each"),
     [
-        ("create", 1),
+        # Each cell of the fault matrix compares notifications, too.
         ("delete", 1),
-        ("resize", 4),
+        pytest.param("create", 1, marks=pytest.mark.slice("operations")),
         pytest.param("resize", 1, marks=pytest.mark.slice("moves")),
         pytest.param("live_migrate", 1, marks=pytest.mark.slice("moves")),
     ],

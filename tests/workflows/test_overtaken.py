@@ -17,13 +17,14 @@ from common.store.hosts import services
 from common.store.servers import actions, guests
 from conductor import lanes, reports, runner
 from conductor.saga import Lane
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """Its hosts have registered."""
-    cloud.round()
+    register(cloud)
     return cloud
 
 

@@ -17,6 +17,7 @@ from common.store.schema.columns import Json
 from common.store.servers import actions
 from compute_agent.virt.memory.script import Fail
 from conductor import reports, runner
+from tests.workflows.frozen import register
 from tests.workflows.moves import resized
 from tests.workflows.poison import Poison, change, locked, poison
 from tests.workflows.scenarios import PINNED
@@ -26,7 +27,7 @@ from tests.workflows.simulator import Cloud
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """Its hosts have registered."""
-    cloud.round()
+    register(cloud)
     return cloud
 
 

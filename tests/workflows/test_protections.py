@@ -17,6 +17,7 @@ from common.store import schema
 from common.store.engine import now
 from common.store.servers import actions, guests, servers, stuck_actions
 from compute_agent.virt.memory.script import Fail
+from tests.workflows.frozen import register
 from tests.workflows.moves import clouds, disk, last, server_on, stands
 from tests.workflows.poison import change
 from tests.workflows.scenarios import ask
@@ -146,7 +147,7 @@ def test_a_settled_action_leaves_a_higher_fence(cloud: Cloud) -> None:
 
 
 def test_ports_that_a_conductor_made_before_it_died_are_found_again(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
 
     def die() -> None:
         raise Crash

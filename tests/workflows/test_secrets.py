@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from common import states
 from common.store import schema
 from common.store.servers import stuck_actions
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
@@ -66,7 +67,7 @@ def test_an_action_that_is_superseded_keeps_none(cloud: Cloud, server: str) -> N
 @pytest.mark.parametrize("end", ["done", "superseded", "settled"])
 def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> None:
     """Files of a request from before 0008; in a cloud without a key user data of a rebuild."""
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     args = {"files": FILES, "before": {"name": "kept", "user_data": "Zm9ybWVy"}}
 
@@ -92,7 +93,7 @@ def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> Non
 
 
 def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     cloud.settle()
     row = cloud.show(server)
@@ -117,7 +118,7 @@ def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None
 
 
 def test_sealed_user_data_comes_with_the_guest_as_it_was_given(cloud: Cloud) -> None:
-    cloud.round()
+    register(cloud)
     server = cloud.create()[0]
     kept = cloud.engine.vault.seal_text("Zm9ybWVy")
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))

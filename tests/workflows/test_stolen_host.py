@@ -17,13 +17,14 @@ from common.store.hosts import hosts
 from common.store.servers import actions, guests, migrations
 from common.wire import to_wire
 from conductor import reports
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """Its hosts have registered."""
-    cloud.round()
+    register(cloud)
     return cloud
 
 

@@ -15,6 +15,7 @@ from common.store.servers import actions, stuck_actions
 from compute_agent.verbs import VERBS
 from compute_agent.virt.memory.script import Fail
 from conductor import lanes, retries, runner
+from tests.workflows.frozen import register
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -23,7 +24,7 @@ from tests.workflows.simulator import Cloud
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """Its hosts have registered."""
-    cloud.round()
+    register(cloud)
     return cloud
 
 

@@ -22,6 +22,7 @@ from tests.answers import Answer
 from tests.schemas import memory_store
 from tests.selection import runs_slice
 from tests.workflows import volumes as volume_service
+from tests.workflows.frozen import register
 from tests.workflows.scenarios import OF_A_VOLUME, SCENARIOS, ask, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_moves_cost import Meter
@@ -41,7 +42,7 @@ STEPS = {
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    cloud.round()
+    register(cloud)
     [server] = cloud.create(host="h1")
     cloud.settle()
     return server

@@ -11,13 +11,14 @@ import sqlalchemy as sa
 
 from common.store import doctor, schema
 from tests.workflows import volumes as volume_service
+from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_volumes import attached
 
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    cloud.round()
+    register(cloud)
     [server] = cloud.create(host="h1")
     cloud.settle()
     return server

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watcher of moves leaves out rounds without changes, and misses no finding by that."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from common.store import schema
+from tests.workflows.scenarios import trial_of, watch
+from tests.workflows.simulator import Cloud
+
+
+def change(cloud: Cloud, table: sa.Table, **values: object) -> None:
+    cloud.store.write(lambda tx: tx.execute(sa.update(table).values(values)))
+
+
+def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
+    trial_of(cloud, "live_migrate")
+    before = cloud.changes()
+    for _ in range(3):
+        cloud.round()
+    assert cloud.changes() == before, "heartbeats count as changes"
+    change(cloud, schema.servers, vcpus=99)
+    with pytest.raises(AssertionError, match="are counted for the quota"):
+        cloud.round()
+
+
+def test_watcher_finds_damage_in_copy_of_cloud(cloud: Cloud) -> None:
+    """The copy has as many changes as its original had."""
+    trial_of(cloud, "live_migrate")
+    change(cloud, schema.servers, vcpus=99)
+    with pytest.raises(AssertionError, match="are counted for the quota"):
+        cloud.round()
+
+
+def test_watcher_finds_what_only_time_makes_wrong(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "stop")
+    watch(cloud)
+    trial.begin()
+    change(cloud, schema.actions, workflow="unknown")
+    cloud.round()
+    with pytest.raises(AssertionError, match="no conductor takes it"):
+        cloud.idle(1200)
