@@ -120,17 +120,17 @@ def test_every_verb_tells_the_host_which_cpus_the_guest_has(cloud: Cloud) -> Non
     server, other = cloud.create(2, flavor=PINNED, host="h1")
     cloud.settle()
     assignments = {
-        guest["server"]: guest["fitting"] for guest in guests_told(cloud, "ensure_guest")
+        guest["server"]: guest["assignment"] for guest in guests_told(cloud, "ensure_guest")
     }
-    pins = [set(assignments[one]["cells"][0]["pins"].values()) for one in (server, other)]
+    pins = [set(assignments[one]["numa_nodes"][0]["pins"].values()) for one in (server, other)]
     assert [len(one) for one in pins] == [2, 2]
     assert pins[0].isdisjoint(pins[1])
     for key, verb in (("rebuild", "rebuild"), ("rescue", "rescue"), ("unrescue", "unrescue")):
         ask(cloud, server, key)
         cloud.settle()
-        assert [guest["fitting"] for guest in guests_told(cloud, verb)] == [assignments[server]], (
-            verb
-        )
+        assert [guest["assignment"] for guest in guests_told(cloud, verb)] == [
+            assignments[server]
+        ], verb
     assert cloud.findings() == []
 
 
@@ -177,7 +177,7 @@ def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(
         "33333333-3333-4333-8333-333333333333",
         {"hw_disk_bus": "scsi"},
     )
-    assert len(told["fitting"]["cells"][0]["pins"]) == 2
+    assert len(told["assignment"]["numa_nodes"][0]["pins"]) == 2
     assert cloud.show(server).host == "h3"
     assert cloud.findings() == []
 
